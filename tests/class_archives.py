@@ -2,7 +2,7 @@
 
     python -m tests.class_archives    write the missing ones: about a minute
 
-A JVM writes an archive when it exits (-XX:ArchiveClassesAtExit), after a sample of what the tests do. Spark's JVM then
+A JVM writes an archive when it exits (-XX:ArchiveClassesAtExit), after a sample of the tests' work. Spark's JVM then
 needs 6 s of CPU to start instead of 13. A JVM with another class path or other jars ignores the archive silently.
 Without archives the tests are the same, but slower.
 """
@@ -57,18 +57,18 @@ def same(batches: Iterator[object]) -> Iterator[object]:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """Of a JVM that uses the archive; none where it is missing."""
+    """Return the options of a JVM that uses the archive, or none if it is missing."""
     path = path_of(name)
     return (f"-XX:SharedArchiveFile={path}", *_QUIET) if path.exists() else ()
 
 
 def use_for_spark() -> None:
-    """In sessions that this process starts, and those that it starts: Spark gives these to no JVM but the driver's."""
+    """Set the options for Spark sessions of this process and its children; only the driver's JVM receives them."""
     os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *options("spark")]).strip()
 
 
 def path_of(name: str) -> Path:
-    """An archive is good for one Java and one state of the jars."""
+    """Return the path of the archive for this Java and the present state of the jars."""
     java = os.path.realpath(shutil.which("java", path=_path()) or "")
     folder = SPARK_JARS if name == "spark" else jar_folder(VERSION if name == "kafka" else name.removeprefix("kafka-"))
     facts = [java, os.path.getmtime(java) if java else 0, str(folder)]
@@ -78,7 +78,7 @@ def path_of(name: str) -> Path:
 
 
 def write(name: str, run: Callable[[str], object]) -> None:
-    """`run` has a JVM start with the option that it is given, do its work, and end."""
+    """Write a missing archive. `run` must start a JVM with the given option, let it do its work, and end it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -107,7 +107,7 @@ def run_spark(option: str) -> None:
 
 
 def run_kafka(option: str) -> None:
-    """A broker that is formatted, written to in transactions too, and read."""
+    """Format a broker, write to it, also in transactions, and read from it."""
     from tests.interop.broker import Broker
     from tests.interop.broker_client import BrokerClient
 

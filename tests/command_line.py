@@ -27,12 +27,12 @@ def run() -> Run:
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """Topics `orders` (two partitions) and `users` (one), four segments each."""
+    """Write topics `orders` (two partitions) and `users` (one), with four segments per partition."""
     names = ("orders-0", "orders-1", "users-0")
     return write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
 
 
 def rows_of(result: Result) -> dict[str, dict[str, Any]]:
-    """The rows of a JSON output, by partition; raises when standard output holds anything else."""
+    """Return the rows of a JSON output, by partition; raises if standard output contains anything else."""
     rows = json.loads(result.stdout)
     return {f"{row['topic']}-{row['partition']}": row for row in rows}

@@ -1,9 +1,9 @@
 """Fails any test in which a module of keytail other than log/fs.py changes something inside a log dir.
 
-An audit hook sees every open for writing, rename, link, removal, truncation and creation of this process. It
-looks closer only when the innermost frame of package keytail is not log/fs.py, and the path is under a
-directory that a test registered, or under pytest's temporary directory in or beside a partition directory
-with a log in it. There is no way to opt out; processes that a test starts are not watched.
+An audit hook receives every open for writing, rename, link, removal, truncation and creation of this process. It
+checks the path only if the innermost frame of package keytail is not log/fs.py, and reports paths under a directory
+that a test registered, or under pytest's temporary directory in or beside a partition directory that contains a log.
+There is no way to opt out; processes that a test starts are not watched.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ from tests.chance import SEED
 from tests.command_line import log_dir, run  # noqa: F401
 from tests.run.shared import end_shared_session, on_spark, spark, two_workers  # noqa: F401
 
-# The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
+# The first call of a kernel compiles it, which takes seconds on a machine with a cold cache and is no failure.
 settings.register_profile("keytail", deadline=None)
 settings.load_profile("keytail")
 
-# A shell has what it starts in the background ignore SIGINT, and so would all that tests start.
+# Processes that a shell starts in the background ignore SIGINT, and so would all processes that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Typer's runner would build all commands again for each command line of a test, which takes most of its time.
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
-# Spark's workers take no module from the current directory, and have functions of the tests to run: all JVMs, whichever
-# test starts them, find the tests by this.
+# Spark's workers import no module from the current directory, but run functions of the tests: with this, all JVMs,
+# whichever test starts them, find the tests.
 ROOT = str(Path(__file__).resolve().parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 class_archives.use_for_spark()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each file is a group, run in one process, because its tests share fixtures; the tests with the shared Spark
-    session are two groups, because each process starts that session for itself. An xdist_group mark on a test
-    overrides that, for tests that must not run at the same time. Groups that start JVMs run first, so that the cores
-    finish at about the same time. Tests with the mark `soak`, and all but one of those that share a mark `one_of`, are
-    left out, unless KEYTAIL_SOAK=1."""
+    """Make each file a group that runs in one process, because its tests share fixtures.
+
+    The tests with the shared Spark session are two groups, because each process starts that session for itself. An
+    xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs
+    run first, so that the cores finish at about the same time. Tests with the mark `soak`, and all but one of the
+    tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1.
+    """
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}
-        if not any("::" in argument for argument in config.args):  # a test that is named is run
+        if not any("::" in argument for argument in config.args):  # a test that is named on the command line is run
             left_out |= _not_drawn(items, left_out)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
@@ -68,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pytest.Item]:
-    """Those for which another test with the same mark `one_of` is run."""
+    """Return the tests that are left out because another test with the same mark `one_of` is run."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item not in left_out and (mark := item.get_closest_marker("one_of")):
@@ -78,7 +80,7 @@ def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pyte
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """pytest-xdist 3.8.0 ignores groups under pytest 9.2: each process would then make the fixtures of each file."""
+    """Fail if groups are ignored (pytest-xdist 3.8.0 under pytest 9.2): each process would make all fixtures."""
     if hasattr(session.config, "workerinput") and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("pytest-xdist ignores groups with this pytest: install conf/constraints.txt")
 
@@ -107,7 +109,7 @@ TESTS = os.path.dirname(os.path.realpath(__file__)) + os.sep
 FILE_SYSTEM = os.path.join(PACKAGE, "log", "fs.py")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
-# Event -> which of its arguments are paths that change.
+# Event -> positions of its arguments that are changed paths.
 CHANGING = {
     "open": (0,),
     "os.rename": (0, 1),
@@ -129,7 +131,7 @@ CHANGING = {
 
 
 class Watch:
-    """What the audit hook knows; there is one, as hooks cannot be removed."""
+    """The state of the audit hook; there is only one, because hooks cannot be removed."""
 
     def __init__(self) -> None:
         self.registered: set[str] = set()
@@ -167,7 +169,7 @@ class Watch:
 
 
 def _module_of_keytail(frame: FrameType | None) -> str | None:
-    """The innermost module of the package on the stack, unless a test's own code was called from there."""
+    """Return the innermost module of the package on the stack, or None if it called a test's code."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(TESTS):
             return None
@@ -178,7 +180,7 @@ def _module_of_keytail(frame: FrameType | None) -> str | None:
 
 
 def _path(argument: object) -> str | None:
-    """Absolute; of a descriptor, where it leads."""
+    """Return the absolute path; for a descriptor, the path of its file."""
     if isinstance(argument, int):
         try:
             return os.readlink(f"/proc/self/fd/{argument}")
@@ -217,7 +219,7 @@ def _watched_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def register_log_dir() -> Iterator[Callable[[Path], None]]:
-    """For log dirs outside of `tmp_path`, or without a partition in them yet."""
+    """Register log dirs that are outside of `tmp_path`, or do not have a partition yet."""
     before = set(watch.registered)
     yield lambda path: watch.registered.add(os.path.realpath(path))
     watch.registered = before
@@ -225,7 +227,7 @@ def register_log_dir() -> Iterator[Callable[[Path], None]]:
 
 @pytest.fixture(autouse=True)
 def only_fs_changes_log_dirs() -> Iterator[None]:
-    """The hook raises where it happens; this catches what swallowed that."""
+    """Fail the test if the hook's AssertionError was swallowed."""
     watch.violations.clear()
     yield
     violations, watch.violations = watch.violations, []

@@ -1,7 +1,8 @@
-"""The main job on a copy of the golden logs: plan, compact, verify, and what came of it. `python -m tests.demo`.
+"""Demonstrates the main job on a copy of the golden logs: plan, compact, verify, and the results. `python -m
+tests.demo`.
 
-Every step is the real command line in a process of its own, as an operator would type it; this module only
-unpacks the logs before, and sums up the rows after.
+Every step is the real command line in a separate process, as an operator would type it; this module only unpacks the
+logs first and sums up the rows at the end.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
 
 
 def arrow(rows: list[dict[str, Any]], what: str) -> str:
-    """Sums before and after, over the partitions for which both are known."""
+    """Return the sums before and after, over the partitions for which both are known."""
     known = [row for row in rows if row[f"{what}_before"] is not None and row[f"{what}_after"] is not None]
     if not known:
         return ""

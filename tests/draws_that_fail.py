@@ -1,4 +1,4 @@
-"""Tests that always fail. Not collected; test_report.py runs them."""
+"""Tests that always fail. They are not collected; test_failures.py runs them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.chance import SEED
 
-# The other KEYTAIL_ variables set what is drawn, and how much of it: a repetition needs them.
+# The other KEYTAIL_ variables determine the draws and their number: a repetition needs them.
 _NOT_DRAWS = ("KEYTAIL_NO_SKIP", "KEYTAIL_CACHE_DIR", "KEYTAIL_SEED")
 _seconds: dict[str, float] = defaultdict(float)
 _tests: dict[str, int] = defaultdict(int)
@@ -50,7 +50,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def repetition(test: str) -> str:
-    """One line for a shell: seed and amounts of this run, command, test."""
+    """Return one shell command line: seed and amounts of this run, command, test."""
     more = {name: value for name, value in sorted(os.environ.items()) if name.startswith("KEYTAIL_")}
     draws = {"KEYTAIL_SEED": str(SEED)} | {name: value for name, value in more.items() if name not in _NOT_DRAWS}
     command = [os.path.relpath(sys.executable), "-m", "pytest", test]
@@ -58,5 +58,5 @@ def repetition(test: str) -> str:
 
 
 def _without_group(test: str) -> str:
-    """`test` without the group name that pytest-xdist appends after an @."""
+    """Return `test` without the group name that pytest-xdist appends after an @."""
     return re.sub(r"@[^]@]*$", "", test)

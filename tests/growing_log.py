@@ -1,7 +1,8 @@
 """A partition that grows as under a broker: transactions of several producers, every codec, old formats, tombstones,
-rolls, compaction, a new leader. It remembers all that was appended, and folds it in plain Python.
+rolls, compaction, a new leader. It keeps all appended records and computes the expected state from them in plain
+Python.
 
-What is on disk is that of a stopped broker. The fold knows nothing of what is on disk.
+The files on disk are those of a stopped broker. The computed state does not depend on them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EAGER = CompactionConfig(cleanup_policy=frozenset({"compact"}), min_cleanable_di
 class _Appended:
     record: Rec
     epoch: int | None
-    producer: int | None  # of its transaction, while that is open
+    producer: int | None  # of its transaction, while it is open
     aborted: bool = False
 
 
@@ -66,11 +67,11 @@ class GrowingLog:
 
     @property
     def stable(self) -> int:
-        """The last stable offset."""
+        """Return the last stable offset."""
         return min([self.end, *self._open.values()])
 
     def grow(self, batches: int, *, old: bool = False) -> None:
-        """Random batches, and now and then the end of a transaction or of a segment, or a new leader."""
+        """Append random batches, and sometimes end a transaction or a segment, or change the leader."""
         for _ in range(batches):
             chance = self.rng.random()
             if old:
@@ -115,7 +116,7 @@ class GrowingLog:
             self._appended.append(_Appended(seen, self.epoch, producer))
 
     def append_old(self, count: int) -> None:
-        """Messages of magic 0 or 1."""
+        """Append messages of magic 0 or 1."""
         magic, records = self.rng.choice([0, 1]), self.random_records(count, plain=True)
         if magic == 0:
             records = [replace(record, timestamp=-1) for record in records]
@@ -161,7 +162,7 @@ class GrowingLog:
         self.end = end
 
     def write(self, high_watermark: int | None = None) -> None:
-        """What was appended since the last time. Segments that were written before and have ended stay as they are."""
+        """Write what was appended since the last call. Ended segments that were written before are left unchanged."""
         self.path.mkdir(parents=True, exist_ok=True)
         for segment in self._segments:
             stem = self.path / f"{segment.base:020d}"
@@ -190,7 +191,7 @@ class GrowingLog:
         file.write_text("\n".join(["0", str(len(lines)), *lines]) + "\n")
 
     def compact(self) -> None:
-        """A round of keytail's own cleaner over all but the active segment, far enough behind that tombstones go."""
+        """Run a round of keytail's own cleaner over all but the active segment, late enough to remove tombstones."""
         facts = replace(self.facts(), clean_shutdown=False)  # there are no snapshots, so producers are in the log
         self._rounds += 1
         now_ms = self.now_ms + self._rounds * 10**12
@@ -205,7 +206,7 @@ class GrowingLog:
         return survey_partition(LOCAL, log_dir, entry)
 
     def latest(self, end: int | None = None) -> dict[bytes, tuple[Rec, int | None]]:
-        """Newest committed record and its leader epoch by key, of offsets below `end`; deleted keys are not there."""
+        """Return the latest committed record and its leader epoch by key, below offset `end`; without deleted keys."""
         found: dict[bytes, tuple[Rec, int | None]] = {}
         for one in self._appended:
             inside = self.start <= one.record.offset < (self.stable if end is None else end)

@@ -1,4 +1,4 @@
-"""conf/Dockerfile and .dockerignore as an engine reads them, as far as the project's own use the language."""
+"""Reads conf/Dockerfile and .dockerignore as an engine does, as far as the project's files use their language."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DOCKERFILE = ROOT / "conf" / "Dockerfile"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Name and rest of each, lines put together."""
+    """Return the name and arguments of each instruction, with continuation lines joined."""
     lines = [line for line in DOCKERFILE.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
     whole = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in whole.splitlines())]
 
 
 def given(paths: list[str]) -> list[str]:
-    """Those of `paths` that .dockerignore lets through: the last line that matches a path, or a folder above, says."""
+    """Return the `paths` that .dockerignore does not exclude: the last line matching a path or parent decides."""
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
 
     def matches(path: str, rule: str) -> bool:
@@ -44,7 +44,7 @@ def defaults() -> dict[str, str]:
 
 
 def step(*words: str) -> str:
-    """The one RUN with all `words`."""
+    """Return the only RUN instruction that contains all `words`."""
     [rest] = [rest for name, rest in instructions() if name == "RUN" and all(word in rest for word in words)]
     return rest
 

@@ -1,4 +1,4 @@
-"""Record blocks of a few bytes are taken in pieces, as those that open to more than memory is for."""
+"""Makes tests read record blocks of a few bytes in pieces, like blocks too large for the memory when decompressed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHOLE_BYTES = 40
 
 
 def take_in_pieces(monkeypatch: pytest.MonkeyPatch, records: int = 2, piece_bytes: int = 64) -> None:
-    """Every batch of more than one record, `records` of them at a time at most, wherever blocks are opened."""
+    """Read every batch of more than one record in pieces of at most `records` records, in all modules."""
     for module in (stride, proof, proof_rest):
         monkeypatch.setattr(module, "WHOLE_BLOCK_RECORDS", 1)
     for module in (stride, proof_output, block_check):

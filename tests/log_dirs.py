@@ -13,7 +13,7 @@ BASE_MS = 1_700_000_000_000
 
 
 def random_records(seed: int, count: int, keys: int = 20) -> list[Rec]:
-    """Records of a few keys, one in ten a tombstone; offsets from 0."""
+    """Return records of a few keys, one in ten a tombstone; offsets from 0."""
     chance = random.Random(seed)
     return [
         Rec(
@@ -27,7 +27,7 @@ def random_records(seed: int, count: int, keys: int = 20) -> list[Rec]:
 
 
 def write_partition(path: Path, records: Sequence[Rec], segments: int = 4, batch: int = 10) -> None:
-    """`records` in batches and segments of equal counts; the last segment is the active one."""
+    """Write `records` in batches and segments of equal counts; the last segment is the active one."""
     path.mkdir(parents=True)
     a_segment = -(-len(records) // segments)
     for start in range(0, len(records), a_segment):
@@ -44,7 +44,7 @@ def write_partition(path: Path, records: Sequence[Rec], segments: int = 4, batch
 def write_log_dir(
     path: Path, partitions: Mapping[str, Sequence[Rec]], *, high_watermarks: bool = True, segments: int = 4
 ) -> Path:
-    """A log dir with these partitions, by names such as `orders-0`, closed cleanly."""
+    """Write a log dir with these partitions, by names such as `orders-0`, closed cleanly."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
     (path / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
@@ -61,7 +61,7 @@ def write_log_dir(
 
 
 def records_of(partition: Path) -> list[Rec]:
-    """All records of a partition's segments, in order."""
+    """Return all records of a partition's segments, in order."""
     logs = sorted(partition.glob("*.log"))
     return [record for log in logs for record in all_records(decode_log(log.read_bytes()))]
 
@@ -71,8 +71,10 @@ def newest_by_key(records: Sequence[Rec]) -> dict[bytes | None, Rec]:
 
 
 def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file below `path`, with its bytes and modification time, to see that nothing was touched. But for the
-    lock file, which a run that executes leaves there."""
+    """Return every file below `path` with its bytes and modification time, to check that nothing was changed.
+
+    The lock file is excluded, because a run that executes leaves it there.
+    """
     return {
         str(file.relative_to(path)): (file.read_bytes(), file.stat().st_mtime_ns)
         for file in sorted(path.rglob("*"))

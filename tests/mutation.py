@@ -6,21 +6,21 @@
 
 Needs the extra `mutation` of pyproject.toml (cosmic-ray). Cosmic-ray lists and applies the mutations; `Remove` below
 adds the removal of a statement. A position in the code is drawn first, then one of the mutations that are possible
-there, so that each module is drawn in proportion to its code. Not drawn, because they do not change what the code does:
+there, so that each module is drawn in proportion to its code. Not drawn, because they do not change behaviour:
 
 - annotations, statements under `TYPE_CHECKING`, and decorators (how a kernel is compiled, the slots of a class);
 - the replacement of a comparison by `is` or `is not`, and of these by any comparison but each other.
 
-Each mutant is applied to a copy of the tree in KEYTAIL_MUTANTS (by default a folder in the temporary directory), never
-to the tree itself. The tests that need no JVM and reach the module by imports are run until one fails: first the files
-that have caught mutants of this module, then those of a similar name, then those at the shortest distance, up to about
-40 s of tests; the mutants that survive these are run with more tests when all are done, up to about two minutes. A time
-limit counts as caught and is listed separately, and so is a crash of the process. `results.jsonl` in that folder has a
-line for each mutant; a run that was stopped continues there when it is started again.
+Each mutant is applied to a copy of the tree in KEYTAIL_MUTANTS (by default a folder in the temporary directory),
+never to the tree itself. The tests that need no JVM and reach the module by imports are run until one fails: first
+the files that have caught mutants of this module, then those with a similar name, then those at the shortest
+distance, up to about 40 s of tests. When all mutants are done, the survivors are run with more tests, up to about two
+minutes. A time limit counts as caught and is listed separately, and so is a crash of the process. `results.jsonl` in
+that folder has a line for each mutant; a stopped run continues there when it is started again.
 
-Three things differ in the copy. Each kernel's place in the cache of compiled kernels is named by the source of the
+The copy differs in three ways. Each kernel's entry in the cache of compiled kernels is named by the source of the
 kernel and of all that it uses, not of all kernels, so that a mutant compiles only what it changes. Mutants of the
-kernels of the proof are tried first without compiling these at all. Hypothesis does not shrink failures.
+proof's kernels are first run without compiling these kernels. Hypothesis does not shrink failures.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ CORE = {
     "recovery": ("log/recover.py",),
 }  # fmt: skip
 FOLDERS = ("compact", "crash", "golden", "kernels", "log", "rebuild_index", "undo", "verify")
-# The copy changes jit.py, which these tests are about.
+# The copy changes jit.py, which these tests test.
 NOT_RUN = {"tests/kernels/test_jit.py"}
-# Kernels that these tests pass with as plain Python too, which spares compiling most of their mutants.
+# These tests also pass with the following kernels as plain Python, which avoids compiling most of their mutants.
 PLAIN = ("proof", "proof_markers", "proof_rest", "proof_table", "walk")
 PLAIN_TESTS = [f"tests/compact/proof/test_{which}.py" for which in ("transactions", "prove", "legacy")]
-# Seconds of tests that all mutants are run with, and of those that survivors are run with.
+# Seconds of tests that all mutants are run with, and that survivors are run with.
 NEAR_S, FAR_S = 40.0, 120.0
-LONG_S = 10.0  # what one test is taken to need at most
+LONG_S = 10.0  # the assumed maximum for one test
 TEST_LIMIT_CPU_S = 60  # of one test, including the kernels that a mutant makes it compile
 COMPILING_CPU_S = 900  # of the first test, which compiles nearly all kernels
-TEST_LIMIT_S = 1800  # of one that waits without end: a busy machine must not count as a caught mutant
+TEST_LIMIT_S = 1800  # of a test that waits forever: a busy machine must not count as a caught mutant
 MEMORY_BYTES = 12 << 30
 
 
@@ -143,7 +143,7 @@ def _names() -> list[str]:
 
 
 def modules() -> dict[str, str]:
-    """Each module of the core, and the part that it belongs to."""
+    """Return each module of the core, and the part that it belongs to."""
     package = ROOT / "lib/keytail"
     found = {}
     for part, patterns in CORE.items():
@@ -171,7 +171,7 @@ def _spans_without_behaviour(source: str) -> Iterator[tuple[tuple[int, int], tup
 
 
 def _mutants_of(module: str) -> dict[tuple[int, int], list[Mutant]]:
-    """By position."""
+    """Return the mutants of a module by position."""
     source = (ROOT / "lib/keytail" / module).read_text()
     without = list(_spans_without_behaviour(source))
     nodes = list(ast_nodes(get_ast(source)))
@@ -186,7 +186,7 @@ def _mutants_of(module: str) -> dict[tuple[int, int], list[Mutant]]:
 
 
 def draw(n: int, seed: str) -> list[Mutant]:
-    """`n` mutants; the first ones of a larger draw by the same seed are the same."""
+    """Draw `n` mutants; a larger draw with the same seed begins with the same ones."""
     chance = random.Random(seed)
     places = [mutants for module in modules() for _, mutants in sorted(_mutants_of(module).items())]
     chance.shuffle(places)
@@ -204,7 +204,7 @@ def diff_of(mutant: Mutant) -> str:
 
 @functools.cache
 def _imports(path: Path) -> frozenset[Path]:
-    """Modules of keytail and of the tests that a module imports."""
+    """Return the modules of keytail and of the tests that a module imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         dotted: list[str] = []
@@ -235,7 +235,7 @@ def test_files() -> list[str]:
 
 
 def tests_for(module: str, seconds: dict[str, float], caught: dict[str, int]) -> tuple[list[str], list[str]]:
-    """The files to run first, and those for its survivors; `caught` counts by file, of mutants of the module."""
+    """Return the files to run first, and those for survivors. `caught`: caught mutants of the module, by file."""
     place, words = ROOT / "lib/keytail" / module, set(re.findall("[a-z]+", Path(module).stem))
 
     def order(name: str) -> tuple[float, ...]:
@@ -362,7 +362,7 @@ def run_tests(
     plain: bool = False,
     test_limit_cpu_s: float = TEST_LIMIT_CPU_S,
 ) -> tuple[int | None, str]:
-    """Exit status, None for a time limit, and what was printed. `plain`: without compiling the kernels of the proof."""
+    """Return exit status, None for a time limit, and output. `plain`: do not compile the kernels of the proof."""
     temporary = tree / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -395,7 +395,7 @@ def run_tests(
 
 
 def measure(tree: Path) -> dict[str, float]:
-    """Seconds of each file of tests, all of which must pass on the copy without a mutation."""
+    """Return the seconds of each file of tests, all of which must pass on the copy without a mutation."""
     if SECONDS.exists():
         return dict(json.loads(SECONDS.read_text()))
     print("measures the tests, which compile the kernels first", flush=True)
@@ -408,7 +408,7 @@ def measure(tree: Path) -> dict[str, float]:
     for case in ElementTree.parse(tree / "tests.xml").iter("testcase"):
         dotted = case.attrib["classname"].replace(".", "/")
         name = next((name for name in seconds if dotted.startswith(name[:-3])), None)
-        if name:  # where a test compiled kernels, that is most of its time
+        if name:  # if a test compiled kernels, that is most of its time
             seconds[name] += min(float(case.attrib["time"]), LONG_S)
     SECONDS.write_text(json.dumps(seconds, indent=1))
     return seconds
@@ -417,14 +417,15 @@ def measure(tree: Path) -> dict[str, float]:
 def result_of(
     mutant: Mutant, tree: Path, first: Sequence[str], files: Sequence[str], limit_s: float
 ) -> dict[str, object]:
-    """Run with `first` without compiling the kernels of the proof, then with `files`."""
+    """Run a mutant with `first` without compiling the kernels of the proof, then with `files`; return its result."""
     target = tree / "lib/keytail" / mutant.module
     source, times = target.read_text(), target.stat()
     start_s = time.monotonic()
     outcome, by = "survived", ""
     try:
         target.write_text(mutant.code(source))
-        # Compiled modules are kept by size and seconds of the source's time: no two mutants have the same.
+        # Python's cached bytecode is identified by the size and the modification seconds of the source: give each
+        # mutant another second.
         os.utime(target, (next(_times_s), 0))
         status, text = 0, ""
         if first:
@@ -456,7 +457,7 @@ _times_s = itertools.count(1)
 
 
 def results() -> dict[str, dict[str, object]]:
-    """The last result of each mutant."""
+    """Return the last result of each mutant."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     return {result["key"]: result for result in map(json.loads, lines)}
 
@@ -512,7 +513,7 @@ def _is_plain(module: str) -> bool:
 
 
 def run(todo: Sequence[Mutant], stage: int, jobs: int) -> None:
-    """With the tests of that stage (0: near, 1: the next ones)."""
+    """Run the mutants with the tests of that stage (0: near, 1: the next ones)."""
     trees: SimpleQueue[Path] = SimpleQueue()
     for number in range(jobs):
         trees.put(make_copy(number))

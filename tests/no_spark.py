@@ -1,4 +1,4 @@
-"""What Spark would carry to a worker, called where it stands: a compaction as its verb runs it, in this process."""
+"""Runs a compaction as its command does, but calls functions that Spark would send to a worker in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log dirs of another user than the one that runs the tests, for tests that only root can do."""
+"""Log dirs of another user than the one who runs the tests, for tests that only root can run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other u
 
 @contextlib.contextmanager
 def open_directory() -> Iterator[Path]:
-    """Other users may go through to it: pytest's own directories are closed to them."""
+    """Create a temporary directory that other users can enter; pytest's own directories are closed to them."""
     path = Path(tempfile.mkdtemp(prefix="keytail-owned-"))
     path.chmod(0o755)
     try:
@@ -31,13 +31,13 @@ def open_directory() -> Iterator[Path]:
 
 
 def private_directory(path: Path) -> Path:
-    """Where nobody but root can read."""
+    """Create a directory that only root can read."""
     path.mkdir(mode=0o700)
     return path
 
 
 def give(path: Path, uid: int, mode: int = 0o750) -> None:
-    """A tree as a broker of that user leaves it; directories of `mode`."""
+    """Give a tree the owner and modes that a broker of that user leaves; directories have `mode`."""
     for one in [path, *path.rglob("*")]:
         os.chown(one, uid, uid, follow_symlinks=False)
         if not one.is_symlink():
@@ -45,18 +45,18 @@ def give(path: Path, uid: int, mode: int = 0o750) -> None:
 
 
 def foreign(path: Path, uid: int) -> list[str]:
-    """What is there of any other user or group."""
+    """Return the paths that belong to any other user or group."""
     return [str(one) for one in [path, *path.rglob("*")] if (one.lstat().st_uid, one.lstat().st_gid) != (uid, uid)]
 
 
 def keytail(verb: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
+    """Run the command line in a separate process."""
     command = [sys.executable, "-m", "keytail.main.main", verb, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def python(script: str, *arguments: str | Path, status: int = 0) -> Any:
-    """What a script in a process of its own prints, which is JSON."""
+    """Run a script in a separate process and return its output, parsed as JSON."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
@@ -64,11 +64,11 @@ def python(script: str, *arguments: str | Path, status: int = 0) -> Any:
 
 
 def ids_of(status: str) -> Mapping[str, list[int]]:
-    """The ids in a text of /proc/PID/status: real, effective, saved and of files, and the groups."""
+    """Return the ids in a text of /proc/PID/status: real, effective, saved and file system ids, and the groups."""
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return {name: list(map(int, fields[name].split())) for name in ("Uid", "Gid", "Groups")}
 
 
 def ids_as(uid: int) -> Mapping[str, list[int]]:
-    """Of a process that was started as root and works as `uid`, a user without a name."""
+    """Return the ids of a process that was started as root and works as `uid`, a user without a name."""
     return {"Uid": [0, uid, 0, uid], "Gid": [0, uid, 0, uid], "Groups": [uid]}

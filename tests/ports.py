@@ -10,13 +10,13 @@ import socket
 import tempfile
 from pathlib import Path
 
-# Below those that Linux gives to sockets that ask for none.
+# Below the range from which Linux assigns ports automatically.
 FIRST, LAST = 20_000, 32_000
 _held: list[int] = []
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different; this process has them until it ends."""
+    """Return distinct ports without a listener, reserved for this process until it ends."""
     folder = Path(tempfile.gettempdir(), f"keytail-ports-{os.geteuid()}")
     folder.mkdir(exist_ok=True)
     found: list[int] = []

@@ -1,10 +1,10 @@
-"""`make soak`: what earns the claim that nothing is lost and does not fit into CI. Prints a table of what was tried.
+"""`make soak`: the long tests behind the claim that nothing is lost, which do not fit into CI. Prints a table.
 
     python -m tests.soak                        # all parts; hours
     python -m tests.soak kills real-kills       # some of them
     KEYTAIL_SEED=7 KEYTAIL_KILLS=1000 KEYTAIL_REAL_KILLS=200 N=1000000 python -m tests.soak
 
-Each part is a command of its own, printed with its seed, and can be repeated alone. tests/SOAK.md says what was found.
+Each part is a separate command, printed with its seed, and can be repeated alone. tests/SOAK.md lists what was found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-o", 
 
 @dataclass(frozen=True)
 class Part:
-    """`tried` finds in what a command printed how much it tried, in words, and how many losses."""
+    """One part. `tried` parses a command's output and returns how much it tried, in words, and the number of losses."""
 
     name: str
     command: tuple[str, ...]
@@ -41,7 +41,7 @@ class Part:
 
 
 def _of_table(heading: str, *columns: str) -> Callable[[str], tuple[str, int]]:
-    """Sums of columns of the table that begins with `heading`."""
+    """Return a parser that sums columns of the table that begins with `heading`."""
 
     def sums(text: str) -> tuple[str, int]:
         rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in text.splitlines()
@@ -66,7 +66,7 @@ def _of_hostile(text: str) -> tuple[str, int]:
 
 
 def _always(words: str) -> Callable[[str], tuple[str, int]]:
-    """Of a part that fails where anything is lost."""
+    """Return a parser for a part that fails if anything is lost."""
     return lambda text: (words, 0)
 
 
@@ -101,7 +101,7 @@ def parts() -> list[Part]:
 
 
 def run(part: Part) -> tuple[str, int, float, int]:
-    """What it tried, losses, seconds, exit status; its output goes on to ours."""
+    """Run a part, forwarding its output; return what it tried, losses, seconds, exit status."""
     variables = {"KEYTAIL_SEED": SEED, **part.variables}
     words = [*(f"{key}={value}" for key, value in variables.items()), *part.command]
     print(f"\n=== {part.name}: {' '.join(words)}", flush=True)

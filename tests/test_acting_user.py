@@ -1,4 +1,4 @@
-"""What a process that was started as root can reach while it works as another user, in which of its threads."""
+"""What a process started as root can access while it works as another user, by thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CONFORMANCE.md has every number once, names only tests that exist, and says what is missing where none does."""
+"""CONFORMANCE.md has every number once, names only tests that exist, and states what is missing if there is no test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_numbers_in_docstrings_are_cited_back() -> None:
-    """A test whose docstring begins with numbers is named in these rows."""
+    """A test whose docstring begins with numbers is cited in these rows."""
     held = {int(number): text for number, _, text in ROWS}
     for path in (ROOT / "tests").rglob("test_conformance_*.py"):
         for node in ast.parse(path.read_text()).body:

@@ -1,4 +1,4 @@
-"""What the system says becomes a sentence with the file and what to do."""
+"""Errors of the operating system are reported as a sentence with the file and a remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""conf/Dockerfile held without an engine: what it copies is there and goes to the engine, and its own steps are run.
+"""Checks conf/Dockerfile without an engine: the files it copies exist and are sent to the engine, and its own steps
+run.
 
-An engine builds none here. What is run of it is in test_release.py too: the wheel, from nothing but what the engine is
-given, and its installation with the pinned versions.
+No image is built here. test_release.py also runs steps of it: building the wheel from only the files that the engine
+receives, and installing it with the pinned versions.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def test_what_is_copied_is_there_and_given() -> None:
 
 
 def test_links_among_the_settings_are_replaced() -> None:
-    """Their targets are elsewhere in the image."""
+    """The links' targets are elsewhere in the image."""
     links = [path for path in given(tracked()) if path.startswith(("conf/", "jobs/")) and (ROOT / path).is_symlink()]
     moved = [rest.split()[-1] for name, rest in instructions() if name == "RUN" and rest.startswith("mv ")]
     assert [f"/opt/keytail/{link}" for link in links] == moved
@@ -84,7 +85,7 @@ def test_a_version_that_is_not_the_wheels_ends_the_build(version: str, tmp_path:
 
 @pytest.mark.long
 def test_the_kernels_of_the_image_are_for_any_cpu_and_any_user(tmp_path: Path) -> None:
-    """The step that compiles, with another folder and one kernel in place of all, which take minutes."""
+    """Runs the step that compiles kernels, with another folder and one kernel instead of all, which take minutes."""
     [settings] = [rest for _, rest in instructions() if "NUMBA_CPU_NAME" in rest]
     variables = dict(re.findall(r"(\w+)=(\S*)", settings))
     assert variables["NUMBA_CPU_NAME"] == "${CPU}"
@@ -116,7 +117,7 @@ print(sum(set_bits.stats.cache_hits.values()))
 
 
 def run(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """As an engine does, by a shell, with the programs of this environment."""
+    """Run a command with a shell, as an engine does, with the programs of this environment."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
         [shutil.which("sh") or "sh", "-c", command], env=os.environ | variables | {"PATH": path},

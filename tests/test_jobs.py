@@ -1,4 +1,4 @@
-"""A job that spark-submit starts with a Python that has no keytail looks for one beside Spark, once."""
+"""A job that spark-submit starts with a Python without keytail looks once for a Python with keytail beside Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING = ModuleNotFoundError("No module named 'keytail'", name="keytail")
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The Python of an environment that Spark came to by pip."""
+    """Create the Python of an environment in which pip installed Spark."""
     spark = tmp_path / "lib/python3/site-packages/pyspark"
     python = tmp_path / "bin/python"
     for folder in (spark, python.parent):
@@ -30,7 +30,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
 def test_each_job_says_that_there_is_no_keytail(job: Path) -> None:
-    """In a Python that has neither keytail nor the folder of the job on its path, as with PYTHONSAFEPATH."""
+    """Runs in a Python that has neither keytail nor the folder of the job on its path, as with PYTHONSAFEPATH."""
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     command = [sys.executable, "-I", "-S", str(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -39,7 +39,7 @@ def test_each_job_says_that_there_is_no_keytail(job: Path) -> None:
 
 def test_it_starts_anew_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
-    monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # put back after the test, as the next is
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # both variables are restored after the test
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "python3")
     monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
     compact.restart_beside_spark(MISSING)
@@ -48,7 +48,7 @@ def test_it_starts_anew_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_that_python_has_none_either(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would start itself for ever."""
+    """Otherwise the job would restart itself forever."""
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(beside))
     monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("started again"))
     with pytest.raises(SystemExit, match="has no module keytail; set PYSPARK_PYTHON"):

@@ -1,7 +1,7 @@
-"""What the README, the guide and ROWS.md tell an operator exists: flags, row fields, statuses, make targets, files.
+"""The flags, row fields, statuses, make targets and files that the README, the guide and ROWS.md name exist.
 
-Not whether the prose is right; only that nothing in it has been renamed or removed from under it. That commands do what
-pages say is held by tests/documentation.
+This does not check the prose, only that nothing in it has been renamed or removed. tests/documentation checks that
+commands do what the pages state.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ README = (ROOT / "README.md").read_text()
 GUIDE = {path.name: path.read_text() for path in (ROOT / "lib/keytail/guide").glob("*.md")}
 ROWS = (ROOT / "lib/keytail/cli/ROWS.md").read_text()
 TOLD = "\n".join([README, ROWS, *GUIDE.values()])
-# Kafka's and other tools', in prose and commands beside ours.
+# Flags of Kafka and other tools, in prose and commands beside ours.
 NOT_OURS = {"--conf", "--partition", "--start-offset"}
 NOT_OURS |= {"--bootstrap-server", "--describe", "--entity-type", "--zookeeper"}
-MISTYPED = {"--log-dir"}  # on purpose, in troubleshoot.md
+MISTYPED = {"--log-dir"}  # intentionally, in troubleshoot.md
 
 
 def _flags(verb: str) -> set[str]:
@@ -82,7 +82,7 @@ def test_every_verb_is_there(verb: str) -> None:
 def test_every_field_of_a_row_is_listed_where_its_verb_is(row: type, verb: str) -> None:
     [section] = [one for one in ROWS.split("\n## ") if one.startswith(f"`{verb}`\n")]
     listed = set(re.findall(r"`(\w+)`", section))
-    if row is PartitionRow:  # which has those of a result row, as it says
+    if row is PartitionRow:  # which refers to the fields of a result row
         [of_results] = [one for one in ROWS.split("\n## ") if one.startswith("`plan` and `compact`\n")]
         listed |= set(re.findall(r"`(\w+)`", of_results))
     fields = [field.name for field in dataclasses.fields(row) if field.name not in NOT_TOLD]
@@ -108,7 +108,7 @@ def test_files_that_are_named_exist() -> None:
 
 
 def test_a_log_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines are run as they stand; and what they print is what stands behind them."""
+    """The code block is run unchanged and prints what the page shows."""
     [lines] = re.findall(r"^```python\n(.*?)^```$", GUIDE["log-by-hand.md"], re.MULTILINE | re.DOTALL)
     given = {"log_dir": str(tmp_path / "logs"), "now_ms": time.time_ns() // 1_000_000}
     exec(compile(lines, "log-by-hand.md", "exec"), given)

@@ -1,4 +1,4 @@
-"""What is released: a wheel and an sdist of the tracked files, complete, and installed where nothing else is."""
+"""The released files: complete wheel and sdist of the tracked files, which can be installed in an empty environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests import golden
 from tests.image import given, step, tracked
 
 ROOT = Path(__file__).parents[1]
-# Of use only where the project is worked on.
+# Needed only for development.
 NOT_RELEASED = (".ci/", ".gitignore")
 
 
@@ -41,7 +41,7 @@ def _run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """From a copy: a build leaves nothing in the tree, and takes nothing from it that is not tracked."""
+    """Build from a copy: a build must leave nothing in the tree, and must not use untracked files of it."""
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def clean(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment that has the wheel, what it asks for, and nothing else."""
+    """Return the `bin` of an environment that has only the wheel and its dependencies."""
     home = tmp_path_factory.mktemp("clean")
     for source, folder in ((built.wheel, home / "wheel"), (ROOT / "conf/constraints.txt", home / "conf")):
         folder.mkdir()
@@ -65,7 +65,7 @@ def clean(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _as_in_the_image(home: Path, *words: str, **arguments: str) -> None:
-    """Does one step of conf/Dockerfile with `home` in place of the image's folders."""
+    """Run one step of conf/Dockerfile with `home` in place of the image's folders."""
     command = step(*words).replace("python3 -m venv", f"{sys.executable} -m venv").replace("--no-cache-dir ", "")
     for folder, here in (("/opt/keytail", home), ("/opt/spark", home / "spark"), ("/build", home / "build"),
                          ("/wheel ", f"{home}/wheel ")):  # fmt: skip
@@ -76,7 +76,7 @@ def _as_in_the_image(home: Path, *words: str, **arguments: str) -> None:
 
 @pytest.mark.soak("test_image.py: what the image is given; the environment here is made by the image's step")
 def test_the_images_wheel_is_this_one(built: Built, tmp_path: Path) -> None:
-    """Made as its step makes it, of what an engine is given."""
+    """The wheel made by the image's step from the files that an engine receives equals the built one."""
     for name in given(tracked()):
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / "src" / name)
@@ -108,7 +108,7 @@ def test_the_sdist_has_all_that_is_tracked(built: Built) -> None:
         names = {member.name.partition("/")[2] for member in sdist.getmembers()}
     wanted = {name for name in tracked() if not name.startswith(NOT_RELEASED)}
     assert wanted <= names
-    assert names - wanted <= {"PKG-INFO", ".gitignore"}  # the first is made; the builder always adds the other
+    assert names - wanted <= {"PKG-INFO", ".gitignore"}  # the first is generated; the builder always adds the other
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -123,7 +123,7 @@ def test_the_version_stands_in_one_place() -> None:
 @pytest.mark.long
 @pytest.mark.one_of("the compact job under spark-submit")
 def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: Path) -> None:
-    """Under spark-submit, with the job of this tree; that what it leaves is sound, this environment says."""
+    """Compacts under spark-submit with the job of this tree; `verify` of this environment checks the result."""
     assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
     golden.unpack(tmp_path)
     flags = ["--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json"]

@@ -1,4 +1,4 @@
-"""Values of keytail's come back as they were; of anything else that is read, nothing runs and nothing is believed."""
+"""Values of keytail are restored unchanged; other data is refused, and no code in it is run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ data = st.recursive(
 
 
 class Attack:
-    """Unpickled, it leaves a mark."""
+    """An object that leaves a mark when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = str(mark)
@@ -53,7 +53,7 @@ class Attack:
 def test_values_come_back_as_they_were(value: Any) -> None:
     again = from_bytes(to_bytes(value))
     assert again == value
-    assert repr(again) == repr(value)  # which tells 1 and True apart
+    assert repr(again) == repr(value)  # which distinguishes 1 and True
 
 
 @given(of_numpy.arrays(of_numpy.scalar_dtypes(), of_numpy.array_shapes(min_dims=0, min_side=0)))
@@ -190,7 +190,7 @@ ANSWERS = (
 
 
 def classes_in(hint: Any, found: set[type]) -> set[type]:
-    """All classes that a value of this type may consist of."""
+    """Return all classes that a value of this type may contain."""
     for part in typing.get_args(hint):
         classes_in(part, found)
     if isinstance(hint, type) and hint not in found and hint.__module__.startswith("keytail."):

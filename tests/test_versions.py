@@ -1,4 +1,4 @@
-"""That what cannot import the table of supported versions agrees with it; `make versions` tries them."""
+"""Files that cannot import the table of supported versions agree with it; `make versions` tries these versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_metadata_names_the_pythons() -> None:
 
 
 def test_all_that_is_installed_for_these_tests_is_pinned() -> None:
-    """Of what packages bring along too: what nobody named would come in another version tomorrow."""
+    """Includes indirect dependencies: unpinned ones could be installed in another version tomorrow."""
     pinned = {_as_pip_does(name): version for name, version in PINNED.items()}
     ours = {"keytail", "pip", "setuptools", "wheel"}
     installed = {_as_pip_does(one.name): one.version for one in metadata.distributions()}
@@ -67,7 +67,7 @@ def test_the_image_has_supported_versions() -> None:
 
 
 def test_what_is_here_is_found(tmp_path: Path) -> None:
-    """Of `make versions`: this interpreter and Java are; what only seems to be one is not."""
+    """`make versions` finds this interpreter and Java, and ignores a command that only seems to be a Python."""
     assert versions.version_of(sys.executable) == sys.version.split()[0]
     pretends = tmp_path / "python3.99"
     pretends.write_text("#!/bin/sh\necho 'python3.99: command not found' >&2\nexit 127\n")

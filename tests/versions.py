@@ -1,8 +1,9 @@
-"""The wheel tried on each Python and each Java that is here: `make versions`, `python -m tests.versions [PYTHON...]`.
+"""Tries the wheel on each Python and each Java found here: `make versions`, `python -m tests.versions [PYTHON...]`.
 
-For each Python of the table in keytail/versions.py that can be run as `python3.X` (or each that is named) a new
-environment with the wheel and the pinned versions; golden logs are compacted there without Spark, then with Spark on
-each supported Java that is found, and verified each time. Minutes: the kernels are compiled anew for each Python.
+For each Python of the table in keytail/versions.py that can be run as `python3.X` (or each that is named), a new
+environment with the wheel and the pinned versions is created; golden logs are compacted there without Spark, then
+with Spark on each supported Java that is found, and verified each time. This takes minutes, because each Python
+compiles the kernels again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main(named: Sequence[str]) -> int:
 
 
 def version_of(python: str) -> str | None:
-    """None where it cannot be run, as one that a version manager only lists."""
+    """Return the version, or None if it cannot be run, such as one that a version manager only lists."""
     code = "import platform; print(platform.python_version())"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -59,7 +60,7 @@ def version_of(python: str) -> str | None:
 
 
 def javas_here() -> Iterator[tuple[int, str]]:
-    """Each supported one, with its home; JAVA_HOME, or the one on PATH, comes last, to win."""
+    """Yield each supported version with its home. JAVA_HOME, or the one on PATH, comes last, to take precedence."""
     found = [str(java) for java in sorted(Path("/usr/lib/jvm").glob("*/bin/java"))]
     try:
         found.append(os.path.realpath(require_java()))
@@ -79,7 +80,7 @@ def build(folder: Path) -> Path:
 
 
 def smoke(python: str, wheel: Path, home: Path, javas: Mapping[int, str]) -> list[str]:
-    """What was done, in words. AssertionError, CalledProcessError."""
+    """Return a description of what was done. Raises AssertionError, CalledProcessError."""
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     variables = kept | {"KEYTAIL_CACHE_DIR": str(home / "kernels")}
@@ -99,7 +100,7 @@ def smoke(python: str, wheel: Path, home: Path, javas: Mapping[int, str]) -> lis
         where.mkdir()
         golden.unpack(where)
         config = ["--config", where / "server.properties", "--output", "json"]
-        # Without a Java there is no way but the one without Spark.
+        # Without a Java only the strategy without Spark is possible.
         with_java = {"JAVA_HOME": javas[java]} if java else {"JAVA_HOME": "", "PATH": "/nowhere"}
         master = ["--master", "local[2]"] if java else []
         rows = json.loads(run(keytail, "compact", *config, "--execute", *master, **with_java))

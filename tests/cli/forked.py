@@ -1,7 +1,7 @@
-"""Runs the command line in a fork of the test process: a process of its own without the second that imports take.
+"""Runs the command line in a fork of the test process: a separate process that saves a second of imports.
 
-Spark cannot be started in it, and `history` and `report --ledger` cannot run in it: deltalake's runtime does not
-survive a fork.
+Spark cannot be started in it, and `history` and `report --ledger` cannot run in it, because deltalake's runtime does
+not survive a fork.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSED = "closed"
 def keytail(
     *arguments: str | Path, streams: Mapping[int, int | str] | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """`streams`: a standard descriptor to the path or descriptor that it leads to, or CLOSED; others are captured."""
+    """Run the command line. `streams`: standard descriptors to paths, descriptors or CLOSED; others are captured."""
     words = list(map(str, arguments))
     _load_kernels()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -49,7 +49,7 @@ def keytail(
 
 @functools.cache
 def _load_kernels() -> None:
-    """In this process, once: each fork and each of its workers has them then."""
+    """Load the kernels once in this process, so that each fork and each of its workers has them."""
     with tempfile.TemporaryDirectory() as folder, without_spark():
         log_dir = write_log_dir(Path(folder) / "logs", {"orders-0": random_records(0, 100)})
         config = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
@@ -85,5 +85,5 @@ def _be_the_command_line(words: list[str], streams: Mapping[int, int | str], var
 
 
 def _stream(fd: int, mode: str, streams: Mapping[int, int | str]) -> Any:
-    """As Python opens it when it starts: None where the descriptor is closed."""
+    """Return a stream as Python opens it when it starts, or None if the descriptor is closed."""
     return None if streams[fd] == CLOSED else open(fd, mode, buffering=1 if fd == 2 else -1, closefd=False)

@@ -1,4 +1,4 @@
-"""`--broker-version`: what the commands make of it, without Spark, with Spark, and out of place."""
+"""The effect of `--broker-version` on the commands, without Spark, with Spark, and out of place."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ HORIZON = 0x40
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """A log dir with t-0: in each of two old files and in a new one a value, a tombstone and a marker without data; all
-    but the last are clean."""
+    """Write a log dir with t-0: two old files and a new one, each with a value, a tombstone and a marker without
+    data.
+
+    All but the last are clean.
+    """
     path = tmp_path / "logs"
     (path / "t-0").mkdir(parents=True)
     for number, age_ms in enumerate((10**6, 10**6 - 500, 0)):
@@ -61,7 +64,7 @@ def offsets(partition: Path) -> list[int]:
     [
         (None, 0, list(range(9))),
         ("3.1", 0, list(range(9))),
-        ("2.8.2", 501, list(range(9))),  # the last clean file is 500 ms younger than the first
+        ("2.8.2", 501, list(range(9))),  # the last clean file is 500 ms newer than the first
         ("3.0", 500, [0, 3, 4, 5, 6, 7, 8]),
         ("0.11", 0, [0, 3, 6, 7, 8]),
     ],
@@ -126,7 +129,7 @@ def test_the_report_shows_the_version_and_no_horizons(run: Run, logs: Path, tmp_
 def test_below_3_1_producers_expire_with_transactional_ids(
     version: str | None, given: tuple[str, ...], expiration_ms: int
 ) -> None:
-    """Whose last batch is kept, though emptied, depends on it."""
+    """Producer expiration determines whether a producer's last batch is retained, although emptied."""
     stated = parse_broker_version(version) if version else None
     configuration = replace(read_configuration(None, given, True), broker_version=stated)
     assert configuration.for_compaction("t")[1].producer_id_expiration_ms == expiration_ms

@@ -1,5 +1,7 @@
-"""The `.lock` of a log dir is removed and made again by another process while a command runs: it stops at its next
-commit, and changes nothing more; the next run completes."""
+"""Another process removes and recreates the `.lock` of a log dir while a command runs.
+
+The command stops at its next commit and changes nothing more; the next run completes.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,11 @@ def no_spark() -> Iterator[None]:
 
 
 class Losing(FileSystem):
-    """Once `is_time` says so, of the operations done by then, another process replaces the lock file. `after` are the
-    changes that follow, each with the name of its file."""
+    """A file system on which another process replaces the lock file once `is_time` returns true for the operations so
+    far.
+
+    `after` are the changes that follow, each with the name of its file.
+    """
 
     def __init__(self, log_dir: Path, is_time: Callable[[list[Operation]], bool]) -> None:
         super().__init__()
@@ -65,7 +70,7 @@ class Losing(FileSystem):
 
 
 def groups_done(count: int) -> Callable[[list[Operation]], bool]:
-    """After so many groups: the sources of each are unlinked, and then the directory is synced."""
+    """Return a condition: so many groups are done, with their sources unlinked and then the directory synced."""
 
     def is_time(done: list[Operation]) -> bool:
         if done[-1][0] != "fsync_dir" or len(done) < 2 or not done[-2][1].endswith(".deleted"):
@@ -77,7 +82,7 @@ def groups_done(count: int) -> Callable[[list[Operation]], bool]:
 
 
 def written(name: str) -> Callable[[list[Operation]], bool]:
-    """After the directory of the file that is renamed to `name` is synced."""
+    """Return a condition: a file was renamed to `name`, and its directory synced."""
     return lambda done: done[-1][0] == "fsync_dir" and ("rename", name) in done
 
 
@@ -93,7 +98,7 @@ def in_one_go(log_dir: Path, fs: FileSystem) -> list[Any]:
 
 @pytest.mark.parametrize("groups", [1, 3, 5])
 def test_a_compaction_stops_before_its_next_group_or_checkpoint(tmp_path: Path, groups: int) -> None:
-    log_dir = commits.make(tmp_path / "logs", 6)  # five groups of one segment, and the active one
+    log_dir = commits.make(tmp_path / "logs", 6)  # five groups of one segment, and the active segment
     wanted = newest_by_key(records_of(log_dir / "orders-0"))
     fs = Losing(log_dir, groups_done(groups))
     [row] = in_one_go(log_dir, fs)
@@ -133,7 +138,7 @@ def test_expire_removes_nothing_more(tmp_path: Path) -> None:
 
 
 def test_a_removal_that_had_begun_is_not_called_refused(tmp_path: Path) -> None:
-    """The log start has moved: nobody may take the log for as it was."""
+    """The log start has moved: the log must not be reported as unchanged."""
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(3, 400)})
     properties = tmp_path / "server.properties"
     properties.write_text("log.retention.hours=1\n")

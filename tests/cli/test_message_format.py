@@ -1,4 +1,4 @@
-"""What messages of magic 0 and 1 become: by settings, by the flag; refused where nothing is known."""
+"""The format chosen for messages of magic 0 and 1: by settings, by the flag; refused if it is unknown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = ("--topics-have-no-overrides", "--topic-config", "old:cleanup.policy=co
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """A log dir with a partition that has messages of all magics, closed cleanly; nothing says whose it is."""
+    """Write a cleanly closed log dir with a partition with messages of all magics; nothing identifies its broker."""
     path = tmp_path / "logs"
     (path / "old-0").mkdir(parents=True)
     for base, log in ((0, _log(0)), (100, _log(100)), (200, b"")):
@@ -36,7 +36,7 @@ def logs(tmp_path: Path) -> Path:
 
 
 def _log(base: int) -> bytes:
-    """Messages of magic 0 and 1, alone and around others, and a batch of version 2; keys that come again."""
+    """Return messages of magic 0 and 1, single and compressed, and a batch of version 2, with recurring keys."""
     keys = [b"k%d" % (base + i if i % 10 == 3 else i % 17) for i in range(90)]
     records = [Rec(base + i, BASE_MS + base + i, key, b"v%d" % (base + i)) for i, key in enumerate(keys)]
     timeless = [replace(record, timestamp=-1) for record in records]
@@ -63,7 +63,7 @@ def latest(logs: Path) -> dict[bytes | None, Rec]:
 
 
 def compact(run: Run, logs: Path, *more: str | Path) -> tuple[str, str, str]:
-    """Status and error of the partition, and standard error of the run."""
+    """Return status and error of the partition, and standard error of the run."""
     with without_spark():
         done = run("compact", "--log-dirs", logs, *CONFIG, "--execute", "--output", "json", *more)
     row = rows_of(done)["old-0"]
@@ -93,7 +93,7 @@ def test_nothing_known_is_refused_and_changes_nothing(run: Run, logs: Path) -> N
 def test_the_magic_is_kept(run: Run, logs: Path, meta: str, more: tuple[str, ...] | None) -> None:
     if meta:
         (logs / "meta.properties").write_text(meta)
-    if more is None:  # of a broker's file, its own log dir is another's
+    if more is None:  # settings from a broker's file that refers to its own log dir
         (logs / "meta.properties").unlink()
         config = logs.parent / "server.properties"
         config.write_text("broker.id=1\ninter.broker.protocol.version=2.8\nlog.message.format.version=0.10.2\n")
@@ -142,7 +142,7 @@ def test_out_of_place_as_in_place(run: Run, logs: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_left_is_sound(run: Run, logs: Path) -> None:
-    """Its index files are those that are made from the log, and nothing is found in it that was not there before."""
+    """Its index files equal rebuilt ones, and `verify` reports no errors before or after."""
     (logs / "meta.properties").write_text(ZOOKEEPER)
     found = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The verbs with a metadata log in the log dirs: no topic needs to be named, and none is guessed at."""
+"""Commands on log dirs with a metadata log: topics need not be named, and settings are not guessed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _write_id(partition: Path, number: int) -> None:
 
 @pytest.fixture
 def log(log_dir: Path) -> MetadataLog:
-    """Metadata for `orders` (two partitions, compacted) and `users` (one, Kafka's defaults), long committed."""
+    """Write metadata, long committed, for `orders` (two partitions, compacted) and `users` (one, Kafka's defaults)."""
     for path in log_dir.iterdir():
         if path.is_dir():
             _write_id(path, 1 if path.name.startswith("orders") else 2)
@@ -160,7 +160,7 @@ def test_a_malformed_id_is_corrupt(run: Run, log_dir: Path, log: MetadataLog) ->
     assert plan(run, log_dir)[0]["users-0"]["status"] == "corrupt"
 
 
-# Metadata of another time
+# Outdated metadata
 
 
 def test_a_late_record_at_the_end_does_not_hide_what_was_appended_before(
@@ -186,7 +186,7 @@ def test_a_segment_that_was_cut_in_its_first_batch_does_not_hide_the_one_before(
 
 
 def append_later(log_dir: Path, name: str, *, written_ms: int, modified_ms: int) -> Path:
-    """A batch at the end of a partition, with a timestamp, in a file of a modification time."""
+    """Append a batch with a timestamp to a partition, and set the file's modification time."""
     path = max((log_dir / name).glob("*.log"))
     end = records_of(log_dir / name)[-1].offset + 1
     with path.open("ab") as file:
@@ -202,8 +202,8 @@ HOUR_MS = 3_600_000
     ("written", "modified", "believed"),
     [
         (HOUR_MS + 1, HOUR_MS + 1, False),
-        (HOUR_MS, 2 * HOUR_MS, True),  # a copy: its file is new, its batch is not
-        (9 * HOUR_MS, HOUR_MS, True),  # a client's invention: no file of that time
+        (HOUR_MS, 2 * HOUR_MS, True),  # a copy: its file is new, its batch is old
+        (9 * HOUR_MS, HOUR_MS, True),  # a timestamp set by a client: no file is that new
         (-1, 2 * HOUR_MS, True),
         (HOUR_MS, HOUR_MS, True),
         (9 * HOUR_MS, 2 * HOUR_MS, False),
@@ -252,7 +252,7 @@ def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, l
 def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
     run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
 ) -> None:
-    """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it, and writes it again."""
+    """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it and writes it again."""
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\ndirectory.id=y\n")
     rows, said = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
@@ -327,7 +327,7 @@ def test_internal_topics_expire_as_the_metadata_log_says(run: Run, tmp_path: Pat
 def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
     run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
 ) -> None:
-    """`users` has no setting of its own: its policy and retention are the broker's, which no metadata log has."""
+    """`users` has no overrides: its policy and retention are the broker's, which are not in the metadata log."""
     flags = ("expire", "--log-dirs", log_dir, "--topic-list", "users", "--execute", "--output", "json")
     before = snapshot(log_dir)
     row = rows_of(run(*flags))["users-0"]
@@ -470,7 +470,7 @@ def test_a_changed_byte_anywhere_in_the_metadata_log_is_never_another_plan(
     for at in (*range(0, 200, 13), len(data) // 2, len(data) - 1):
         log.log_path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
         damaged, _ = plan(run, log_dir)
-        # The leader epoch of a batch is outside of its checksum, and means nothing here.
+        # The leader epoch of a batch is outside of its checksum, and has no meaning here.
         assert damaged == rows or set(statuses(damaged).values()) == {"refused"}, at
 
 
@@ -540,7 +540,7 @@ def test_compact_on_a_stopped_brokers_host_without_naming_a_topic(run: Run, log_
 
 
 def newer(data: bytes) -> bytes:
-    """The record with version 9, and a field behind those that are known."""
+    """Return the record with version 9, and a field after the known ones."""
     return data[:2] + b"\x09" + data[3:] + b"\x01\x02"
 
 

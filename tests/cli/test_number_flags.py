@@ -1,4 +1,4 @@
-"""A number that no file, clock or machine can have is wrong usage of its flag, never a traceback."""
+"""A number that no file, clock or machine can have is reported as invalid usage of its flag, never by a traceback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Commands started as root on log dirs of another user: they work as that user, and only what the caller named
-elsewhere is read and written with root's rights."""
+"""Commands started as root on log dirs of another user: they work as that user.
+
+Root's rights are used only for paths outside of them that the caller named.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ LONGEST_S = 120
 
 @dataclass
 class Case:
-    """A log dir of the broker's user, a directory of root's alone, and one where that user may write."""
+    """A log dir of the broker's user, a directory that only root can access, and one where that user may write."""
 
     home: Path
     log_dir: Path
@@ -104,7 +106,7 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
         ("audit", "--replica", case.log_dir, "--replica", case.own / "saved", "--report", case.private / "audit"),
     ]
     for command in runs:
-        # Two of them start from nothing, and load modules while they work as the owner.
+        # Two of them start a new interpreter, and load modules while they work as the owner.
         done = (owned.keytail if command[0] in ("compact", "verify") else keytail)(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert done.stderr.count(SAID) == 1, (command, done.stderr)
@@ -283,7 +285,7 @@ def test_workers_of_a_compaction_are_the_owners_and_end_with_a_killed_driver(cas
         assert len(workers) >= 2, "it was too quick"
         for pid in (run.pid, *workers):
             ids = ids_of(Path(f"/proc/{pid}/status").read_text())
-            # The thread may be importing, with root's ids for access to files.
+            # The thread may be importing, with root's ids for file access.
             assert (ids["Uid"][:3], ids["Gid"][:3], ids["Groups"]) == ([0, BROKER, 0], [0, BROKER, 0], [BROKER])
     finally:
         run.send_signal(signal.SIGKILL)
@@ -293,7 +295,7 @@ def test_workers_of_a_compaction_are_the_owners_and_end_with_a_killed_driver(cas
 
 @pytest.mark.long
 def test_numba_takes_no_settings_from_the_owners_directory(case: Case) -> None:
-    """It looks for a file in the current directory, and one of its keys writes a file when the process ends."""
+    """Numba looks for a file in the current directory; with one of its keys it writes a file when the process ends."""
     secret = case.secret()
     (case.log_dir / ".numba_config.yaml").write_text(f"chrome_trace: {secret}\ndisable_jit: 1\n")
     command = [sys.executable, "-m", "keytail.main.main", "verify", "--log-dirs", "."]
@@ -303,7 +305,7 @@ def test_numba_takes_no_settings_from_the_owners_directory(case: Case) -> None:
 
 
 def test_an_entry_of_another_user_undoes_nothing_in_roots_log_dir(case: Case) -> None:
-    """Its owner can edit what it says of the log dir."""
+    """The owner of a backup entry can edit what it states about the log dir."""
     backup = case.home / "backup"
     backup.mkdir()
     done = keytail("compact", "--log-dirs", case.log_dir, *COMPACT, "--keep-originals", case.own, "--execute")
@@ -319,7 +321,7 @@ def test_an_entry_of_another_user_undoes_nothing_in_roots_log_dir(case: Case) ->
 
 
 def test_a_directory_of_root_with_the_brokers_partitions_is_worked_on_as_the_broker(case: Case) -> None:
-    """Of a mount point where the broker's group may write: what is made there is the broker's."""
+    """Example: a mount point where the broker's group may write; created files belong to the broker."""
     os.chown(case.log_dir, 0, BROKER)
     case.log_dir.chmod(0o775)
     os.chown(case.log_dir / "replication-offset-checkpoint", 0, BROKER)
@@ -332,7 +334,7 @@ def test_a_directory_of_root_with_the_brokers_partitions_is_worked_on_as_the_bro
 def test_a_log_dir_that_is_absent_when_its_owner_is_asked_for_ends_the_run(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be back the next moment, and would be worked on as root."""
+    """It could reappear immediately, and would then be processed as root."""
     away = case.home / "away"
     looks = iter(range(100))
 

@@ -1,4 +1,4 @@
-"""How far a run is: what is shown of it on a terminal and in a log, and by which flags."""
+"""Progress of a run: its output on a terminal and in a log, and the flags that control it."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_of_two_threads_that_find_a_line_due_one_says_it(monkeypatch: pytest.Mon
 
     def say(text: str, *_: object, **facts: object) -> None:
         said.append(text)
-        reporter.tell_standing_if_due()  # as of another thread, while this one has not spoken yet
+        reporter.tell_standing_if_due()  # like another thread, before this one has written its line
 
     with _reporter(3, clock) as reporter:
         monkeypatch.setattr(reporter, "_say", say)
@@ -251,16 +251,16 @@ COMPACT = (
 
 
 def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
-    """What a terminal of so many columns shows, again and again until the command has ended; then all that is left."""
+    """Yield the contents of a terminal of so many columns until the command has ended; then the final contents."""
     screen = pyte.Screen(columns, 40)
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
     if pid == 0:
         environment = {**os.environ, "TERM": "xterm-256color"}
         environment.pop("COLUMNS", None)
-        while os.get_terminal_size(2).columns != columns:  # what is drawn for another width is not erased in this one
+        while os.get_terminal_size(2).columns != columns:  # lines of another width would not be erased
             time.sleep(0.001)
-        # Not execvp: what readline has set, in C, is not in os.environ, but would be passed on.
+        # Not execvp: variables that readline has set, in C, are not in os.environ, but would be inherited.
         os.execvpe(command[0], command, environment)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     last_s = time.monotonic() + 120
@@ -289,7 +289,7 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
     assert not [found for found in bars if len(found) > 1], "a view is left behind"
     assert any(" left " in found[0] and "MiB" in found[0] for found in bars if found)
     lines = {line for screen in screens for line in screen if "slowest: orders-" in line}
-    told = {line.split("(")[1].split(",")[0] for line in lines if "(" in line}  # a screen may be caught half drawn
+    told = {line.split("(")[1].split(",")[0] for line in lines if "(" in line}  # a screen may be captured half drawn
     assert told & {"map", "write", "prove"}
     assert any("0/2" in found[0] for found in bars if found)
     assert last[-1] == "status 0"
@@ -299,7 +299,7 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
 
 @pytest.mark.long
 def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
-    """Of what is left by the test before, or of the whole log."""
+    """Uses the log dir that the previous test compacted, or an unchanged one."""
     how = ("--throttle", "2m", "--verbose", "--log-format", "json")
     done = keytail("compact", "--log-dirs", str(log_dir), *COMPACT, *how)
     assert done.returncode == 0, done.stderr
@@ -314,7 +314,7 @@ def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "closed"])
 def test_a_run_that_cannot_be_heard_goes_on(kind: str, log_dir: Path) -> None:
-    """Also where its disk is full, or its terminal gone: the rows and the status are as of any run."""
+    """Also if its disk is full, or its terminal is closed: the rows and the status are those of any run."""
     command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
     heard = keytail(*command)
     assert "orders-0 " in heard.stderr

@@ -1,4 +1,4 @@
-"""`--quarantine-report`: every partition that was left alone, in machine form, whole or not at all."""
+"""`--quarantine-report`: every partition that was left unchanged, in machine-readable form, complete or not at all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_says_which_bytes_of_which_file(logs: Path, tmp_path: Path, arguments
     assert place["offset"] == 3
     assert "checksum" in place["what"]
     if bad["status"] != "refused":
-        assert [help["how"] for help in bad["helps"]] == ["re-fetch", "salvage"]  # a clean shutdown tears nothing
+        assert [help["how"] for help in bad["helps"]] == ["re-fetch", "salvage"]  # a clean shutdown leaves no torn tail
 
 
 def test_a_torn_tail_may_be_cut(logs: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_file_in_a_log_dir_is_wrong_usage(logs: Path, tmp_path: Path, where: s
     answer = run([*COMPACT, "--log-dirs", str(logs), "--quarantine-report", str(file)])
     assert answer.status == 2
     assert not file.exists()
-    assert (logs / "sound-0" / f"{0:020d}.log").read_bytes() == SOUND  # nothing was begun
+    assert (logs / "sound-0" / f"{0:020d}.log").read_bytes() == SOUND  # nothing was started
 
 
 def test_a_file_that_cannot_be_made_is_wrong_usage(logs: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_where_nothing_is_left_alone_it_is_empty(logs: Path, tmp_path: Path) -> 
 def test_a_report_that_cannot_be_written_at_the_end_is_told(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are told all the same, and the old report stays."""
+    """The rows are still printed, and the old report is kept."""
     (tmp_path / "r").write_text("old")
     monkeypatch.setattr(quarantine.os, "replace", lambda *a, **b: (_ for _ in ()).throw(OSError(28, "No space left")))
     answer = run(["verify", "--log-dirs", str(logs), "--output", "json", "--quarantine-report", str(tmp_path / "r")])
@@ -156,7 +156,7 @@ def test_rows_in_json_are_as_before(logs: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["verify"], ["rebuild-index"], COMPACT])
 def test_all_rows_as_a_file(logs: Path, tmp_path: Path, arguments: list[str]) -> None:
-    """The bytes of standard output, whether or not that has them."""
+    """The file has the bytes of standard output, whether or not rows are printed there."""
     both = [*arguments, "--log-dirs", str(logs), "--rows-file", str(tmp_path / "rows")]
     answer = run([*both, "--output", "json", "--quarantine-report", str(tmp_path / "bad")])
     assert (tmp_path / "rows").read_bytes() == answer.out

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM to real runs, to the process alone and to its group as a terminal sends them."""
+"""SIGINT and SIGTERM sent to real runs, to the process alone and to its group as a terminal does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROUNDS = ("--topic-config", SEGMENT, "--grouping", "kafka", "--max-scratch-bytes
 
 
 def large_records(count: int = 400) -> list[Rec]:
-    """Eight MiB: more than scratch space takes at once."""
+    """Return eight MiB of records: more than fits into the scratch space at once."""
     chance = random.Random(SEED)
     return [Rec(n, BASE_MS + n, b"%d" % chance.randrange(150), chance.randbytes(20000)) for n in range(count)]
 
@@ -51,7 +51,7 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def start(command: list[str], tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
-    """Also where a shell runs the tests in the background, and so has turned SIGINT off."""
+    """Start a command; SIGINT works even if a shell runs the tests in the background, and has therefore disabled it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -75,7 +75,7 @@ def wait_for(there: Callable[[], object], run: subprocess.Popen[str]) -> None:
 
 
 def inode_of(path: Path) -> int | None:
-    """None for a moment, while a segment takes the place of others."""
+    """Return the inode, or None while the segment is being replaced."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def inode_of(path: Path) -> int | None:
 
 
 def group_members(group: int) -> list[int]:
-    """Processes of a process group."""
+    """Return the processes of a process group."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -103,7 +103,7 @@ def wait_until_gone(group: int) -> None:
 
 
 def ended(run: subprocess.Popen[str]) -> tuple[list[dict[str, Any]], float]:
-    """Its rows, and the seconds until nothing of it was left."""
+    """Return a run's rows, and the seconds until all its processes were gone."""
     start_s = time.monotonic()
     output, _ = run.communicate(timeout=60)
     wait_until_gone(run.pid)
@@ -119,7 +119,7 @@ def check_left(log_dir: Path, before: dict[str, list[Rec]]) -> None:
 
 
 def jvm_of(group: int) -> int | None:
-    """Of a process group: a child that is about to become one has not Java's program yet."""
+    """Return the JVM of a process group, or None; a child that has not yet executed Java does not count."""
     for pid in group_members(group):
         try:
             if os.readlink(f"/proc/{pid}/exe").endswith("/java"):
@@ -137,7 +137,7 @@ def test_ctrl_c_while_spark_starts_lets_go_of_everything(log_dir: Path, tmp_path
     run = start(command, tmp_path)
     wait_for(lambda: jvm_of(run.pid), run)
     os.killpg(run.pid, signal.SIGINT)
-    run.communicate(timeout=60)  # ends only when the JVM has let go of the pipes too
+    run.communicate(timeout=60)  # ends only when the JVM has closed the pipes too
     errors = (tmp_path / "stderr").read_text()
     assert run.returncode == 130, errors
     assert "starting Spark" in errors
@@ -157,7 +157,7 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)  # the first round is done
-    longest_s = max(20, time.monotonic() - began_s)  # where the machine is busy, no longer than it took to get here
+    longest_s = max(20, time.monotonic() - began_s)  # on a busy machine, no longer than the time until now
     time.sleep(random.Random(SEED).uniform(0, 1))
     os.killpg(run.pid, signal.SIGINT)
     rows, seconds = ended(run)
@@ -185,7 +185,7 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
 @pytest.mark.spark
 @pytest.mark.parametrize("to_group", [True, pytest.param(False, marks=pytest.mark.soak("to the group"))])
 def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: Path) -> None:
-    """The group gets SIGINT, JVM and driver alike; SIGTERM only the JVM, whose end tells the driver."""
+    """SIGINT reaches JVM and driver of the group; SIGTERM reaches only the JVM, whose end notifies the driver."""
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
     flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
@@ -203,7 +203,7 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     if to_group:
         assert "interrupted by SIGINT" in errors
         assert "Exception" not in errors, "words of the JVM, which was told at the same time"
-    else:  # its session is stopped under the driver, which may end by that before it hears of the JVM's end
+    else:  # its session is stopped under the driver, which may fail by that before it detects the JVM's end
         assert "interrupted by SIGTERM" in errors or "safe to start the broker" in errors
     assert "Traceback" not in errors
     check_left(log_dir, before)
@@ -240,7 +240,7 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
 @pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
 def test_an_import_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
-    """Its tasks make a new file every moment, and Spark gives them seconds before it kills them."""
+    """Its tasks create files continuously, and Spark gives them seconds before it kills them."""
     print("seed", SEED)
     chance = random.Random(SEED)
     table = pa.table({"key": [b"%d" % n for n in range(3000)], "value": [chance.randbytes(1000) for _ in range(3000)]})
@@ -278,7 +278,7 @@ def verb(problem: BaseException, output: Output = Output.json) -> None:
 
 
 def told(problem: BaseException, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Status, standard output, standard error of a verb that ends so."""
+    """Return status, standard output and standard error of a command that ends with `problem`."""
     with pytest.raises(typer.Exit) as ending:
         verb(problem, output=Output.json)
     out, err = capfd.readouterr()
@@ -313,7 +313,7 @@ def test_a_signal_while_an_error_is_told_ends_in_one_message(
 
 @pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
 def test_a_parents_end_is_told_only_to_what_runs(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before anything has begun, nor after the last word: there SIGTERM would end the process without one."""
+    """Not before the run begins, nor after its last message: then SIGTERM would end the process without a message."""
     parents = iter(seen)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
     monkeypatch.setattr(stopping, "_PARENT_LOOKED_FOR_S", 0.01)
@@ -334,7 +334,7 @@ def test_a_signal_is_raised_once_and_again_only_after_a_while(capfd: pytest.Capt
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
-            signal.raise_signal(signal.SIGINT)  # while it is being tidied up
+            signal.raise_signal(signal.SIGINT)  # during cleanup
     assert stopped.value.exit_status == 143
     assert "already stopping" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == handler

@@ -1,6 +1,6 @@
-"""Runs whose output goes nowhere: closed descriptors, a full disk, a reader that has gone.
+"""Runs whose output is lost: closed descriptors, a full disk, a closed pipe.
 
-What is done, and the exit status, are as of any run; and nothing that is printed gets into a file.
+Their work and exit status are those of any run, and no output gets into a file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(redirection: str, *arguments: object) -> subprocess.CompletedProcess[str
 
 
 def streams_of(redirection: str) -> dict[int, int | str]:
-    """For a fork, what a shell would do."""
+    """Return the streams of a fork that correspond to a shell's redirection."""
     found = re.findall(r"(\d?)([<>])(&-|/dev/full)", redirection)
     return {int(fd or ">" in sign): CLOSED if target == "&-" else target for fd, sign, target in found}
 
@@ -78,10 +78,10 @@ def rows_of(file: Path) -> list[tuple[str, int, str, int]]:
 @pytest.mark.long
 @pytest.mark.parametrize("damaged", [False, True])
 def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_path: Path) -> None:
-    """On each kind of lost output, with rows as a table and as JSON: files, rows and status are those of any run."""
+    """With each kind of lost output, with rows as a table and as JSON: files, rows and status are those of any run."""
 
     def compacted(name: str, output: str, redirection: str | None) -> tuple[int, dict[str, bytes], object, str]:
-        """In a process of its own, where streams are closed before Python starts."""
+        """Run in a separate process if streams must be closed before Python starts."""
         log_dir = write_logs(tmp_path / name / "logs")
         if damaged:
             damage(log_dir)
@@ -111,7 +111,7 @@ def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_p
 
 @pytest.mark.long
 def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
-    """In forks, whose streams are opened as Python opens them; those of real processes are in the test above."""
+    """Runs in forks, whose streams are opened as Python opens them; the test above uses real processes."""
     flags = ("--log-dirs", log_dir, "--output", "json")
     full = "/dev/full"
     for arguments in (("verify", *flags), ("dump", log_dir / "orders-0" / f"{100:020d}.log"), ("--help",)):
@@ -133,7 +133,7 @@ def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
         assert keytail("verify", "--log-dirs", log_dir / "none", streams=streams).returncode == 2
 
 
-# Opens as the command line does, and writes down each file that gets the number of a standard stream.
+# Opens streams as the command line does, and records each file that gets the number of a standard stream.
 OPENING = """
 import os, sys
 real, notes = os.open, sys.argv[1]
@@ -155,7 +155,7 @@ main(sys.argv[2:])
 @pytest.mark.long
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_a_standard_stream(redirection: str, log_dir: Path, tmp_path: Path) -> None:
-    """Else what is printed, by Python or by a library, would go into a segment or a lock."""
+    """Otherwise output, of Python or of a library, would be written into a segment or a lock."""
     notes = tmp_path / "notes"
     flags = ("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--execute")
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", OPENING, notes, *flags]

@@ -1,4 +1,4 @@
-"""Names with control characters reach a terminal as text, whoever tells of them."""
+"""Control characters in names reach a terminal escaped, whichever module prints them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_newline_in_a_path_makes_no_line() -> None:
     assert "\n" not in in_words(CorruptLog("cut", path="/logs/t\nkeytail: all done"))
 
 
-# Keys, values and headers as a producer may send them; what Kafka's tool prints of them is their bytes.
+# Keys, values and headers as a producer may send them; Kafka's tool prints their bytes unchanged.
 SENT = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\r\u202eabc\u2066\u200b\U000e0041 \t\u00e9\u4e2d\U0001f600\\"
 AS_TEXT = (
     r"\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x0d\u202eabc\u2066\u200b\U000e0041" + " \t\u00e9\u4e2d\U0001f600\\"
@@ -74,11 +74,11 @@ OBEYED = set("\x1b\x07\x9b\x7f\u202e\u2066\u200b\U000e0041")
 
 @pytest.fixture
 def partition(tmp_path: Path) -> Path:
-    """All kinds of text: of records, of a file's name, and of the entry of a checkpoint."""
+    """Write a partition with all kinds of text: in records, in a file's name, and in an entry of a checkpoint."""
     path = tmp_path / f"logs{SENT.replace('/', '')}" / "t-0"
     path.mkdir(parents=True)
     data = SENT.encode()
-    # A batch for each byte that a chunk of output may end at would be slow; one record spans two chunks.
+    # A batch for each byte at which a chunk of output may end would be slow; here one record spans two chunks.
     records = [Rec(0, 1, data, data, ((data, data),)), Rec(1, 1, b"k" * (OUT_BYTES - 100) + data, b"v")]
     (path / f"{0:020d}.log").write_bytes(b"".join(encode_batch([record]) for record in records))
     (path.parent / "replication-offset-checkpoint").write_text(f"0\n1\n{SENT.split(maxsplit=1)[0]} 0 2\n")
@@ -86,13 +86,13 @@ def partition(tmp_path: Path) -> Path:
 
 
 def dumped(partition: Path, *flags: str, terminal: bool) -> str:
-    """What `dump` writes to standard output, a terminal or a pipe, as text."""
+    """Return what `dump` writes to standard output, a terminal or a pipe, as text."""
     files = [partition / f"{0:020d}.log", partition.parent / "replication-offset-checkpoint"]
     command = [str(KEYTAIL), "dump", *map(str, files), "--print-data-log", *flags]
     if not terminal:
         return subprocess.run(command, capture_output=True, timeout=120, check=False).stdout.decode()
     ours, theirs = os.openpty()
-    tty.setraw(theirs)  # lines end as they are written
+    tty.setraw(theirs)  # line ends are not translated
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL) as running:
         os.close(theirs)
         found = b""

@@ -1,4 +1,4 @@
-"""Files that a run writes at its end: whole, or as they were."""
+"""Files that a run writes at its end are complete, or unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _dangling_link(path: Path) -> None:
 
 
 def _device(path: Path) -> None:
-    """A device of its own, where the user may make one: the test must not be able to replace the machine's."""
+    """Create a separate device, if the user may: the test must not be able to replace the machine's."""
     try:
         os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))
     except PermissionError:
@@ -105,7 +105,7 @@ def test_what_takes_the_name_while_the_file_is_written_is_not_replaced(tmp_path:
 
 
 def test_a_directory_that_is_exchanged_while_the_file_is_written_does_not_get_it(tmp_path: Path) -> None:
-    """The file goes where the run began to write it, whatever the path leads to since."""
+    """The file is written to the directory in which the run began to write it, even if the path has changed since."""
     (tmp_path / "reports").mkdir()
     (tmp_path / "elsewhere").mkdir()
 
@@ -135,7 +135,7 @@ def test_a_directory_that_leads_into_a_log_dir_by_then_does_not_get_it(tmp_path:
 @pytest.mark.parametrize("flag", ["--report", "--rows-file", "--quarantine-report"])
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout"])
 def test_no_flag_replaces_a_device(run: Run, log_dir: Path, flag: str, path: str) -> None:
-    """Asked before anything else: where a run went on and root ran it, /dev/null would be a plain file afterwards."""
+    """Checked first: otherwise a run by root would replace /dev/null by a regular file."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "replace", lambda *_, **__: pytest.fail("a device would have been replaced"))
         result = run("verify", "--log-dirs", log_dir, flag, path)

@@ -1,4 +1,4 @@
-"""Which versions are taken, and which cleaners go by file time."""
+"""Which versions are accepted, and which cleaners use file times."""
 
 from __future__ import annotations
 

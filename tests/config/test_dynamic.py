@@ -1,4 +1,4 @@
-"""Layers that come from a metadata log: precedence, values that may not be committed, and what is said of them."""
+"""Config layers from a metadata log: precedence, values that may be uncommitted, and messages about them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_settings_that_decide_no_removal_are_the_newest() -> None:
 
 def test_of_a_brokers_settings_only_those_that_are_dynamic_count() -> None:
     values = {
-        "log.retention.hours": ["1"],  # Kafka takes log.retention.ms only
+        "log.retention.hours": ["1"],  # Kafka reads log.retention.ms only
         "log.dirs": ["/tmp"],
         "log.cleaner.threads": ["7"],
         "producer.id.expiration.ms": ["4"],

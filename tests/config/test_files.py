@@ -1,4 +1,4 @@
-"""A broker's properties file: read as Java reads it, and secrets never leave it."""
+"""A broker's properties file: it is parsed like in Java, and secrets never leave it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of Kafka may have written a log dir: each sign by itself, and together."""
+"""Which versions of Kafka may have written a log dir: each sign alone, and all together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_nothing_seen_is_nothing_said() -> None:
     assert infer(Signs()).sentence == "unknown"
 
 
-# Levels and names as Kafka 4.3.1's MetadataVersion has them.
+# Levels and names as in Kafka 4.3.1's MetadataVersion.
 @pytest.mark.parametrize(
     ("level", "version"),
     [(7, "3.3"), (8, "3.4"), (11, "3.5"), (14, "3.6"), (19, "3.7"), (20, "3.8"), (21, "3.9"), (25, "4.0"), (27, "4.1"),
@@ -45,7 +45,7 @@ def test_signs_that_contradict_each_other_are_of_several_versions() -> None:
 
 
 def test_a_migration_to_kraft_keeps_version_0() -> None:
-    """Seen with 4.3.1; a disk that was added later has version 1."""
+    """Observed with 4.3.1; a disk that was added later has version 1."""
     found = infer(Signs(features={"metadata.version": 26}, has_metadata_log=True, meta_versions=frozenset({0, 1})))
     assert found.sentence == "4.1 or later"
     assert "before a migration to KRaft" in text(found)

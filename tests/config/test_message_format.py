@@ -1,4 +1,4 @@
-"""Which format messages of magic 0 and 1 get, by settings (LEGACY.md 6)."""
+"""Which format is chosen for messages of magic 0 and 1, by settings (LEGACY.md 6)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decided(
         (OLD, None, "keep"),
         (NEW, None, "v2"),
         ("message.format.version=2.8", {PROTOCOL: "2.8"}, "v2"),
-        ("message.format.version=0.8.2", {FORMAT: "2.8", PROTOCOL: "2.8"}, "keep"),  # the topic's before the broker's
+        ("message.format.version=0.8.2", {FORMAT: "2.8", PROTOCOL: "2.8"}, "keep"),  # the topic's has priority
         (NEW, {FORMAT: "0.10.0-IV1"}, "v2"),
         (OLD, {PROTOCOL: "3.0"}, "v2"),  # ignored from 3.0 on
         (OLD, {PROTOCOL: "3.0-IV1"}, "v2"),
@@ -62,7 +62,7 @@ def test_a_topic_without_overrides_has_the_broker_s(mode: Any, broker: dict[str,
 def test_a_setting_that_nobody_gave_is_not_known() -> None:
     assert decided("unknown") == decided("unknown", no_overrides=True) == "unknown"
     assert decided("ZooKeeper") == decided("ZooKeeper", no_overrides=True) == "keep"
-    # The topic may have an older format than its broker, whatever that has.
+    # The topic may have an older format than its broker, whatever the broker's format.
     assert decided("ZooKeeper", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "keep"
     assert decided("unknown", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "unknown"
     assert decided("unknown", broker={FORMAT: "0.10.2", PROTOCOL: "2.8"}) == "keep"

@@ -1,4 +1,4 @@
-"""Which value holds, where it comes from, and what is said about a wrong one."""
+"""Which value applies, where it comes from, and the messages about a wrong one."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ NONE = "Dynamic configs for topic orders are:\n"
 
 
 def test_a_setting_that_is_missing_from_all_values_is_not_known() -> None:
-    """The print was cut, or filtered."""
+    """The output of the tool was truncated or filtered."""
     resolved = effective("orders", topic_configs=parse_topic_configs(ALL.encode(), "f"))
     assert resolved.unknown(["retention.ms", "cleanup.policy", "retention.bytes"]) == (
         "cleanup.policy", "retention.bytes"
@@ -275,6 +275,6 @@ def test_of_a_print_and_a_metadata_log_that_differ_the_safer_counts() -> None:
 
 
 def test_an_internal_topic_without_overrides_in_the_metadata_log_is_left_alone() -> None:
-    """Its creation says compact, the log says that nothing is overridden."""
+    """Its creation contains compact, but the log has no overrides."""
     resolved = effective("__consumer_offsets", topics={"__consumer_offsets": {}})
     assert resolved.value("cleanup.policy") == ()

@@ -1,4 +1,4 @@
-"""Of values one of which holds, the one by which the least is removed."""
+"""If one of several values applies, the one that removes least is chosen."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def doubts(draw: st.DrawFn) -> tuple[str, list[Value]]:
 
 
 def removes_no_more(name: str, one: Value, other: Value) -> bool:
-    """Whether what `one` allows to go, `other` allows to go too."""
+    """Return whether `other` allows the removal of everything that `one` allows to remove."""
     if name == "cleanup.policy":
         assert isinstance(one, tuple)
         assert isinstance(other, tuple)

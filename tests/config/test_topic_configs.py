@@ -1,4 +1,4 @@
-"""The settings of many topics from a file: both forms, what is passed over, and what is an error with its line."""
+"""The settings of many topics from a file: both forms, ignored lines, and errors with their line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_lines() -> None:
     assert configs.by_topic["orders"]["segment.ms"] == GivenText("5", 4)
 
 
-# As kafka-configs.sh of these versions prints it; synonyms are cut to two.
+# As printed by kafka-configs.sh of these versions; synonyms are shortened to two.
 PRINTED = {
     "2.5 to 4.x": """\
 Dynamic configs for topic orders are:
@@ -86,7 +86,7 @@ segment.index.bytes""".split()
 
 
 def printed_all(names: list[str]) -> bytes:
-    """As `--all` prints them of topic `orders`, each with the value 1."""
+    """Return the output of `--all` for topic `orders`, each setting with the value 1."""
     lines = "".join(f"  {name}=1 sensitive=false synonyms={{}}\n" for name in names)
     return f"All configs for topic orders are:\n{lines}".encode()
 

@@ -1,8 +1,8 @@
-"""Small log dirs to compact as a whole, and the judges of every state that a stopped compaction leaves.
+"""Small log dirs to compact as a whole, and the checks of every state that a stopped compaction leaves.
 
-A run is what the driver does: resolve what the last run left, survey, select, clean every partition, then install
-each and move its checkpoint. What it must leave says the dull twin of the cleaner, started on what the model of
-Kafka's loader finds.
+A run does what the driver does: resolve the remains of the last run, survey, select, clean every partition, then
+install each and move its checkpoint. The expected result comes from the reference model of the cleaner, started on
+what the model of Kafka's loader finds.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ Entries = dict[str, int]
 
 @dataclass(frozen=True)
 class Log:
-    """A partition in words. A segment is a list of batches, the last one is active; a batch is words:
+    """A partition in a text notation. A segment is a list of batches, the last one is active; a batch consists of
+    words:
 
     `k:v` a record, `k:-` a tombstone, `!` a delete horizon that has passed, `@7` producer 7, `+3` a gap before it.
-    `T7` data of a transaction of producer 7, `t7` too, but by the end the producer is idle for long; `C7` and `A7`
-    are its markers. A transaction without one is open at the end.
+    `T7` data of a transaction of producer 7, `t7` the same, but at the end the producer has been idle for long; `C7`
+    and `A7` are its markers. A transaction without one is open at the end.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Log:
 
     @cached_property
     def expired(self) -> set[int]:
-        """Offsets of the tombstones that may go."""
+        """Offsets of the tombstones that may be removed."""
         return {
             rec.offset
             for log in self.segments.values()
@@ -95,7 +96,7 @@ class Log:
 
     @cached_property
     def producers(self) -> dict[int, int]:
-        """Last offset of data by producer id, of those that are active."""
+        """Last data offset by producer id, for active producers."""
         words = " ".join(words for batches in self.batches for words in batches).split()
         idle = {int(word[1:]) for word in words if word[0] == "t" and ":" not in word}
         batches = [batch for log in self.segments.values() for batch in decode_log(log) if not batch.control]
@@ -108,7 +109,7 @@ class Log:
 
     @cached_property
     def txn_indexes(self) -> dict[int, tuple[Entry, ...]]:
-        """As a broker writes them: the entry of a transaction lies where its marker lies."""
+        """The entries as a broker writes them: that of a transaction is in the segment of its marker."""
         bases = sorted(self.segments)
         return {
             base: tuple(entry for entry in self.transactions.aborted if base <= entry.last_offset < end)
@@ -117,7 +118,7 @@ class Log:
 
     @cached_property
     def hidden(self) -> set[int]:
-        """Offsets of records that are nobody's value: of transactions that were aborted or are open, and markers."""
+        """Offsets of records without a visible value: those of aborted or open transactions, and markers."""
         return {
             rec.offset
             for log in self.segments.values()
@@ -144,7 +145,7 @@ class Log:
             os.utime(file, ns=((NOW - 5000) * 10**6,) * 2)
 
     def judge(self, records: Sequence[Rec], end: int, bases: Sequence[int]) -> None:
-        """Promises 1 and 2, of what a broker finds."""
+        """Check promises 1 and 2 on what a broker finds."""
         assert end == self.end, f"{self.name}: the log end is {end}, it was {self.end}"
         assert min(bases) == min(self.segments), f"{self.name}: the log starts at {min(bases)}"
         offsets = [rec.offset for rec in records]
@@ -169,7 +170,7 @@ class Log:
         self.judge_transactions(loaded)
 
     def judge_transactions(self, loaded: Loaded) -> None:
-        """What is open is open from where it was, and readers of committed data see all that was committed, only."""
+        """Check the first offsets of open transactions, and that readers of committed data get exactly that data."""
         found = replay({base: segment.log for base, segment in loaded.segments.items()})
         assert found.open_from == self.transactions.open_from, f"{self.name}: open are {found.open_from}"
         entries = [entry for segment in loaded.segments.values() for entry in parse_entries(segment.txn_index)]
@@ -182,7 +183,7 @@ class Log:
                     assert listed == is_aborted, f"{self.name}: aborted is {is_aborted}, listed {listed}: {batch}"
 
     def after_a_round(self, loaded: Loaded, first_dirty: int | None, segment_bytes: int) -> tuple[Files, int | None]:
-        """What one more round leaves of what a broker finds, and the checkpoint after it."""
+        """Return the files after one more round over what a broker finds, and the checkpoint after it."""
         left = files_of(loaded)
         start = min(left) if first_dirty is None else first_dirty
         open_from = min([max(left), *self.transactions.open_from.values()])
@@ -210,7 +211,7 @@ class Log:
 
 @dataclass(frozen=True)
 class LogDir:
-    """`join`: as many segments as the first partition begins with fit into one.
+    """A log dir. `join`: the number of segments at the start of the first partition that fit into one.
 
     `keep_in`: the name of a directory beside the log dir in which runs keep originals, as copies or links.
     """
@@ -239,7 +240,7 @@ class LogDir:
         (root / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-        """A whole run of the driver but for Spark: a bundle of all partitions. What failed in it is told."""
+        """Run the driver without Spark, with all partitions as one bundle. Failures are returned."""
         [listing] = survey_log_dirs(fs, [str(root)])
         compacted = {log.name for log in self.logs if log.compacted}
         tasks, told = [], []
@@ -261,7 +262,7 @@ class LogDir:
         return Failed(tuple(told))
 
     def _task(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, run_id: str, _: str) -> Any:
-        """None where there is nothing to clean."""
+        """Return the task of a partition, or None if there is nothing to clean."""
         recover(fs, entry.path)
         facts = survey_partition(fs, listing, entry)
         if facts.problems:
@@ -294,7 +295,7 @@ class LogDir:
 
 @dataclass(frozen=True)
 class Found:
-    """What a broker would find in a log dir, by the model of its loader."""
+    """What a broker finds in a log dir, by the model of its loader."""
 
     logs: dict[str, Loaded]
     checkpoints: Entries
@@ -305,7 +306,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a whole run leaves that begins with `before`."""
+    """The result of a whole run that begins with `before`."""
 
     before: Found
     files: dict[str, Files]
@@ -317,7 +318,10 @@ def find(log_dir: LogDir, root: Path) -> Found:
 
 
 def expect(log_dir: LogDir, found: Found) -> Expected:
-    """By the dull twin of the cleaner; entries of partitions that are gone stay until the first update."""
+    """Return the result according to the reference model of the cleaner.
+
+    Entries of removed partitions remain until the first update.
+    """
     files, entries = {}, dict(found.checkpoints)
     for log in log_dir.logs:
         before = found.checkpoints.get(log.name)
@@ -329,7 +333,7 @@ def expect(log_dir: LogDir, found: Found) -> Expected:
 
 
 def judge(log_dir: LogDir, found: Found, run: Expected, *, ended: bool) -> None:
-    """A state within a run: the promises, and no checkpoint ahead of the segments it speaks of."""
+    """Check a state within a run: the promises, and that no checkpoint is ahead of its segments."""
     files = found.files()
     for log in log_dir.logs:
         log.judge_loaded(found.logs[log.name])
@@ -346,7 +350,7 @@ def judge(log_dir: LogDir, found: Found, run: Expected, *, ended: bool) -> None:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What the transactions of a log came to: first offsets of open ones by producer id, aborted and committed."""
+    """The transactions of a log: first offsets of open ones by producer id, aborted and committed ones."""
 
     open_from: dict[int, int]
     aborted: tuple[Entry, ...]
@@ -360,7 +364,7 @@ class Replayed:
 
 
 class Entry(Aborted):
-    """A transaction with data; of an aborted one, also its entry in an index."""
+    """A transaction with data; for an aborted one, also its entry in an index."""
 
     def covers(self, producer_id: int, offset: int) -> bool:
         return self.producer_id == producer_id and self.first_offset <= offset <= self.last_offset
@@ -393,7 +397,7 @@ def files_of(loaded: Loaded) -> Files:
 
 
 def end_of(logs: Mapping[int, bytes]) -> int:
-    """The log end offset of segments by base."""
+    """Return the log end offset of segments by base."""
     batches = decode_log(logs[max(logs)])
     return batches[-1].last_offset + 1 if batches else max(logs)
 
@@ -404,7 +408,7 @@ def write_checkpoint(path: Path, entries: Entries) -> None:
 
 
 def read_checkpoint(path: Path) -> Entries:
-    """As strictly as a broker; a missing file has no entries."""
+    """Read a checkpoint as strictly as a broker; a missing file has no entries."""
     if not path.exists():
         return {}
     version, count, *lines = path.read_text().splitlines() or ["empty", "0"]
@@ -414,7 +418,7 @@ def read_checkpoint(path: Path) -> Entries:
 
 
 def random_log(rng: random.Random, name: str) -> Log:
-    """Below its checkpoint each key stands once, as an earlier round left it."""
+    """Return a random log; below its checkpoint each key occurs once, as after an earlier round."""
     first_dirty_segment, last = rng.choice([0, 0, 1, 2]), rng.randint(3, 4)
     unused = [f"k{n}" for n in range(6)]
     rng.shuffle(unused)

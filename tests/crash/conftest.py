@@ -1,4 +1,4 @@
-"""Prints, after the tests, what was tried of each protocol: the table of lib/keytail/log/FAULTS.md."""
+"""Prints, after the tests, the table of lib/keytail/log/FAULTS.md: what was tried of each protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COLUMNS = ("protocol", "directories", "calls", "stops", "faults", "states", "dis
 
 
 def rows(table: list[Counts]) -> list[tuple[str, ...]]:
-    """A row for each protocol. `calls` is the number of operations of the longest action."""
+    """Return a row for each protocol. `calls` is the number of operations of the longest action."""
     found = []
     for protocol, group in itertools.groupby(sorted(table, key=lambda one: one.protocol), lambda one: one.protocol):
         counts = [one for one in group if one.states]

@@ -1,10 +1,10 @@
-"""Runs an action, and looks at what a stop before each of its file operations leaves; runs it again for each of them
-with that one failing, and looks at what is left.
+"""Runs an action, and checks the state that a stop before each of its file operations leaves; runs it again for each
+operation with that one failing, and checks the resulting state.
 
-Each stop and each fault gives several states: the directory as it is, a power cut that drops all that was not
-fsynced, and power cuts that drop some of it, in order and in any order. Equal states are checked once. What a dead
-process leaves does not depend on what it would have done next, so one run passes all stops; the states are values
-(`trees.py`) and lie on a disk only while someone looks at them.
+Each stop and each fault gives several states: the directory as it is, a power cut that drops everything that was not
+fsynced, and power cuts that drop some of it, in order and in any order. Equal states are checked once. The state
+after a stop does not depend on the operations that would have followed, so one run passes all stops; the states are
+values (`trees.py`) and are written to a disk only while they are checked.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ EVERY_FAULT = SOAK or os.environ.get("KEYTAIL_FAULTS") == "all"
 
 @dataclass(frozen=True)
 class State:
-    """A directory as a stop or a fault left it. `check` may change it; `label` says how to get there again.
+    """A directory as a stop or a fault left it. `check` may change it; `label` describes how to reproduce it.
 
-    `action_ended`: the action came to its end and told of nothing that failed. `tree` is what was left, of someone
-    who did not write it to `where` yet.
+    `action_ended`: the action completed and reported no failure. `left` is the resulting tree, not yet written to
+    `where`.
     """
 
     where: Path
@@ -56,7 +56,7 @@ class State:
 
 @dataclass(frozen=True)
 class Failed:
-    """What an action returns that had failures and tells of them, as `failed` rows do, without raising."""
+    """The result of an action that reports failures without raising, like `failed` rows."""
 
     told: tuple[str, ...]
 
@@ -66,7 +66,7 @@ class Counts:
     """What was tried. Counts with a `protocol` are lines of the table that `make crash` prints."""
 
     protocol: str = ""
-    calls: int = 0  # of log/fs.py in an undisturbed run, readings included
+    calls: int = 0  # of log/fs.py in an undisturbed run, including reads
     stops: int = 0
     faults: int = 0
     states: int = 0
@@ -88,8 +88,11 @@ TABLE: list[Counts] = []
 Action = Callable[[RecordingFileSystem, Path], object]
 Check = Callable[[State], object]
 def few_in_check(names: Iterable[str], *in_check: str, drawn: Collection[str] = ()) -> list[Any]:
-    """Parameters of a test: all, but `make check` takes one or some cheap ones of each protocol, and each run takes
-    one of those in `drawn`, which are alike."""
+    """Return the parameters of a test: all of them.
+
+    `make check` runs only one or some cheap ones of each protocol, and each run only one of the similar ones in
+    `drawn`.
+    """
     marks = {name: [] if name in in_check else [pytest.mark.long] for name in names}
     assert {*in_check, *drawn} <= set(marks), (in_check, drawn)
     for name in drawn:
@@ -97,7 +100,7 @@ def few_in_check(names: Iterable[str], *in_check: str, drawn: Collection[str] = 
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
-Start = Tree | Callable[[Path], object]  # what is there at first, or what makes it
+Start = Tree | Callable[[Path], object]  # the initial tree, or a function that creates it
 
 
 def for_every_stop_and_fault(
@@ -113,7 +116,7 @@ def for_every_stop_and_fault(
     scratch: tuple[str, ...] = (),
     seed: int = 0,
 ) -> None:
-    """`for_every_stop`, then `for_every_fault`, of the same."""
+    """Run `for_every_stop`, then `for_every_fault`, with the same arguments."""
     for_every_stop(
         start, action, check, work_dir=work_dir, counts=counts, partial_cuts=partial_cuts, seed=seed
     )
@@ -134,10 +137,10 @@ def for_every_stop(
     torn_writes: bool = True,
     seed: int = 0,
 ) -> None:
-    """Builds `work_dir/origin` once by `start(path)`; runs `action(fs, root)` on a copy of it.
+    """Build `work_dir/origin` once with `start(path)`, and run `action(fs, root)` on a copy of it.
 
-    `check(state)` gets every distinct state, the one after the whole action included. Give the same `counts`
-    to several calls to check a state once among all of them.
+    `check(state)` is called with every distinct state, including the one after the whole action. Pass the same
+    `counts` to several calls to check a state only once among all of them.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
@@ -181,12 +184,13 @@ def for_every_fault(
     scratch: tuple[str, ...] = (),
     seed: int = 0,
 ) -> None:
-    """As `for_every_stop`, but every operation, readings too, fails in turn with each error that makes sense.
+    """Like `for_every_stop`, but every operation, including reads, fails in turn with each plausible error.
 
-    Without KEYTAIL_FAULTS=all a `share` of them is tried, chosen by `seed`. Either the action ends as if nothing had
-    been, or it raises OSError or KeytailError, or returns `Failed`; the text names what was being done and the
-    file, and no descriptor stays open. Names that end in one of `scratch` must be gone then, where the fault lets
-    anyone remove them. `again(fs, root)` is run after a failed fsync: what was not written then never is.
+    Without KEYTAIL_FAULTS=all a `share` of the faults is tried, selected by `seed`. The action must either end as if
+    nothing had happened, or raise OSError or KeytailError, or return `Failed`; the text must name the operation and
+    the file, and no descriptor may remain open. Names that end in one of `scratch` must be gone then, unless the
+    fault prevents their removal. `again(fs, root)` is run after a failed fsync: data that was not written then is
+    never written.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
@@ -228,7 +232,7 @@ def _new_states(
     partial_cuts: int,
     fault: Fault | None = None,
 ) -> list[State]:
-    """What a stop leaves here, and was not seen before. Nothing of it is on a disk."""
+    """Return the states that a stop leaves here and that were not seen before, without writing them to a disk."""
     ways: list[tuple[str, Tree]] = [
         ("as it is", fs.as_it_is()),
         ("power cut", fs.power_cut()),
@@ -238,7 +242,7 @@ def _new_states(
     states = []
     for way, tree in ways:
         counts.states += 1
-        digest = f"{digest_of_tree(tree)} {ended}"  # what must hold at the end must hold of the last state
+        digest = f"{digest_of_tree(tree)} {ended}"  # the last state must also meet the conditions of the end
         if digest not in counts.seen:
             counts.seen.add(digest)
             counts.distinct_states += 1
@@ -275,7 +279,7 @@ def _origin(start: Start, work_dir: Path) -> Tree:
 
 
 def _calls(origin: Tree, action: Action, root: Path, counts: Counts) -> list[tuple[str, tuple[Any, ...]]]:
-    """Those of a run without a fault."""
+    """Return the calls of a run without a fault."""
     write_tree(origin, root)
     fs = RecordingFileSystem(root, origin)
     told = _run(fs, action, root)
@@ -286,7 +290,7 @@ def _calls(origin: Tree, action: Action, root: Path, counts: Counts) -> list[tup
 
 
 def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
-    """What kept the action from its end, in words; empty if nothing did."""
+    """Run the action; return the reported failures, empty if there were none."""
     try:
         result = action(fs, root)
     except (OSError, KeytailError) as error:
@@ -303,13 +307,13 @@ def _open_files() -> list[str]:
     for number in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
     return found
 
 
 def _check_told(fs: RecordingFileSystem, fault: Fault, told: list[str]) -> None:
-    """A failure is told: the system's words, what was being done, which file it is, and what to do."""
+    """Check that a failure is reported with the system's text, the operation, the file, and a remedy."""
     assert not (told and fault.kind in GOES_ON), f"half of an answer is no failure: {told}"
     if not told or fault.kind in GOES_ON:
         return
@@ -319,7 +323,7 @@ def _check_told(fs: RecordingFileSystem, fault: Fault, told: list[str]) -> None:
 
 
 def _check_scratch(root: Path, operation: str, fault: Fault, told: list[str], scratch: tuple[str, ...]) -> None:
-    """None is left, but what the fault itself kept from being listed or removed."""
+    """Check that no scratch is left, except files that the fault itself prevented from being listed or removed."""
     if not scratch or fault.may_keep_scratch or operation == "scan":
         return
     left = [name for name in read_tree(root) if name.endswith(scratch)]
@@ -327,5 +331,5 @@ def _check_scratch(root: Path, operation: str, fault: Fault, told: list[str], sc
 
 
 def digest_of(root: Path) -> str:
-    """Of names and contents (not of times)."""
+    """Return a digest of names and contents (not of times)."""
     return digest_of_tree(read_tree(root))

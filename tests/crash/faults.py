@@ -1,7 +1,7 @@
-"""What can go wrong with one operation of a file system, and which of it is tried.
+"""The faults of each operation of a file system, and the selection of those that are tried.
 
-A fault fails one operation, or that one and from then on all that the same cause would fail: a disk stays full, a
-file system that went read-only stays so.
+A fault fails one operation, or that one and all later ones that the same cause affects: a disk stays full, a file
+system that became read-only stays read-only.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# Writes the half, then fails; writes the half and is asked for the rest.
+# The first writes half of the data, then fails; the second writes half, and is called again for the rest.
 SHORT_WRITE, PARTIAL_WRITE = "half is written, then ENOSPC", "half is written at a time"
-# Gives the half and is asked for the rest; gives the half, and the file ends there: someone cut it.
+# The first returns half of the data, and is called again for the rest; the second returns half and then the end of the
+# file, as if it had been truncated.
 PARTIAL_READ, CUT = "half is read at a time", "the file was cut"
 GOES_ON = {PARTIAL_WRITE, PARTIAL_READ}
 
@@ -44,13 +45,13 @@ FAULTS_OF: dict[str, tuple[str, ...]] = {
     "free_bytes": ("EIO",),
 }
 LASTING = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE")
-# Room that was given stays: what was written may be synced when a disk is full.
+# Allocated space remains: written data can be synced on a full disk.
 _NOT_FULL = {"fsync"}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` is the name of an errno, or one of the sentences above."""
+    """A fault. `kind` is the name of an errno, or one of the sentences above."""
 
     kind: str
     lasting: bool = False
@@ -59,13 +60,13 @@ class Fault:
         return f"{self.kind}{' from then on' if self.lasting else ''}"
 
     def fails(self, operation: str) -> bool:
-        """Of a lasting fault: whether it fails such an operation later, too."""
+        """Return whether a lasting fault also fails a later operation of this kind."""
         kinds = FAULTS_OF.get(operation, ())
         return self.kind in kinds and not (self.kind == "ENOSPC" and operation in _NOT_FULL)
 
     @property
     def may_keep_scratch(self) -> bool:
-        """Whether it may keep anyone from removing files."""
+        """Whether the fault may prevent the removal of files."""
         return self.lasting and self.kind in ("EIO", "EACCES", "EROFS", "EMFILE")
 
     def error(self) -> OSError:
@@ -80,7 +81,7 @@ def faults_of(operation: str) -> list[Fault]:
 
 
 def chosen(operations: Sequence[str], share: float, rng: random.Random) -> Iterator[tuple[int, Fault]]:
-    """Of each operation by its number `share` of its faults (1.0: all; a part of one is one by that chance)."""
+    """Yield (number, fault): for each operation a `share` of its faults, rounded randomly (1.0: all)."""
     for number, operation in enumerate(operations):
         faults = faults_of(operation)
         wanted = share * len(faults)

@@ -1,6 +1,6 @@
-"""Small partition directories with replacements ready to commit, and the judge of every state between.
+"""Small partition directories with replacements ready to commit, and the check of every state between.
 
-The outputs are made by hand: what matters here is which bytes a broker finds, not why they were kept.
+The outputs are given explicitly: these tests check which bytes a broker finds, not why they were retained.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.indexing import index_files
 from tests.reference.loader import Loaded, LoadedSegment, load, load_before_3
 
-INTERVAL_BYTES = 50  # less than a batch: every batch but the first has an index entry
+INTERVAL_BYTES = 50  # less than a batch: every batch except the first has an index entry
 PARTITION = "orders-0"
 SCRATCH = ".r1.a1.clean"
 NO_PRODUCERS = bytes.fromhex("0001 48674bc7 00000000")  # a producer snapshot without entries
@@ -25,9 +25,10 @@ NO_PRODUCERS = bytes.fromhex("0001 48674bc7 00000000")  # a producer snapshot wi
 
 @dataclass(frozen=True)
 class Group:
-    """Offsets kept of the sources; `txn_index` is the last output's, None for no such file.
+    """Retained offsets of the sources; `txn_index` belongs to the last output, None for no such file.
 
-    `continued` are the bases of the outputs after the first, each of which takes what is kept from there on.
+    `continued` are the bases of the outputs after the first, each of which contains the retained offsets from its
+    base on.
     """
 
     source_bases: tuple[int, ...]
@@ -41,7 +42,7 @@ class Group:
 
     @property
     def outputs(self) -> dict[int, bytes]:
-        """Their logs by base."""
+        """The logs of the outputs by base."""
         bases = (self.base, *self.continued)
         return {
             low: log_of([o for o in self.kept if low <= o < high])
@@ -57,7 +58,7 @@ class Group:
 
     @property
     def parts(self) -> list[Group]:
-        """An output that begins where a source does is replaced after those before it, by itself."""
+        """The parts: an output that begins where a source does is replaced separately, after those before it."""
         starts = [base for base in self.outputs if base in self.source_bases]
         return [
             Group(
@@ -72,14 +73,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Segments by base, each with the offsets it holds; the last one is the active segment."""
+    """Segments by base, each with its offsets; the last one is the active segment."""
 
     segments: Mapping[int, Sequence[int]]
     groups: tuple[Group, ...]
     txn_indexes: Mapping[int, bytes] = field(default_factory=dict)
 
     def make(self, log_dir: Path) -> None:
-        """The partition with everything that is there before the first commit: sources, scratch, snapshots."""
+        """Write the partition with all files that exist before the first commit: sources, scratch, snapshots."""
         path = log_dir / PARTITION
         path.mkdir(parents=True)
         for base, offsets in self.segments.items():
@@ -101,14 +102,14 @@ class Partition:
 
     @property
     def parts(self) -> list[Group]:
-        """What is replaced at once, in the order of the commits."""
+        """The parts that are replaced at once, in the order of the commits."""
         return [part for group in self.groups for part in group.parts]
 
     def judge(self, loaded: Loaded) -> list[bool]:
-        """Which parts a broker finds replaced. AssertionError when it finds anything but sources or outputs.
+        """Return which parts a broker finds replaced. AssertionError if it finds anything but sources or outputs.
 
-        Sources at or above the end of their outputs may still be there after the commit: all that they hold
-        was superseded by later records or had expired, so with the outputs they are as good as without.
+        Sources at or above the end of their outputs may still exist after the commit: all their records were
+        superseded or had expired, so the result is equivalent with and without them.
         """
         found = dict(loaded.segments)
         for base, segment in found.items():
@@ -124,7 +125,7 @@ class Partition:
             )
             if as_sources and not self._same(part):
                 replaced.append(False)
-                if found[part.base].index is not None:  # else the broker rebuilds it too
+                if found[part.base].index is not None:  # otherwise the broker rebuilds it too
                     assert found[part.base].txn_index == self.txn_indexes.get(part.base)
             else:
                 replaced.append(True)
@@ -142,7 +143,7 @@ class Partition:
             assert base in found, f"nothing at {base}"
             assert found[base].log == log, f"neither source nor output at {base}"
             if found[base].index is not None:
-                # Of an output that is empty and the only one, the source's index stays: nothing is deleted.
+                # For an empty, only output the source's index remains: nothing is deleted.
                 assert found[base].txn_index == part.txn_index_of(base) or part.end == base
         rest = [base for base in present if base != part.base]
         assert rest == [b for b in part.source_bases if b != part.base][-len(rest) or 99 :], rest
@@ -151,12 +152,14 @@ class Partition:
             assert found[base].log == log_of(self.segments[base])
 
     def _same(self, part: Group) -> bool:
-        """Whether the output cannot be told from its only source."""
+        """Return whether the output is identical to its only source."""
         return part.source_bases == (part.base,) and part.outputs == {part.base: log_of(self.segments[part.base])}
 
     def judge_start(self, log_dir: Path) -> list[bool]:
-        """`judge`, of what brokers of all versions find that start on the log dir: they must find the same, and those
-        before 3.0 must leave no `.swap` file, which a later version would take for a new one."""
+        """Run `judge` on what brokers of all versions find when they start on the log dir.
+
+        The results must be equal, and brokers before 3.0 must leave no `.swap` file, which a later version would use.
+        """
         path = log_dir / PARTITION
         replaced = self.judge(load(path))
         for order, is_2_4 in ((list.sort, False), (list.reverse, False), (list.reverse, True)):
@@ -177,7 +180,7 @@ def _output_segment(base: int, log: bytes, txn_entries: bytes | None) -> OutputS
 
 
 def log_of(offsets: Sequence[int]) -> bytes:
-    """Batches of two records; a record's key tells its offset."""
+    """Return batches of two records; a record's key contains its offset."""
     return _log_of(tuple(offsets))
 
 
@@ -191,7 +194,7 @@ def _log_of(offsets: tuple[int, ...]) -> bytes:
 
 
 def txn_index(*marker_offsets: int) -> bytes:
-    """Entries of aborted transactions that began at offset 0 and ended with these markers."""
+    """Return entries of aborted transactions that began at offset 0 and ended with these markers."""
     return b"".join(struct.pack(">hqqqq", 0, 1, 0, offset, offset + 1) for offset in marker_offsets)
 
 
@@ -202,7 +205,7 @@ def segment_data(base: int, log: bytes, txn_entries: bytes | None) -> dict[str, 
 
 
 def write_segment(path: Path, base: int, log: bytes, stage: str, txn_entries: bytes | None = None) -> None:
-    """The files of one segment, each with `stage` after its name."""
+    """Write the files of one segment, each with `stage` after its name."""
     for suffix, data in segment_data(base, log, txn_entries).items():
         (path / f"{base:020d}{suffix}{stage}").write_bytes(data)
 

@@ -1,7 +1,8 @@
-"""A file system that can stop before any operation or let it fail, and knows what a power cut then leaves.
+"""A file system that can stop before any operation or let it fail, and computes the state that a power cut then
+leaves.
 
-Contents are durable as of their file's last fsync, names as of their directory's last fsync. The real
-operations happen too, in a real directory, so that the code under test sees what it did.
+Contents are durable up to their file's last fsync, names up to their directory's last fsync. The operations are also
+done in a real directory, so that the code under test reads its own changes.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ MUTATING = (
 
 
 class Stopped(BaseException):
-    """The process died here. Not an Exception: no handler of the code under test may live on."""
+    """The process died here. Not an Exception, so that no handler of the code under test continues."""
 
 
 @dataclass
 class _File:
-    """One inode: what it holds now, and what of it a power cut leaves."""
+    """One inode: its present content and mtime, and those that remain after a power cut."""
 
     content: bytes
     mtime_ns: int
     durable_content: bytes
     durable_mtime_ns: int
-    # A failed fsync says that the pages are clean: one that succeeds later writes nothing.
+    # After a failed fsync the pages count as clean: a later, successful one writes nothing.
     fsync_failed: bool = False
 
 
 @dataclass
 class _Dir:
-    """`pending`: functions that do, to a directory's names, what was done since its last fsync."""
+    """A directory. `pending`: functions that apply the changes since its last fsync to its names."""
 
     now: dict[str, _Node] = field(default_factory=dict)
     durable: dict[str, _Node] = field(default_factory=dict)
@@ -58,12 +59,12 @@ _Change: TypeAlias = Callable[[dict[str, _Node]], object]
 
 
 class RecordingFileSystem(FileSystem):
-    """Everything under `root` counts as durable at the start; changes elsewhere are refused.
+    """Records all changes. Everything under `root` counts as durable at the start; changes elsewhere are refused.
 
-    `stop_at(n)` stops before operation n of those that change something (0 is the first); `torn` lets half of a
-    write through first. `fail_at(n, fault)` lets call n fail, readings counted too. `before_each` is called before
-    every operation that changes something, when `as_it_is` and the power cuts tell what a stop here leaves; while
-    a write is `torn`, they tell of half of it. `tree` is what is in `root`, of someone who knows.
+    `stop_at(n)` stops before changing operation n (0 is the first); `torn` first does half of a write. `fail_at(n,
+    fault)` lets call n fail, counting reads too. `before_each` is called before every changing operation; `as_it_is`
+    and the power cuts then return the state that a stop here leaves, and while a write is `torn`, the state after
+    half of it. `tree` is the content of `root`, if the caller knows it.
     """
 
     def __init__(self, root: Path, tree: Tree | None = None) -> None:
@@ -71,13 +72,13 @@ class RecordingFileSystem(FileSystem):
         self.root = root
         self.operations: list[tuple[str, tuple[Any, ...]]] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.failed: list[tuple[str, str]] = []  # operations that were let fail, each with the file's name
+        self.failed: list[tuple[str, str]] = []  # operations that were made to fail, each with the file's name
         self._stop_at: int | None = None
         self._torn = False
         self._stopped = False
         self._fail_at: int | None = None
         self._fault: Fault | None = None
-        self._halves = False  # the call that is being made does the half of what it is asked for
+        self._halves = False  # the present call does only half of what is requested
         self._open: dict[int, _File] = {}
         self._tree = _dir_of(read_tree(root) if tree is None else tree)
         self.before_each: Callable[[str, tuple[Any, ...]], object] | None = None
@@ -93,7 +94,7 @@ class RecordingFileSystem(FileSystem):
         return self
 
     def mend(self) -> None:
-        """Nothing fails from now on."""
+        """Stop failing."""
         self._fault = None
 
     def close_all(self) -> None:
@@ -127,7 +128,7 @@ class RecordingFileSystem(FileSystem):
 
         def fail() -> None:
             if operation == "close":
-                action()  # the descriptor is gone all the same
+                action()  # the descriptor is closed nevertheless
             raise fault.error()
 
         return super()._look(operation, arguments, fail)
@@ -156,7 +157,7 @@ class RecordingFileSystem(FileSystem):
         self.operations.append((operation, _short(arguments)))
         self._halves = fault is not None
         try:
-            # The disk need not hurry.
+            # The real fsync is skipped: nothing needs to reach the disk.
             done = (lambda: None) if operation in ("fsync", "fsync_dir") else action
             result = super()._change(operation, arguments, done)
         finally:
@@ -165,7 +166,7 @@ class RecordingFileSystem(FileSystem):
         return result
 
     def _fault_now(self, operation: str, arguments: tuple[Any, ...]) -> Fault | None:
-        """Counts the call; the fault that it is to have."""
+        """Count the call; return its fault, or None."""
         number = len(self.calls)
         self.calls.append((operation, _short(arguments)))
         fault = self._fault
@@ -187,7 +188,7 @@ class RecordingFileSystem(FileSystem):
         raise fault.error()
 
     def _half(self, operation: str, arguments: tuple[Any, ...]) -> None:
-        """Half of a write is done."""
+        """Do half of a write."""
         if operation not in ("write", "write_at"):
             return
         fd, view, *position = arguments
@@ -282,23 +283,23 @@ class RecordingFileSystem(FileSystem):
         assert isinstance(found, _Dir), path
         return found
 
-    # What is left after the stop
+    # States after the stop
 
     def as_it_is(self) -> Tree:
-        """The process died, the machine did not."""
+        """Return the state after the process died, but not the machine."""
         return _flat(self._tree, lambda made: made.now, lambda file: (file.content, file.mtime_ns))
 
     def power_cut(self) -> Tree:
-        """Everything is dropped that was not fsynced."""
+        """Return the state without everything that was not fsynced."""
         return _flat(
             self._tree, lambda made: made.durable, lambda file: (file.durable_content, file.durable_mtime_ns)
         )
 
     def partial_power_cut(self, rng: random.Random, *, in_order: bool) -> Tree:
-        """Some of the unsynced changes are there: of each directory the earliest ones, or any, of each file too.
+        """Return a state with some of the unsynced changes: per directory the earliest ones, or any; also per file.
 
-        Journaling file systems keep the order of changes to names; that nothing relies on it is what shows
-        whether every fsync is where it must be.
+        Journaling file systems keep the order of changes to names; only tests that do not rely on this show whether
+        every fsync is in the right place.
         """
 
         def names(directory: _Dir) -> dict[str, _Node]:
@@ -322,7 +323,7 @@ class RecordingFileSystem(FileSystem):
 
     @contextmanager
     def torn(self, operation: str, arguments: tuple[Any, ...]) -> Iterator[None]:
-        """As if half of this write had been done."""
+        """Apply half of this write temporarily."""
         fd, view, *position = arguments
         file = self._open[fd]
         content, mtime_ns = file.content, file.mtime_ns
@@ -331,7 +332,7 @@ class RecordingFileSystem(FileSystem):
         file.content, file.mtime_ns = content, mtime_ns
 
     def check(self) -> None:
-        """The model of the present agrees with the real directory."""
+        """Check that the model of the present state agrees with the real directory."""
         _check(str(self.root), self._tree)
 
 
@@ -379,7 +380,7 @@ def _file(node: _Node) -> _File:
 
 
 def _short(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """For reading: names instead of paths, sizes instead of contents."""
+    """Abbreviate for output: names instead of paths, sizes instead of contents."""
     return tuple(
         os.path.basename(a) if isinstance(a, str) else len(a) if isinstance(a, memoryview) else a for a in arguments
     )

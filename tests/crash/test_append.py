@@ -1,5 +1,8 @@
-"""Stop before every file operation of appends, rolls, flushes and a close: a broker that recovers what is left has
-everything that was flushed, and of the rest what was written first (log/append/APPEND.md, "When it was not closed")."""
+"""Stop before every file operation of appends, rolls, flushes and a close.
+
+A broker that recovers the remaining files has everything that was flushed, and the earliest written part of the rest
+(log/append/APPEND.md, "When it was not closed").
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,7 @@ def _batch(n: int) -> bytes:
 
 
 def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tuple[int, int]]) -> None:
-    """`flushed` gets the log end offset each time that everything below is promised to be durable, behind the number
-    of operations that were done then."""
+    """Append, roll and flush. `flushed` receives (operations done, log end offset) whenever all below is durable."""
 
     def promise(end: int) -> None:
         flushed.append((len(fs.operations) if isinstance(fs, RecordingFileSystem) else 0, end))
@@ -69,7 +71,7 @@ def _whole(work_dir: Path, config: AppendConfig) -> bytes:
 
 
 class Promises:
-    """What must hold of every state: Kafka's model loses nothing that was flushed, and keytail opens what is right."""
+    """Conditions of every state: Kafka's model loses nothing that was flushed, and keytail opens only correct logs."""
 
     def __init__(self, work_dir: Path, config: AppendConfig) -> None:
         self.config, self.whole = config, _whole(work_dir, config)
@@ -79,7 +81,7 @@ class Promises:
         _traffic(fs, root, self.config, self._flushed)
 
     def flushed_by(self, state: State) -> int:
-        """Up to where all was promised to be durable when the action stopped here."""
+        """Return the offset up to which all was promised to be durable when the action stopped here."""
         return max((end for done, end in self._flushed if done <= len(state.operations)), default=0)
 
     def check(self, state: State) -> None:
@@ -97,7 +99,7 @@ class Promises:
             assert found == self.whole
             PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS).close()
         elif has_logs:
-            try:  # some states cannot be told from a log that was closed; then nothing is wrong with them
+            try:  # some states look like a log that was closed, and are valid
                 log = PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS)
             except (Refused, CorruptLog):
                 return
@@ -118,7 +120,7 @@ def test_a_broker_has_all_that_was_flushed(fast_dir: Path) -> None:  # noqa: F81
 
 
 def test_a_fault_does_no_harm_or_ends_the_log(fast_dir: Path) -> None:  # noqa: F811
-    """After an error it takes nothing more, and what is left is what a crash leaves."""
+    """After an error the log accepts nothing more, and leaves the state of a crash."""
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
     counts = Counts("append, faults")
     for_every_fault(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts,
@@ -128,8 +130,8 @@ def test_a_fault_does_no_harm_or_ends_the_log(fast_dir: Path) -> None:  # noqa: 
 
 @pytest.mark.interop
 def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Also when nothing that was appended is left: no checkpoint says where it began."""
-    opened: list[int] = []  # operations that were done then
+    """Also if no appended data is left: no checkpoint contains its start."""
+    opened: list[int] = []  # number of operations done at opening
 
     def action(fs: RecordingFileSystem, root: Path) -> None:
         opened.clear()
@@ -175,7 +177,7 @@ def test_kafka_recovers_what_was_flushed(preallocate: bool, kafka: Kafka, fast_d
 
 
 def _end(log: bytes) -> int:
-    """The offset behind the last batch."""
+    """Return the offset after the last batch."""
     at = end = 0
     while at < len(log):
         size = int.from_bytes(log[at + 8 : at + 12], "big") + 12

@@ -1,8 +1,8 @@
 """Stop before every file operation of whole compactions, of the recovery, and of the run after it.
 
-At every stop: as it is, after a power cut and after partial ones. What a broker would find holds promises 1 and 2,
-no checkpoint is ahead of its segments, and our next run ends as the dull twin says it must (promise 5).
-KEYTAIL_SOAK=1 takes more of everything, KEYTAIL_SEED repeats the random log dirs of a run.
+At every stop: the state as it is, after a power cut and after partial ones. What a broker finds meets promises 1 and
+2, no checkpoint is ahead of its segments, and our next run has the result of the reference model (promise 5).
+KEYTAIL_SOAK=1 tries more of everything, KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SHAPES = {
         )
     ),
 }  # fmt: skip
-# Merges pass every step of a replacement; a lost order of names shows in few of the partial power cuts.
+# Merges pass every step of a replacement; only few of the partial power cuts show a lost order of names.
 MOST_CUTS = "merges"
 IN_CHECK = "several groups, and producers that must stay known"
 RANDOM = 20 if SOAK else 1
@@ -103,7 +103,7 @@ def test_every_stop_of_a_compaction_and_of_the_run_after_it(
     explorer.explore()
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {explorer}; losses 0")
-    if name in SHAPES:  # a random log may be compacted into itself
+    if name in SHAPES:  # a random log may compact to itself
         assert explorer.first.distinct_states > 50
         assert explorer.recoveries.distinct_states > 10
 
@@ -152,7 +152,7 @@ def digest_after_a_run(log_dir: LogDir, root: Path) -> str:
 
 
 def check_next_run(log_dir: LogDir, state: Visit, undisturbed: str, settled: Settled) -> None:
-    """Promise 5; the directory is as clean as after an undisturbed run, and one more run changes nothing."""
+    """Check promise 5; no more files than after an undisturbed run, and a further run changes nothing."""
     run = expect(log_dir, state.found)
     found, digest = settled.run(log_dir, state)
     judge(log_dir, found, run, ended=True)
@@ -164,15 +164,18 @@ def check_next_run(log_dir: LogDir, state: Visit, undisturbed: str, settled: Set
 
 @dataclass
 class Settled:
-    """The ends of next runs. A run begins with a recovery, and recoveries end in few states: from each of these one
-    whole run is made of every kind of leftovers that there can be before it. What is left of the others, once they have
-    been recovered, is what was left there, to the byte, and so is their end; KEYTAIL_SOAK=1 runs them all."""
+    """Caches the results of next runs. A run begins with a recovery, and recoveries end in few states.
+
+    From each of these, one whole run is made for every kind of leftovers before it. Other states with the same kinds
+    of leftovers are equal to the byte after recovery, and therefore have the same result; KEYTAIL_SOAK=1 runs them
+    all.
+    """
 
     ends: dict[tuple[object, ...], tuple[Found, str]] = field(default_factory=dict)
-    again: set[str] = field(default_factory=set)  # the ends, with their logs' times, after which nothing changes
+    again: set[str] = field(default_factory=set)  # results, with their logs' times, that a further run leaves unchanged
 
     def run(self, log_dir: LogDir, state: Visit) -> tuple[Found, str]:
-        """What a broker finds at the end, and the digest of it all."""
+        """Return what a broker finds at the end, and the digest of all files."""
         left = state.state.tree
         kinds = frozenset(Path(name).suffix for name in left)
         log_dir.recover(LOCAL, state.root)
@@ -197,7 +200,7 @@ class Settled:
 
 
 def check_names(log: Log, found: Found, path: Path) -> None:
-    """Nothing is left over; a snapshot for each segment (the first has none) and for the log end."""
+    """Check that nothing is left over, and that each segment but the first, and the log end, has a snapshot."""
     bases = found.logs[log.name].segments
     assert log.end == end_of({base: segment.log for base, segment in bases.items()})
     expected = {"leader-epoch-checkpoint", f"{log.end:020d}.snapshot"}

@@ -1,5 +1,8 @@
-"""Stop before every file operation of `expire`, or let it fail: nothing that is to stay is lost, what is served is the
-log as it was or as it is to be, and the next run, or a broker, finishes; and the states that EXPIRE.md tabulates."""
+"""Stop before every file operation of `expire`, or let it fail.
+
+No data that must be retained is lost, a broker serves the log as before or as intended, and the next run, or a
+broker, completes the work. Also tests the states tabulated in EXPIRE.md.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ from tests.reference.loader import load
 
 SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)}
 END = 34
-NOW_MS = 1_000_025  # when records of offset n have the time 1,000,000 + n
+NOW_MS = 1_000_025  # records of offset n have the timestamp 1,000,000 + n
 BY_TIME = Retention(retention_ms=5)
 UNLIMITED = Retention(retention_ms=-1)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A log dir, the retention that is applied to it, and the base of the first segment that stays."""
+    """A log dir, the retention that is applied to it, and the base offset of the first retained segment."""
 
     retention: Retention
     first: int
@@ -86,7 +89,7 @@ def look(fs: FileSystem, root: Path) -> tuple[PartitionFacts, int | None]:
 
 
 def run(fs: FileSystem, root: Path, retention: Retention) -> Failed | None:
-    """What an executing `expire` does to a partition."""
+    """Run an executing `expire` on a partition."""
     facts, _ = look(fs, root)
     if facts.leftovers:
         recover(fs, facts.path)
@@ -109,7 +112,7 @@ def checkpoints(root: Path) -> dict[str, dict[tuple[str, int], int]]:
 
 
 def served(root: Path) -> tuple[int, list[int], int]:
-    """What a broker serves that starts here: from which offset, which offsets, up to where."""
+    """Return what a broker that starts here serves: the start offset, the offsets, the end offset."""
     loaded = load(root / PARTITION)
     first = min(loaded.segments)
     start = max(read_offsets(LOCAL, str(root / "log-start-offset-checkpoint")).get(("orders", 0), 0), first)
@@ -143,7 +146,7 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
         if found[0] == before[0] != after[0]:
             assert found == before, "part of the log is gone before the log start says so"
         elif state.fault is not None and "ENOSPC" in str(state.fault) and found != after:
-            # On a full disk the oldest segment goes first.
+            # On a full disk the oldest segment is removed first.
             start = max(10, case.log_start or 0)
             assert found == (start, list(range(start, END)), END)
             if case.log_start is not None and case.log_start < 10:
@@ -154,7 +157,7 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
         assert stays.items() <= files.items(), "what is to stay is not as it was"
         if state.action_ended:
             assert files == left
-        # Once the log start is there, no setting is needed to finish.
+        # Once the log start offset is written, completing the work needs no setting.
         retention = UNLIMITED if found[0] == after[0] != before[0] else case.retention
         assert run(LOCAL, state.root, retention) is None
         assert partition_files(state.root) == left
@@ -174,7 +177,7 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("name", ["by time", "by size, an entry below", "all"])
 def test_on_a_full_disk_the_oldest_segment_makes_room(name: str, tmp_path: Path) -> None:
-    """Nothing can be made or written before something was unlinked."""
+    """Nothing can be created or written before something was unlinked."""
     case = CASES[name]
     for root in (tmp_path / "roomy", tmp_path / "full"):
         case.make(root)
@@ -188,7 +191,7 @@ def test_on_a_full_disk_the_oldest_segment_makes_room(name: str, tmp_path: Path)
 
 
 class FullDisk(FileSystem):
-    """Gives no room for anything new until a `.log` has been unlinked."""
+    """Has no space for anything new until a `.log` has been unlinked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +212,7 @@ class FullDisk(FileSystem):
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["by time", "all"])
 def test_kafka_starts_on_every_stop(name: str, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Its loader finds the log as it was or as it is to be, and its own retention finishes what was begun."""
+    """Its loader finds the log as before or as intended, and its own retention completes what was begun."""
     case = CASES[name]
 
     def check(state: State) -> None:
@@ -276,7 +279,7 @@ def row_7(root: Path) -> None:
     run(LOCAL, root, BY_TIME)
 
 
-# From where a broker serves that starts.
+# The offset from which a starting broker serves.
 ROWS: dict[int, tuple[Callable[[Path], None], int]] = {
     1: (row_1, 0), 2: (row_2, 20), 3: (row_3, 20), 4: (row_4, 20), 5: (row_5, 20), 6: (row_6, 20), 7: (row_7, 20),
 }  # fmt: skip

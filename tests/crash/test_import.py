@@ -1,5 +1,8 @@
-"""Stop before every file operation of an import, and let it fail: a broker finds all of it or nothing, the producers'
-state is never lost, and the next run ends with the import in the partition once."""
+"""Stop before every file operation of an import, and let it fail.
+
+A broker finds all of it or nothing, the producers' state is never lost, and after the next run the partition contains
+the import once.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
-    """Of one replica, as a broker that starts finds them."""
+    """Return the logs of one replica, as a starting broker finds them."""
     return {base: one.log for base, one in load_alike(case.dirs(root)[number] / PARTITION).segments.items() if one.log}
 
 
@@ -47,7 +50,7 @@ def records_in(logs: dict[int, bytes]) -> list[Rec]:
 
 
 def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, bytes], number: int = 0) -> bool:
-    """Whether a broker finds the import. AssertionError for anything but all of it or nothing."""
+    """Return whether a broker finds the import. AssertionError for anything but all of it or nothing."""
     path = case.dirs(root)[number] / PARTITION
     loaded = load_alike(path)
     logs = logs_of(case, root, number)
@@ -77,7 +80,7 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
 
 
 def drive(case: Case, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-    """What the driver does, with a task in this process."""
+    """Run what the driver runs, with a task in this process."""
     replicas = case.replicas(fs, root)
     if reasons := [reason for replica in replicas for reason in refusals(replica.facts, RULES)]:
         return Failed(tuple(reasons))
@@ -102,7 +105,7 @@ def expected_logs(case: Case, tmp_path: Path) -> tuple[dict[int, bytes], dict[in
 def check_of_one(
     case: Case, before: dict[int, bytes], after: dict[int, bytes], names: set[str]
 ) -> Callable[[State], None]:
-    """`names` are the files of an import that nothing disturbed."""
+    """Return the check for one replica. `names` are the files of an undisturbed import."""
 
     def check(state: State) -> None:
         is_there = judge(case, state.root, before, after)
@@ -120,7 +123,7 @@ def check_of_one(
 
 
 def check_of_two(case: Case, before: dict[int, bytes], after: dict[int, bytes]) -> Callable[[State], None]:
-    """That the second replica has nothing which the first one lacks."""
+    """Return the check that the second replica has nothing that the first one lacks."""
 
     def check(state: State) -> None:
         first, second = (judge(case, state.root, before, after, number) for number in (0, 1))
@@ -186,7 +189,7 @@ def test_replicas_never_differ_but_by_the_whole_import_at_every_fault(
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    """Of the whole import, and of a run that finds it in the first replica only."""
+    """Faults of the whole import, and of a run that finds it only in the first replica."""
     case, counts = TWO_REPLICAS, Counts("import into two replicas, faults")
     before, after = expected_logs(case, tmp_path)
 
@@ -233,7 +236,7 @@ def test_kafka_finds_all_or_nothing_at_every_stop(
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    """Kafka's own loader; and a run after a broker has started on what was left."""
+    """Uses Kafka's own loader; also tests a run after a broker has started on the remaining files."""
     case, counts = CASES[name], Counts("import, opened by Kafka")
     before, after = expected_logs(case, tmp_path)
     known = producers_of(tmp_path / "whole", case, kafka)
@@ -286,7 +289,7 @@ def test_every_stop_of_the_second_run_too(
 
     def again(begin: State) -> None:
         digest = digest_of_rest(begin.tree)
-        if digest in begun:  # scratch files are removed first, and nobody reads them
+        if digest in begun:  # scratch files are removed first and never read
             return
         begun.add(digest)
 

@@ -1,9 +1,8 @@
-"""Stop before every file operation, and let it fail, of runs out of place: into nothing, and into a tree of an earlier
-run of which one partition has changed since.
+"""Stop before every file operation, and let it fail, of runs out of place: into an empty target, and into the tree of
+an earlier run of which one partition has changed since.
 
-Whatever is left, the source is as it was to the byte and the time; no broker can start on a target that is not whole;
-each partition there that counts as done is one of the states that it may have; and the next run ends in the tree that
-an undisturbed run makes.
+In every state the source is unchanged in bytes and times; no broker can start on an incomplete target; each partition
+there that counts as done has one of its permitted states; and the next run ends with the tree of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from tests.crash.driver import SOAK, Counts, Failed, State, for_every_fault, for
 from tests.crash.trees import Tree, read_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
 
-# One that is compacted, with a tombstone in a later group than what it deletes, and one that is copied.
+# One is compacted, with a tombstone in a later group than the record it deletes, and one is copied.
 LOGS = LogDir(
     (
         Log("orders-0", [["a:1 b:1", "x:1"], ["a:2 x:2"], ["! a:- x:-"], ["y:1"]]),
@@ -54,7 +53,7 @@ SETTINGS = (
 
 
 def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = None) -> list[ResultRow]:
-    """As the verb does it, in this process."""
+    """Run as the command does, in this process."""
     request = Request(
         choice=Choice(log_dirs=(str(root / "logs"),)),
         configuration=Configuration(from_command_line(SETTINGS), topics_have_no_overrides=True),
@@ -81,7 +80,7 @@ def _here(fs: FileSystem) -> Iterator[None]:
 
     context = SimpleNamespace(defaultParallelism=1, master="local[1]")
     with (
-        # tests/log/test_lock.py has their faults.
+        # tests/log/test_lock.py tests their faults.
         patch.object(out_of_place, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
         patch.object(out_of_place, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
@@ -97,7 +96,7 @@ def told(fs: FileSystem, root: Path) -> Failed:
 
 
 def without_records(tree: Tree, prefix: str) -> Tree:
-    """Below `prefix`: names and contents, times but of the log dir's own files; of records only that they are there."""
+    """Return names and contents below `prefix`; times except of the log dir's own files; records only by presence."""
     found: Tree = {}
     for path, (content, mtime_ns) in tree.items():
         if path.startswith(prefix):
@@ -117,7 +116,7 @@ def make_first(root: Path) -> None:
 
 
 def make_again(root: Path) -> None:
-    """The target is of the log dir as it was; then orders-0 has got a segment."""
+    """Create a target of the log dir as it was; then add a segment to orders-0."""
     make_first(root)
     run(LOCAL, root)
     os.rename(root / "logs", root / "before")

@@ -1,7 +1,8 @@
-"""An object store that fails at one call after the other, from then on or once: what is counted as done there is whole,
-no broker can start on what is not, and the next run ends in the objects that an undisturbed one makes.
+"""An object store that fails at each call in turn, once or permanently.
 
-CI takes a fifth of the calls, by the seed; `make crash` takes all."""
+Whatever counts as done there is complete, no broker can start on anything incomplete, and the next run ends with the
+objects of an undisturbed one. CI tries a fifth of the calls, selected by the seed; `make crash` tries all.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,10 @@ URI = "s3://bucket/backup"
 
 
 class Memory:
-    """What of pyarrow's filesystems is used, over a dictionary: an object is there when it is closed. Call `fails_at`
-    fails, and with `lasting` all that follow."""
+    """The used part of pyarrow's filesystems, over a dictionary: an object exists once it is closed.
+
+    Call `fails_at` fails, and with `lasting` all that follow.
+    """
 
     type_name = "memory"
 
@@ -89,7 +92,7 @@ class _Object(io.BytesIO):
 
 
 def send(root: Path, remote: Memory, scratch: Path) -> list[ResultRow] | str:
-    """The rows of a run, or what ended it."""
+    """Return the rows of a run, or the exception that ended it."""
     with (
         patch.object(object_store, "_connected", lambda uri: (remote, "bucket/backup")),
         patch.object(Target, "found", Target._found),

@@ -1,5 +1,5 @@
-"""Stop before every file operation of a rebuild: each file is as it was or right, no broker takes half for whole, and
-the next run ends as an undisturbed one."""
+"""Stop before every file operation of a rebuild: each file is unchanged or correct, no broker accepts an incomplete
+one, and the next run has the result of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIGS = {"cleanup.policy": "compact", "segment.index.bytes": "8192", "index.in
 
 
 def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-    """What an executing `rebuild-index` does, but for locks and Spark."""
+    """Run an executing `rebuild-index` without locks and Spark."""
     [listing] = survey_log_dirs(fs, [str(root)])
     [entry] = listing.partitions
     recover(fs, entry.path)
@@ -58,7 +58,7 @@ def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
 
 
 def spoil(root: Path, *, only_what_a_broker_mends: bool) -> None:
-    """Of each segment something else is missing or wrong."""
+    """Remove or damage another file of each segment."""
     path = root / NAME
 
     def file(number: int, suffix: str) -> Path:
@@ -69,7 +69,7 @@ def spoil(root: Path, *, only_what_a_broker_mends: bool) -> None:
     file(2, ".index").unlink()
     file(2, ".timeindex").unlink()
     if only_what_a_broker_mends:
-        for snapshot in path.glob("*.snapshot"):  # those that the log dir is made with know of no producer
+        for snapshot in path.glob("*.snapshot"):  # those that the log dir is created with contain no producers
             if int(snapshot.stem) in BASES:
                 snapshot.unlink()
         return
@@ -113,7 +113,7 @@ def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[s
         for base in BASES:
             stem = f"{base:020d}"
             if f"{stem}.index" in found and f"{stem}.index" not in before:
-                for suffix in (".timeindex", ".txnindex"):  # which a broker does not make once there is a `.index`
+                for suffix in (".timeindex", ".txnindex"):  # a broker does not rebuild these if a `.index` exists
                     assert found.get(stem + suffix) == after.get(stem + suffix), stem + suffix
         assert found == after or not state.action_ended
         run(LOCAL, state.root, "r2")
@@ -134,7 +134,7 @@ def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.interop
 def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Where a broker can mend by itself what is missing, it finds at every stop what it finds without us."""
+    """If a broker can rebuild the missing files itself, it finds the same logs at every stop as without us."""
     spoiled = fast_dir / "spoiled"
     LOG_DIR.make(spoiled)
     spoil(spoiled, only_what_a_broker_mends=True)

@@ -1,5 +1,5 @@
-"""Stop before every file operation of a replacement, and again in its recovery: never less than all sources or
-all outputs, by the model of Kafka's loader, and the recovery ends with one of the two and nothing else."""
+"""Stop before every file operation of a replacement, and again in its recovery: the model of Kafka's loader always
+finds all sources or all outputs, and the recovery ends with exactly one of the two."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ class _FewLinks:
 
 @pytest.mark.parametrize("links", [1, 2])
 def test_every_stop_where_the_file_system_refuses_hard_links_midway(links: int, fast_dir: Path) -> None:  # noqa: F811
-    """The names given before are gone for good before anything is renamed: beside a `.log` with its final name they
-    would pass for indexes that a broker has rebuilt, and the other index files would be removed."""
+    """The names created before are permanently removed before anything is renamed: beside a `.log` with its final
+    name a broker would treat them as rebuilt indexes, and the other index files would be removed."""
     partition = CASES["one by itself, with a transaction index that stays"]
 
     def commit(fs: FileSystem, root: Path) -> None:
@@ -161,7 +161,7 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What a failed operation leaves, a broker and the recovery take as they take what a stop leaves."""
+    """A broker and the recovery handle the state after a failed operation like that after a stop."""
     partition = CASES[name]
     counts, in_recovery = Counts("replacement of segments"), Counts("recovery")
     settled: Settled = {}
@@ -198,11 +198,11 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
     assert counts.faults > 10
 
 
-Settled = dict[str, list[bool]]  # of a test: what was recovered, and judged; recoveries end in few states
+Settled = dict[str, list[bool]]  # by digest, the checked results of recoveries in a test; they end in few states
 
 
 def recover_for_good(partition: Partition, root: Path, settled: Settled) -> list[bool]:
-    """Afterwards nothing is left over, sources are untouched or replaced, and there is nothing more to do."""
+    """Recover; then nothing is left over, sources are untouched or replaced, and a second recovery does nothing."""
     recover(LOCAL, str(root / PARTITION))
     digest = digest_of(root)
     if digest not in settled:

@@ -1,7 +1,7 @@
 """Kafka's own loader opens every state that a stopped replacement, or its stopped recovery, leaves.
 
-It must find what the model in tests/reference/loader.py finds (so that the model can be trusted), each record
-again by its offset through the indexes, and by that all sources or all outputs.
+It must find the same as the model in tests/reference/loader.py (which validates the model), each record again by its
+offset through the indexes, and therefore all sources or all outputs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_kafka_opens_what_stops_and_faults_of_a_compaction_leave(
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each state once: the offsets that the model finds, and by the indexes each of them again."""
+    """Each state once: the offsets that the model finds, and each of them again through the indexes."""
     log_dir, counts = SHAPES[name], Counts("compaction, opened by Kafka")
     opened: set[str] = set()
 
@@ -136,7 +136,7 @@ def test_kafka_does_what_the_row_of_the_table_says(
             kafka.load(d.path, configs=CONFIGS)
         return
     loaded = kafka.load(d.path, configs=CONFIGS)
-    if number == 24:  # taken over as it is; the index points at the cut batch, so no source is deleted
+    if number == 24:  # loaded unchanged; the index points at the truncated batch, so no source is deleted
         assert loaded.segment_bases == [0, 10, 20, 30]
         assert [record.offset for record in loaded.records][:6] == [1, 4, 8, 12, 15, 23]
         return

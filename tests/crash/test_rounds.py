@@ -1,7 +1,8 @@
 """Stop before, and fail, every file operation of compactions in rounds of one group each.
 
-Between rounds the state is one that a compaction in one round passes as well, so that the judges are the same: a
-broker finds promises 1 and 2, no checkpoint is ahead of its segments, and the next run ends as the dull twin says.
+Between rounds the state is one that a compaction in one round also passes, so that the checks are the same: what a
+broker finds meets promises 1 and 2, no checkpoint is ahead of its segments, and the next run has the result of the
+reference model.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.interop.conftest import fast_dir  # noqa: F401
 
 
 class InRounds(LogDir):
-    """Each group is written when those before it have been replaced, even if the next run does all at once."""
+    """Writes each group after those before it have been replaced; the next run may do all at once."""
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         with (
@@ -91,7 +92,7 @@ def test_every_stop_and_fault_of_rounds(
 
 
 def test_a_run_between_rounds_is_there(fast_dir: Path) -> None:  # noqa: F811
-    """The tests above stop in states between rounds: what a stopped one left is as after its last group."""
+    """The tests above stop in states between rounds: a stopped round leaves the state after its last group."""
     logs, join = SHAPES_OF_ROUNDS["rounds in the clean section"]
     log_dir = InRounds(logs, join)
     log_dir.make(fast_dir / "run")

@@ -1,4 +1,4 @@
-"""Stop before every file operation that makes a snapshot or leader epochs anew: there is the old file, or the new."""
+"""Stop before every file operation that rebuilds a snapshot or leader epochs: the file is the old or the new one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stop before every file operation of a cut: a broker that recovers what is left, and keytail run again, end with
-the same log; and the states that TAIL.md tabulates."""
+"""Stop before every file operation of a truncation: a broker that recovers the remaining files, and a further run of
+keytail, end with the same log. Also tests the states tabulated in TAIL.md."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
         assert checkpoints_of(state.root) == after
 
     for_every_stop(torn.make, cut, check, work_dir=tmp_path / "work", counts=counts, partial_cuts=2)
-    # `find` takes what it cannot read for torn, as a run does not: faults are of the cut itself. Where the fsync of
-    # the cut log fails the tear may come back with a power cut: then it is found, and cut, again.
+    # `find` treats unreadable data as torn, unlike a run: only the truncation itself gets faults. If the fsync of the
+    # truncated log fails, the torn tail may reappear after a power cut: then it is found and truncated again.
     tail = find(tmp_path / "origin")
     for_every_fault(
         torn.make, lambda fs, root: cut_as_found(fs, root, tail), check,
@@ -134,7 +134,7 @@ def row_9(root: Path) -> None:
     (root / PARTITION / f"{10:020d}.log").write_bytes(CUT[10])
 
 
-# What a broker ends with, and what keytail does.
+# The results of a broker, and of keytail.
 ROWS: dict[int, tuple[Callable[[Path], None], dict[int, bytes], dict[int, bytes]]] = {
     1: (row_1, CUT, CUT),
     2: (row_2, CUT, CUT),

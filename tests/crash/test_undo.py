@@ -1,8 +1,8 @@
 """Stop before every file operation, and let it fail, of compactions that keep originals, and of undoing them.
 
-From whatever is left of the first, undo gives back what was there before, to the byte, the time and the checkpoint.
-From whatever is left of the second a broker loses nothing, and undo, run again, ends as if nothing had been.
-KEYTAIL_SOAK=1 takes more of everything, KEYTAIL_SEED repeats the random log dirs of a run.
+From every state of the first, undo restores the previous files to the byte, the time and the checkpoint. From every
+state of the second a broker loses nothing, and undo, run again, has the result of an undisturbed one. KEYTAIL_SOAK=1
+tries more of everything, KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SHAPES: dict[str, LogDir] = {
     ),
 }  # fmt: skip
 ALL = [*SHAPES, *(f"random {number}" for number in range(20))]
-# A lost order of names shows in few of the partial power cuts.
+# Only few of the partial power cuts show a lost order of names.
 MOST_CUTS = ("an output that ends below its last sources", COPIES)
 
 
@@ -69,20 +69,20 @@ def shape(name: str) -> LogDir:
 
 
 def run_undo(fs: FileSystem, root: Path, run_id: str = "r1") -> list[UndoRow]:
-    """As the verb does it, in a copy of the log dir that the run was in."""
+    """Run undo as the command does, in a copy of the log dir that the run was in."""
     logs = (str(root / "logs"),)
     return undo(Request(str(root / KEPT), run_id, logs, execute=True, shared_storage=True), fs)
 
 
 def undo_all(fs: FileSystem, root: Path) -> Failed:
-    # tests/log/test_lock.py has the faults of the lock.
+    # tests/log/test_lock.py tests the faults of the lock.
     with patch("keytail.undo.command.hold", lambda *_: contextlib.nullcontext()):
         rows = run_undo(fs, root)
     return Failed(tuple(row.error for row in rows if row.status not in ("undone", "clean")))
 
 
 def tree(root: Path) -> Tree:
-    """What a partition's broker reads, with times; checkpoints by their entries."""
+    """Return what a partition's broker reads, with times; checkpoints by their entries."""
     files = {
         str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in sorted(root.rglob("*"))
@@ -119,7 +119,7 @@ def test_whatever_a_compaction_leaves_can_be_undone(
             assert all((entry_of(state.root, log) / MANIFEST).exists() for log in log_dir.logs)
         for log in log_dir.logs:
             log.judge_loaded(load_alike(logs / log.name))
-        log_dir.recover(LOCAL, logs)  # the model of a broker finds the originals where nothing was kept
+        log_dir.recover(LOCAL, logs)  # if nothing was kept, the model of a broker finds the originals
         begun = (state.root / KEPT / "r1").exists()
         rows = {row.name: row for row in (run_undo(LOCAL, state.root) if begun and any_entry(state.root) else [])}
         found = tree(logs)

@@ -1,4 +1,4 @@
-"""Directories as values: what a state is before anybody asks for it on a disk."""
+"""Directories as values: states that are not yet written to a disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_tree(root: Path) -> Tree:
 
 
 def write_tree(tree: Mapping[str, tuple[bytes, int]], root: Path) -> None:
-    """Makes `root`. The files get their times, not their rights."""
+    """Create `root`. The files get their times, not their permissions."""
     os.makedirs(root)
     for name, (content, mtime_ns) in tree.items():
         path = f"{root}/{name}"
@@ -36,7 +36,7 @@ def write_tree(tree: Mapping[str, tuple[bytes, int]], root: Path) -> None:
 
 
 def remove_tree(root: Path) -> None:
-    """Nobody else is there: no race is to be lost, as by `shutil.rmtree`."""
+    """Remove a directory. No other process uses it, so the race protection of `shutil.rmtree` is not needed."""
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -47,7 +47,7 @@ def remove_tree(root: Path) -> None:
 
 
 def digest_of_tree(tree: Mapping[str, tuple[bytes, int]], *, times_of: str = "") -> str:
-    """Of names and contents, and of the times of files whose names end in `times_of`."""
+    """Return a digest of names and contents, and of the times of files whose names end in `times_of`."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tree):
         content, mtime_ns = tree[name]

@@ -1,4 +1,4 @@
-"""Blocks opened and made in parts: the same bytes, and the same refusals, as of a whole block."""
+"""Blocks decompressed and compressed in parts: the same bytes, and the same errors, as for a whole block."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_what_is_made_in_parts_is_opened_as_a_whole(codec: int, parts: list[byte
     packer = compressor(codec)
     packed = b"".join([*(packer.compress(part) for part in parts), packer.flush()])
     if codec == SNAPPY and not any(parts):
-        return  # a framing without a block, which the rewrite of a batch never makes
+        return  # a framing without a block, which rewriting a batch never produces
     assert bytes(decompress(codec, packed)) == b"".join(parts)
 
 
 def test_a_chunk_of_snappy_that_is_too_large_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "1000")
-    assert joined(SNAPPY, compress(SNAPPY, bytes(5000)), 1) == bytes(5000)  # within a part, as every producer's is
+    assert joined(SNAPPY, compress(SNAPPY, bytes(5000)), 1) == bytes(5000)  # within a part, as from every producer
     with pytest.raises(TooLarge, match="a snappy chunk decompresses to 5000000 bytes"):
         joined(SNAPPY, bytes(cramjam.snappy.compress_raw(bytes(5_000_000))), 1)
     with pytest.raises(ValueError, match="declares 4294967295"):

@@ -1,4 +1,4 @@
-"""A batch from a few records is the twin's, byte for byte."""
+"""A batch from a few records equals that of the reference model, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records divided among partitions: each finds its own in its cell, in order, as they were."""
+"""Records partitioned into cells: each cell contains its own records, in order and unchanged."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ part = st.tuples(st.booleans(), st.lists(st.tuples(st.integers(-2, 4), row), max
 
 
 def columns_of(rows, with_headers, before=0):
-    """Columns that begin somewhere in their data, as those of a slice do."""
+    """Return columns that begin somewhere in their data, like those of a slice."""
     records = [Rec(n, t, k, v, tuple(h)) for n, (t, k, v, h) in enumerate(rows)]
     skipped = [Rec(0, 1, b"before", None, ((b"n", b"o"),))] * before + records
     times = np.array([rec.timestamp for rec in skipped], np.int64)
@@ -49,7 +49,7 @@ def rows_of(columns):
 @given(st.lists(st.lists(part, min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 2))
 def test_each_partition_finds_its_records_in_their_order(chunks, before):
     divider = Divider(5)
-    for chunk in chunks:  # in the same memory
+    for chunk in chunks:  # all in the same memory
         parts = [columns_of([given for _, given in rows], with_headers, before) for with_headers, rows in chunk]
         partitions = [np.array([number for number, _ in rows], np.int32) for _, rows in chunk]
         expected = {}

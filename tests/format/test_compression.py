@@ -1,4 +1,4 @@
-"""What `decompress` takes and refuses: Kafka's readers, codec by codec (COMPRESSION.md), and its limit."""
+"""What `decompress` accepts and refuses: Kafka's readers, codec by codec (COMPRESSION.md), and its limit."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_refused_as_kafka_does(what: str) -> None:
 
 
 def test_zstd_with_an_impossible_size_is_refused() -> None:
-    """Kafka reads nothing from it, and then misses the records; a reason is of more use."""
+    """Kafka reads nothing from it, and then reports missing records; a reason is more useful."""
     frame = bytes.fromhex("28b52ffd c0 58") + b"\xfe" * 8 + bytes.fromhex("010000")
     with pytest.raises(ValueError, match="declares"):
         decompress(ZSTD, frame)
@@ -242,7 +242,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)
 
 @pytest.mark.long
 def test_a_bomb_is_refused_without_its_memory(tmp_path: Path) -> None:
-    """In a process of its own: the codecs' own allocations show only in the process's peak."""
+    """Runs in a separate process: the codecs' own allocations are visible only in the process's peak."""
     bombs = {f"{CODECS[codec]}-{codec}": _bomb(codec, 200 << 20) for codec in range(1, 5)}
     bombs["zstd that declares its size-4"] = zstd_frame(bytes(200 << 20))
     paths = [tmp_path / name for name in bombs]
@@ -259,7 +259,7 @@ def test_a_bomb_is_refused_without_its_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_a_bomb_of_many_pieces_is_refused(codec: int) -> None:
     piece = compress(codec, bytes(600_000))
-    if codec == LZ4:  # what follows a frame is not looked at
+    if codec == LZ4:  # bytes after a frame are not checked
         assert len(memoryview(decompress(codec, piece * 5, limit_bytes=600_000))) == 600_000
         return
     with pytest.raises(TooLarge, match="decompress to more"):

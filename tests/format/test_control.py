@@ -1,4 +1,4 @@
-"""Control records: types, versions, and what is too short (BATCH.md 3)."""
+"""Control records: types, versions, and records that are too short (BATCH.md 3)."""
 
 from __future__ import annotations
 

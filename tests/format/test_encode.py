@@ -1,4 +1,4 @@
-"""Batches made of columns: what our readers and the twin read back is what went in, whatever the codec."""
+"""Batches made of columns: our readers and the reference model read back the input, whatever the codec."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def columns_of(records: Sequence[Rec], width: type = np.int64) -> RecordColumns:
 
 
 def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> bytes:
-    """All bytes; each step's rows are what the reader of strides parses from its bytes."""
+    """Return all bytes; checks that each step's rows are those that the stride reader parses from its bytes."""
     options = {"leader_epoch": 4} | options
     parts = []
     for data, table in encode_batches(columns_of(records), base_offset=base_offset, **options):
@@ -98,7 +98,7 @@ def test_our_own_readers_read_what_went_in(tmp_path, codec):
                 times = table.records["timestamp_ms"].copy()
                 columns.append(RecordColumns(times, table.keys(), table.values(), table.headers()))
     assert batches > 10
-    # What was gathered from a log goes straight back into one.
+    # Columns gathered from a log can be encoded into a log again.
     offset, again = 0, b""
     for part in columns:
         for chunk, _ in encode_batches(part, base_offset=offset, leader_epoch=4, batch_bytes=3000):
@@ -143,7 +143,7 @@ def test_offsets_may_have_32_bits_and_arrays_be_read_only():
             array.flags.writeable = False
         (step,) = encode_batches(columns, base_offset=0, leader_epoch=0)
         assert step[0].tobytes() == expected
-    # Every second item of an array is an array, too.
+    # Arrays may be strided: here every second item of an array.
     apart = RecordColumns(columns.timestamps_ms, columns.keys, spread(columns.values), columns.headers)
     (step,) = encode_batches(apart, base_offset=0, leader_epoch=0)
     assert step[0].tobytes() == expected
@@ -207,7 +207,7 @@ def test_a_record_too_large_is_refused():
         records_of(drawn), max_message_bytes=len(batch) - 1
     )
     assert len(decode_log(encoded(records_of(drawn), max_message_bytes=len(batch)))) == 2
-    # The limit is on what is stored.
+    # The limit applies to the stored size.
     for codec in (GZIP, SNAPPY, LZ4, ZSTD):
         assert len(decode_log(encoded(records_of(drawn), max_message_bytes=len(batch) - 1, codec=codec))) == 2
 
@@ -236,7 +236,7 @@ def test_what_only_compression_takes_over_the_limit_stays_plain(codec):
     assert [batch.codec for batch in batches] == [NONE, codec]
     assert all_records(batches) == records
     assert max(batch.size for batch in batches) <= limit
-    # What fits to the byte stays compressed.
+    # A batch that exactly fits remains compressed.
     whole = encoded(records[1:], codec=codec)
     assert encoded(records[1:], codec=codec, max_message_bytes=len(whole)) == whole
 
@@ -258,7 +258,7 @@ def test_lengths_of_five_bytes():
     parsed, out = np.zeros(2, BATCH_TABLE), np.zeros(4, np.int64)
     batch_kernels.index_batches(steps[0][0], len(steps[0][0]), 0, -1, parsed, out)
     assert parsed.tolist() == steps[0][1].tolist()
-    # What we write, we open.
+    # Whatever we write can be read.
 
 
 @pytest.mark.parametrize("codec, levels", [(GZIP, (-1, 1, 9)), (LZ4, (1, 2, 9, 12, 17)), (ZSTD, (-131072, -1, 1, 12))])

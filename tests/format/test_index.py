@@ -16,7 +16,7 @@ i2, i4, i8 = (st.integers(-(2**bits), 2**bits - 1) for bits in (15, 31, 63))
 
 def test_offset_index_of_a_broker() -> None:
     entries = index.parse_offset_index(bytes.fromhex("0000000100000000 0000003200001068"))
-    assert entries.tolist() == [(1, 0), (50, 4200)]  # of base offset 100: 101 at 0, 150 at 4200
+    assert entries.tolist() == [(1, 0), (50, 4200)]  # base offset 100: 101 at 0, 150 at 4200
     assert entries["position"].dtype == np.int32
     assert entries.dtype.isnative
 

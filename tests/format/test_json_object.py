@@ -1,4 +1,4 @@
-"""JSON that somebody damaged or edited is an error of its file, however it is wrong."""
+"""JSON that was damaged or edited in any way is reported as an error of its file."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_number_that_no_field_has_is_damage() -> None:
 
 
 def test_no_file_is_parsed_in_another_way() -> None:
-    """But for Avro schemas, what one process gives to another of the same run, and Arrow's own text."""
+    """Exceptions are Avro schemas, data that one process passes to another of the same run, and Arrow's own text."""
     found = {str(path.relative_to(LIB)) for path in LIB.rglob("*.py") if re.search(r"json\.loads?\(", path.read_text())}
     own = {"export/avro.py", "run/watching.py", "import_/slices.py", "values.py"}
     assert found - own == {"format/json_object.py"}

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1: what is read and what is refused, held to the dull twin and to the page's bytes."""
+"""Messages of magic 0 and 1: what is read and refused, compared with the reference model and the page's bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ timestamps = st.one_of(st.just(-1), st.integers(-(2**63), 2**63 - 1), st.integer
 
 @st.composite
 def messages(draw: Any) -> tuple[int, list[Rec], bytes]:
-    """(magic, its records, its bytes): plain or compressed, one magic inside or both."""
+    """Draw (magic, its records, its bytes): plain or compressed, one inner magic or both."""
     magic = draw(st.integers(0, 1))
     offset = draw(st.one_of(st.integers(0, 9), st.integers(0, 2**62)))
     records = []
@@ -69,13 +69,13 @@ def messages(draw: Any) -> tuple[int, list[Rec], bytes]:
 
 
 def seen(rec: Rec, magic: int, append_time: int | None) -> Rec:
-    """As a consumer sees it."""
+    """Return the record as a consumer receives it."""
     time = -1 if magic == 0 else rec.timestamp if append_time is None else append_time
     return Rec(rec.offset, time, rec.key, rec.value)
 
 
 def read(data: bytes, **shifts: int) -> tuple[legacy.LegacyBatch, list[Rec]]:
-    """Summary and records through both functions, from memory that ends with the message."""
+    """Return summary and records from both functions, read from memory that ends with the message."""
     raw = guarded(b"\xff" + data)
     batch = legacy.summarize(raw, 1, len(data))
     base_offset = batch.base_offset + shifts.get("offset", 0)
@@ -119,7 +119,7 @@ def test_deltas_count_from_whatever_is_asked(case: tuple[int, list[Rec], bytes],
 
 
 def sequence(cases: list[tuple[int, list[Rec], bytes]]) -> tuple[bytes, list[Batch]]:
-    """The messages one after the other, those that would go back left out, with v2 batches between them."""
+    """Join the messages, without those that would go back in offset, with v2 batches between them."""
     data, last = b"", -1
     for number, (_, records, one) in enumerate(cases):
         if records[0].offset > last:
@@ -177,7 +177,7 @@ def test_absolute_and_relative_offsets() -> None:
         batch, records = read(encode_wrapper(K3, GZIP, magic=magic))
         assert (batch.base_offset, batch.last_offset) == (50, 57)
         assert [rec.offset for rec in records] == [50, 52, 57]
-    # Only the distances count: what a producer sent, and what an old cleaner left, do not begin at 0.
+    # Only the distances count: offsets sent by a producer, or left by an old cleaner, do not begin at 0.
     for first in (-3, 2, 900):
         _, records = read(encode_wrapper(K3, GZIP, inner_offsets=[first, first + 2, first + 7], offset=1000))
         assert [rec.offset for rec in records] == [993, 995, 1000]
@@ -335,10 +335,10 @@ def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, dat
         message[data.draw(st.integers(8, len(message) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([0, 0, 1, 5, 20, 40]))
     message = message[: max(len(message) - cut, 0)]
-    if len(message) > 16 and data.draw(st.booleans()):  # past the checks on sizes and the checksum
+    if len(message) > 16 and data.draw(st.booleans()):  # past the checks of sizes and checksum
         message[8:12] = (len(message) - 12).to_bytes(4, "big")
         message[12:16] = zlib.crc32(message[16:]).to_bytes(4, "big")
-    packed = len(message) > 17 and message[17] & 7  # damaged streams: the twin's libraries have their own minds
+    packed = len(message) > 17 and message[17] & 7  # damaged streams: the reference's libraries may decide otherwise
     try:
         expected: list[Rec] | None = list(decode_message(bytes(message)).records)
     except (ValueError, struct.error):
@@ -347,7 +347,7 @@ def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, dat
         raw = memory(bytes(message))
         try:
             batch = legacy.summarize(raw, 0, len(raw), 1 << 20)
-        except (ValueError, TooLarge):  # a damaged stream may state any length
+        except (ValueError, TooLarge):  # a damaged stream may contain any length
             assert expected is None or packed
             continue
         records = read(bytes(message))[1]

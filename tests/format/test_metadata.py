@@ -1,4 +1,4 @@
-"""Metadata records: Kafka's own bytes, the dull encoder's, and whatever else may stand there."""
+"""Metadata records: Kafka's own bytes, those of the reference encoder, and arbitrary other bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_cut_and_every_extra_byte_is_an_error(name: str) -> None:
 
 
 def as_newer(data: bytes, version: int, extra: bytes) -> bytes:
-    """The record with a later version number and fields behind those that are known."""
+    """Return the record with a later version number and fields after the known ones."""
     assert data[0] == 1
     assert data[2] < 0x80, "type and version are one byte each"
     return bytes([data[0], data[1], version]) + data[3:] + extra
@@ -68,7 +68,7 @@ def test_a_newer_version_is_known_by_its_leading_fields(name: str) -> None:
     known = EXPECTED[name]
     assert not isinstance(known, m.NewerRecord | m.OtherRecord)
     newer = m.parse_record(as_newer(PAGE[name], 7, b"\x01\x02\x03"))
-    if isinstance(known, m.PartitionChangeRecord):  # what changes is in tagged fields, which may begin elsewhere now
+    if isinstance(known, m.PartitionChangeRecord):  # its changes are in tagged fields, which may now begin elsewhere
         known = m.PartitionChangeRecord(known.topic_id, known.partition, None)
     assert newer == m.NewerRecord(PAGE[name][1], 7, known)
 

@@ -1,4 +1,4 @@
-"""File and directory names, made and taken apart: NAMES.md."""
+"""File and directory names, composed and parsed: NAMES.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes printed in the format pages are what the code reads and writes; the rules cited exist."""
+"""The code reads and writes the bytes printed in the format pages; the rules cited exist."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_compressed_blocks(codec: int) -> None:
     packed = blocks("COMPRESSION.md")[CODECS[codec]]
     _, block = _parts(blocks("BATCH.md")["two-records"])
     assert bytes(decompress(codec, packed)) == block
-    if CODECS[codec] in ("none", "snappy", "lz4", "zstd"):  # one literal: no encoder has a choice
+    if CODECS[codec] in ("none", "snappy", "lz4", "zstd"):  # one literal: an encoder has no choice
         assert compress(codec, block) == packed
 
 
@@ -179,7 +179,7 @@ def test_pages_fit_their_width(page: str) -> None:
 
 
 def test_what_code_cites_exists() -> None:
-    """`CLEANING.md 5.5` and `INDEX.md, "When an entry is written"` in any source name a rule or heading there."""
+    """Every `CLEANING.md 5.5` or `INDEX.md, "When an entry is written"` in a source is an existing rule or heading."""
     numbers, headings = {}, {}
     for page in PAGES:
         text = _page(page)

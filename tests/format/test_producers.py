@@ -1,4 +1,4 @@
-"""Producer snapshots: round trips, and every damage noticed (SNAPSHOT.md)."""
+"""Producer snapshots: round trips, and every damage is detected (SNAPSHOT.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and varints one at a time, against the dull twin and at every boundary (BATCH.md 2)."""
+"""Records and varints one at a time, compared with the reference model and at every boundary (BATCH.md 2)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A log dir that a real Kafka 4.3.1 broker wrote and closed cleanly, its topics, and every record it served.
 
-`unpack` puts a copy where a test or a demo wants it. The bytes are committed and their digests checked at
-each unpacking; how they were made is in generate.py, what they hold in README.md.
+`unpack` writes a copy for a test or a demo. The bytes are committed and their digests checked at each unpacking;
+generate.py creates them, README.md describes their contents.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MANIFEST = HERE / "manifest.json"
 RECORDS = HERE / "records.jsonl.xz"
 PROPERTIES = HERE / "server.properties"
 LOG_DIR = "kafka-logs"
-# Overrides that say nothing about a topic's files, which keytail's configuration does not know.
+# Overrides that do not concern a topic's files; keytail's configuration does not know them.
 NOT_ABOUT_FILES = frozenset({"min.insync.replicas", "unclean.leader.election.enable"})
 
 
 @dataclass(frozen=True)
 class GoldenTopic:
-    """A topic as its broker knew it; `configs` are its own overrides, `offsets` (start, end) by partition."""
+    """A topic as its broker reported it; `configs` are its own overrides, `offsets` (start, end) by partition."""
 
     name: str
     what: str
@@ -62,17 +62,17 @@ TOPICS: dict[str, GoldenTopic] = _topics(_MANIFEST)
 
 
 def manifest() -> dict[str, Any]:
-    """The whole manifest: `kafka`, `seed`, `cluster_id`, `node_id`, `generated_ms`, `topics`, `files`."""
+    """Return the whole manifest: `kafka`, `seed`, `cluster_id`, `node_id`, `generated_ms`, `topics`, `files`."""
     return _MANIFEST
 
 
 def partitions() -> list[tuple[str, int]]:
-    """Every partition but those of the metadata log, which no consumer reads."""
+    """Return every partition except those of the metadata log, which no consumer reads."""
     return [(topic.name, number) for topic in TOPICS.values() for number in range(topic.partitions)]
 
 
 def topic_config_arguments() -> list[str]:
-    """All settings of every topic that keytail knows of, as words of a command line: overrides, and each policy."""
+    """Return all settings of every topic that keytail supports, as command-line words: overrides and policies."""
     return ["--topics-have-no-overrides"] + [
         word
         for topic in TOPICS.values()
@@ -85,7 +85,8 @@ def topic_config_arguments() -> list[str]:
 def unpack(dest: str | os.PathLike[str]) -> Path:
     """Write the log dir to `dest`/kafka-logs, with its modification times, and return that path.
 
-    Beside it is `dest`/server.properties, whose log.dirs names it. ValueError if a byte is not as committed.
+    Also writes `dest`/server.properties, whose log.dirs refers to it. Raises ValueError if a byte differs from what
+    was committed.
     """
     log_dir = Path(dest).absolute() / LOG_DIR
     log_dir.mkdir(parents=True)
@@ -105,7 +106,8 @@ def unpack(dest: str | os.PathLike[str]) -> Path:
 
 
 def record_rows() -> Iterator[list[Any]]:
-    """Every record a consumer got before the broker stopped, by topic, partition, offset: a JSON array each.
+    """Return every record that a consumer received before the broker stopped, by topic, partition, offset: a JSON
+    array each.
 
     Fields: topic, partition, offset, timestamp, timestamp type, key, value, headers; bytes in base64.
     """

@@ -1,8 +1,8 @@
-"""Makes the golden log dir anew: starts a real broker, sends the workload, stops it, packs what it left.
+"""Regenerates the golden log dir: starts a real broker, sends the workload, stops it, packs its files.
 
-Run it as `python -m tests.golden.generate --overwrite`; without the flag it refuses, because every new set of
-bytes makes the repository larger for good. The same seed gives the same traffic, not the same bytes: a broker
-adds ids and times of its own.
+Run it as `python -m tests.golden.generate --overwrite`; without the flag it refuses, because every new version of the
+files makes the repository larger permanently. The same seed gives the same traffic, but not the same bytes: a broker
+adds its own ids and times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_log_dir(log_dir: Path, work_dir: Path, seed: int) -> tuple[dict[str, Any], list[Served]]:
-    """Send everything; the topics as the broker describes them, and all that it serves at the end."""
+    """Send everything; return the topics as the broker describes them, and all records that it serves at the end."""
     plan = topics(int(time.time() * 1000))
     cleaning = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200"}
     with BrokerClient() as client:
@@ -83,7 +83,7 @@ def _send(client: BrokerClient, plan: Iterable[Topic], seed: int, start: int) ->
         for partition in range(topic.partitions):
             for batch in traffic(topic, partition, seed, start):
                 client.produce(
-                    # Producers of the first broker are not used again: the next one listens elsewhere.
+                    # Producers of the first broker are not reused: the next broker has another port.
                     f"{topic.name} {batch.producer} {batch.codec}" + (" early" if start == 0 else ""),
                     topic.name,
                     partition,
@@ -109,8 +109,8 @@ def _transactions(client: BrokerClient) -> None:
 
 
 def _groups(client: BrokerClient) -> None:
-    """Offset commits, a batch of one record each, over several small segments."""
-    client.commit_offsets(GROUPS[0], "none", 0, [1])  # makes the topic
+    """Commit offsets, in batches of one record each, over several small segments."""
+    client.commit_offsets(GROUPS[0], "none", 0, [1])  # creates the topic
     client.alter_configs("__consumer_offsets", {"internal.segment.bytes": "8192"})
     for number, group in enumerate(GROUPS):
         client.commit_offsets(group, "none", number % 2, range(2, 90), note=f"by {group}")
@@ -121,7 +121,7 @@ def _groups(client: BrokerClient) -> None:
 
 
 def _wrapping_sequence(client: BrokerClient) -> None:
-    """Two batches of one producer, the first of which passes the largest sequence."""
+    """Send two batches of one producer, the first of which passes the largest sequence."""
     for base, count in ((2**31 - 8, 20), (12, 5)):
         at_ms = START_MS + 90_000_000 + base % 100
         records = [(at_ms + number, b"wrap-%d" % number, b"at %d" % base) for number in range(count)]

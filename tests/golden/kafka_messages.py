@@ -42,7 +42,7 @@ from keytail.format.messages import NEVER, Definition
 
 
 def definitions(jar_paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Each message definition of the jars by its name."""
+    """Return each message definition of the jars by its name."""
     found = {}
     for path in jar_paths:
         with zipfile.ZipFile(path) as jar:
@@ -54,7 +54,7 @@ def definitions(jar_paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _span(versions: str) -> tuple[int, int]:
-    """First and last version; `none` is a first version that no message has."""
+    """Return the first and last version; `none` is a first version that no message has."""
     if versions == "none":
         return NEVER, NEVER
     match = _VERSIONS.fullmatch(versions)
@@ -86,7 +86,7 @@ def _fields(fields: Iterable[Mapping[str, Any]], structs: Mapping[str, Any], par
 
 
 def line(definition: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Newest version, first flexible version and fields of a definition."""
+    """Return the latest version, the first flexible version and the fields of a definition."""
     structs = {struct["name"]: struct["fields"] for struct in definition.get("commonStructs", ())}
     newest = _span(definition["validVersions"])[1]
     return (
@@ -114,7 +114,7 @@ def _table(name: str, comment: str, rows: Iterable[tuple[int | str, Mapping[str,
 
 
 def module(found: Mapping[str, Mapping[str, Any]], version: str) -> str:
-    """The text of the module."""
+    """Return the text of the module."""
 
     def of(kind: str, prefixes: tuple[str, ...]) -> list[tuple[int | str, Mapping[str, Any]]]:
         return [
@@ -141,7 +141,7 @@ def module(found: Mapping[str, Mapping[str, Any]], version: str) -> str:
 
 
 def current() -> str:
-    """The module as Kafka's jars have it now."""
+    """Return the module as generated from Kafka's present jars."""
     paths = sorted(kafka_jars().glob("kafka-*.jar"))
     version = next(path.stem.rpartition("-")[2] for path in paths if path.name.startswith("kafka-metadata-"))
     return module(definitions(paths), version)

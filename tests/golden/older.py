@@ -1,7 +1,7 @@
-"""Log dirs that real Kafka brokers of 2.8.2 and 3.6.2 wrote and closed cleanly, and what those brokers answered.
+"""Log dirs that real Kafka brokers of 2.8.2 and 3.6.2 wrote and closed cleanly, and the answers of those brokers.
 
-`unpack` puts a copy where a test wants it. `python -m tests.golden.older VERSION --overwrite` writes them again; what
-they hold is in README.md.
+`unpack` writes a copy for a test. `python -m tests.golden.older VERSION --overwrite` regenerates them; README.md
+describes their contents.
 """
 
 from __future__ import annotations
@@ -53,14 +53,18 @@ def topics_of(version: str) -> dict[str, tuple[dict[str, str], tuple[str, ...], 
 
 
 def answers(version: str) -> dict[str, Any]:
-    """`sha256` of the archive, `configs` of each topic, `offsets` by partition, and `times`: (topic, time in ms,
-    [offset, timestamp] of the first record at or after it or None), as the broker answered."""
+    """Return `sha256` of the archive, `configs` of each topic, `offsets` by partition, and `times`.
+
+    `times` are the broker's answers: (topic, time in ms, [offset, timestamp] of the first record at or after it or
+    None).
+    """
     found: dict[str, Any] = json.loads((HERE / f"older-{version}.json").read_text())
     return found
 
 
 def unpack(version: str, dest: Path) -> Path:
-    """Write the log dir to `dest`/kafka-logs and return that path. ValueError if a byte is not as committed."""
+    """Write the log dir to `dest`/kafka-logs and return that path. ValueError if a byte differs from the committed
+    one."""
     packed = (HERE / f"older-{version}.tar.xz").read_bytes()
     if hashlib.sha256(packed).hexdigest() != answers(version)["sha256"]:
         raise ValueError(f"older-{version}.tar.xz is not as it was committed")
@@ -91,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_log_dir(version: str, log_dir: Path, work_dir: Path) -> dict[str, Any]:
-    """Send everything; what the broker answers at the end."""
+    """Send everything; return the broker's answers at the end."""
     from tests.interop.broker_client import BrokerClient
     from tests.versions_of_kafka.broker import broker_of
 
@@ -99,7 +103,7 @@ def write_log_dir(version: str, log_dir: Path, work_dir: Path) -> dict[str, Any]
     properties = {
         "log.cleaner.enable": "true",
         "log.cleaner.backoff.ms": "200",
-        # A cleaner appends what a buffer of half this size holds as one set, with one entry of each index.
+        # A cleaner appends the contents of a buffer of half this size as one set, with one entry in each index.
         "log.cleaner.io.buffer.size": "4096",
         "offsets.topic.num.partitions": "1",
     }
@@ -125,7 +129,7 @@ def write_log_dir(version: str, log_dir: Path, work_dir: Path) -> dict[str, Any]
 
 
 def _records(rng: random.Random, number: int) -> list[tuple[int, bytes, bytes | None]]:
-    """Of one batch: timestamps in no order, some twice, a tenth of them tombstones."""
+    """Return the records of one batch: unordered timestamps, some repeated, a tenth of the records tombstones."""
     return [
         (
             START_MS + number * 1000 + rng.randrange(0, 3000, 50),
@@ -148,7 +152,7 @@ def _transactions(client: Any) -> None:
 
 
 def wait_for_cleaner(log_dir: Path, names: list[str]) -> None:
-    """Until the broker has cleaned these topics up to their active segment and unlinked what it replaced."""
+    """Wait until the broker has cleaned these topics up to their active segment and unlinked the replaced segments."""
     give_up = time.monotonic() + 60
     waiting = set(names)
     while waiting:

@@ -1,4 +1,4 @@
-"""The golden log dir is what the manifest says, and its own bytes hold the records that its broker served."""
+"""The golden log dir agrees with the manifest, and its bytes contain the records that its broker served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batches(log_dir: Path) -> dict[tuple[str, int], list[Batch]]:
-    """Every batch of every partition, by the dull twin, checksums included."""
+    """Decode every batch of every partition with the reference model, checksums included."""
     return {
         (topic, number): [
             batch

@@ -1,4 +1,4 @@
-"""What Kafka 2.8.2 and 3.6.2 wrote is sound; damage in it is found, or harmless; look-ups answer as they did."""
+"""Logs written by Kafka 2.8.2 and 3.6.2 are sound; damage is found, or harmless; look-ups return the same answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tasks_of(facts: PartitionFacts) -> list[SegmentTask]:
 
 
 def batches_of(path: Path) -> list[tuple[int, Batch]]:
-    """Byte position and batch, in order."""
+    """Return byte position and batch, in order."""
     data, found, at = path.read_bytes(), [], 0
     for batch in decode_any_log(data):
         found.append((at, batch))
@@ -187,7 +187,7 @@ def test_a_changed_byte_of_an_index_is_found_or_harmless(version: str, log_dirs:
         assert is_found == is_rebuilt, (path, changed.hex())
         assert is_found or answers_are_right(path.with_suffix(".log")), (path, changed.hex())
         path.write_bytes(data)
-    if found.total() >= 50:  # about 97 % are found: of fewer draws nothing follows
+    if found.total() >= 50:  # about 97 % are found; the share of fewer draws is not meaningful
         assert found[True] > 3 * found[False], found
 
 
@@ -197,7 +197,7 @@ def flipped(rng: random.Random, data: bytes) -> bytes:
 
 
 def nudged(rng: random.Random, data: bytes, suffix: str) -> bytes:
-    """The offset of one entry is another one nearby."""
+    """Replace the offset of one entry by another one nearby."""
     entry_bytes, offset_at = (8, 0) if suffix == ".index" else (12, 8)
     at = rng.randrange(len(data) // entry_bytes) * entry_bytes + offset_at
     offset = int.from_bytes(data[at : at + 4], "big") + rng.choice((-3, -2, -1, 1, 2, 3))
@@ -205,7 +205,7 @@ def nudged(rng: random.Random, data: bytes, suffix: str) -> bytes:
 
 
 def answers_are_right(log: Path) -> bool:
-    """Whether a broker that believes the indexes finds, for each offset and time, the batch that reading all finds."""
+    """Return whether a broker that uses the indexes finds, for each offset and time, the same batch as a full scan."""
     base, batches = int(log.stem), batches_of(log)
     positions = [position for position, _ in batches]
     offsets = parse_offset_index(log.with_suffix(".index").read_bytes())
@@ -241,7 +241,7 @@ def test_a_changed_byte_of_a_batch_is_found(version: str, log_dirs: dict[str, Pa
         data = path.read_bytes()
         position, _ = rng.choice(batches_of(path))
         length = 12 + struct.unpack_from(">i", data, position + 8)[0]
-        header = 21 if data[position + 16] == 2 else 16  # what the checksum covers begins there
+        header = 21 if data[position + 16] == 2 else 16  # the checksummed bytes begin there
         at = position + rng.randrange(header, length)
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
         findings = verify_partition(LOCAL, str(path.parent)).findings

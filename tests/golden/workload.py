@@ -1,7 +1,7 @@
-"""What the golden topics hold: their configuration, and the traffic that generate.py sends, from a seed.
+"""The contents of the golden topics: their configuration, and the traffic that generate.py sends, from a seed.
 
-Times are fixed (November 2023) except where a topic is about the present. Sending it, and all that a broker
-adds of its own, is left to generate.py.
+Times are fixed (November 2023) except in topics that need the present. generate.py sends the traffic; the broker adds
+the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], 
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic as it is created. `batches` is how many batches each of its partitions gets."""
+    """One topic as it is created. `batches` is the number of batches for each of its partitions."""
 
     name: str
     what: str
@@ -30,11 +30,11 @@ class Topic:
     codecs: Sequence[str] = ("none",)
     keys: int = 150
     tombstones: float = 0.02  # share of records
-    producers: Sequence[str] = ("plain",)  # those whose name begins with "idempotent" are
+    producers: Sequence[str] = ("plain",)  # names that begin with "idempotent" are idempotent
     flavour: str = "orders"  # orders, odd, keyless
     step_ms: int = 500
     first_ms: int = START_MS
-    sent_to: Sequence[int] = (1,)  # the broker's starts that get `batches` each; its cleaner runs in start 0
+    sent_to: Sequence[int] = (1,)  # the starts of the broker that get `batches` each; its cleaner runs in start 0
 
 
 def _compact(segment_bytes: int, **more: str) -> dict[str, str]:
@@ -43,7 +43,7 @@ def _compact(segment_bytes: int, **more: str) -> dict[str, str]:
 
 
 def topics(now_ms: int) -> list[Topic]:
-    """All topics with generated traffic, in the order in which they are made."""
+    """Return all topics with generated traffic, in the order in which they are created."""
     cleaned = {"min_cleanable_dirty_ratio": "0.01", "file_delete_delay_ms": "0"}
     every_codec = [
         Topic(codec, f"every batch {codec}", _compact(16_384), codecs=(codec,), batches=110) for codec in CODECS[1:]
@@ -118,7 +118,7 @@ def topics(now_ms: int) -> list[Topic]:
 
 @dataclass
 class Batch:
-    """One batch to send: by which producer, compressed how."""
+    """One batch to send: its producer and codec."""
 
     producer: str
     codec: str
@@ -126,12 +126,12 @@ class Batch:
 
 
 def traffic(topic: Topic, partition: int, seed: int, start: int) -> Iterator[Batch]:
-    """The batches of one partition that one start of the broker gets."""
+    """Return the batches of one partition for one start of the broker."""
     rng = random.Random(f"{seed} {topic.name} {partition} {start}")
     clock_ms = topic.first_ms + (start - topic.sent_to[0]) * 40_000_000
     for number in range(topic.batches):
         pick = rng.randrange(len(topic.producers))
-        # A producer keeps its codec, as real ones do; where there is one producer, each batch draws one.
+        # A producer keeps its codec, as real ones do; if there is only one producer, each batch draws a codec.
         codec = topic.codecs[pick] if len(topic.producers) > 1 else rng.choice(topic.codecs)
         batch = Batch(topic.producers[pick], codec)
         for _ in range(rng.choice((1, 1, 2, 5, 20, 60))):
@@ -142,7 +142,7 @@ def traffic(topic: Topic, partition: int, seed: int, start: int) -> Iterator[Bat
 
 
 def _record(topic: Topic, rng: random.Random, timestamp_ms: int, number: int) -> Record:
-    # Squaring the draw makes some keys hot: they recur within a batch, others stay alone for the whole log.
+    # Squaring the draw makes some keys frequent: they recur within a batch, others occur once in the whole log.
     key: bytes | None = f"user-{int(topic.keys * rng.random() ** 2):05d}".encode()
     words = " ".join(rng.choices(_WORDS, k=rng.randrange(4, 14)))
     value: bytes | None = f'{{"batch":{number},"total":{rng.randrange(10**6)},"note":"{words}"}}'.encode()

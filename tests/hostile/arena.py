@@ -1,4 +1,4 @@
-"""Memory that ends, or begins, where nothing may be touched, used again and again: a copy an array, no system call."""
+"""Memory that ends, or begins, at an inaccessible page, and is reused: one copy per array, without a system call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 _PAGE = mmap.PAGESIZE
-_OURS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not of processes that are forked
+_OURS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not shared with forked processes
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Arena:
-    """Room for `size_bytes` between two pages that cannot be read or written. One array at a time lies in it."""
+    """Memory of `size_bytes` between two pages that cannot be read or written. It contains one array at a time."""
 
     def __init__(self, size_bytes: int) -> None:
         self._bytes = -(-size_bytes // _PAGE) * _PAGE
@@ -25,14 +25,14 @@ class Arena:
                 raise OSError(ctypes.get_errno(), "mprotect")
 
     def put(self, data: Any, *, in_front: bool = False) -> np.ndarray:
-        """`data` as uint8; the byte behind it (`in_front`: before it) cannot be touched."""
+        """Return `data` as uint8; the byte after it (`in_front`: before it) is inaccessible."""
         source = np.frombuffer(data, np.uint8)
         array = self._span(len(source), in_front)
         array[:] = source
         return array
 
     def room(self, dtype: Any, n: int) -> np.ndarray:
-        """`n` items, filled with a pattern, that end where nothing may be touched."""
+        """Return `n` items, filled with a pattern, that end at an inaccessible page."""
         kind = np.dtype(dtype)
         array = self._span(n * kind.itemsize, False)
         array[:] = 0xA5

@@ -1,4 +1,4 @@
-"""Small blocks that decompress to many bytes, one a codec."""
+"""Small blocks that decompress to many bytes, one per codec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.reference.varints import encode_varint
 
 @functools.cache
 def bomb(codec: int, size_bytes: int) -> bytes:
-    """About `size_bytes` zeros, in Kafka's framing; of snappy, whose ratio is 1 to 21, no more than 64 MiB."""
+    """Return about `size_bytes` zeros, in Kafka's framing; for snappy, whose ratio is 1 to 21, at most 64 MiB."""
     if codec == GZIP:
         return gzip.compress(bytes(size_bytes), 9, mtime=0)
     if codec == SNAPPY:
@@ -41,7 +41,7 @@ def bomb(codec: int, size_bytes: int) -> bytes:
 def bomb_batch(
     codec: int, parts: Iterable[bytes], *, records: int, base_offset: int, last_offset: int, timestamp_ms: int
 ) -> bytes:
-    """A batch whose block is `parts`, compressed as a stream: a block of more than memory takes costs none."""
+    """Return a batch with block `parts`, compressed as a stream: the uncompressed block is never in memory."""
     block = b"".join(_packed(codec, parts))
     covered = AFTER_CRC.pack(codec, last_offset - base_offset, timestamp_ms, timestamp_ms, -1, -1, -1, records) + block
     prefix = struct.pack(">qiib", base_offset, 9 + len(covered), 0, 2)
@@ -67,7 +67,7 @@ def _packed(codec: int, parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def value_records(keys: Sequence[bytes], value_bytes: int) -> Iterator[bytes]:
-    """A record of each of these keys, a value of so many zeros behind it; deltas of offsets from 0 up."""
+    """Yield a record for each of these keys, with a value of so many zeros; offset deltas ascend from 0."""
     for number, key in enumerate(keys):
         front = b"\0\0" + encode_varint(number) + encode_varint(len(key)) + key + encode_varint(value_bytes)
         yield encode_varint(len(front) + value_bytes + 1) + front
@@ -77,7 +77,7 @@ def value_records(keys: Sequence[bytes], value_bytes: int) -> Iterator[bytes]:
 
 
 def tiny_records(count: int, keys: int) -> Iterator[bytes]:
-    """`count` records of a few bytes, of `keys` keys in turn, and values of no bytes."""
+    """Yield `count` records of a few bytes, with `keys` keys in turn, and empty values."""
     for first in range(0, count, 1 << 14):
         yield b"".join(
             _tiny(number, encode_varint(len(key)) + key)

@@ -1,5 +1,5 @@
-"""What is spoiled: short pieces of the golden logs of a real broker, logs of every format and codec made here, and
-the small files of a log dir."""
+"""The undamaged inputs: short pieces of the golden logs of a real broker, logs of every format and codec generated
+here, and the small files of a log dir."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _METADATA_DIR = "__cluster_metadata-0"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sound bytes by kind. `records` are values of coordinators' topics and of the metadata log, by which."""
+    """Undamaged bytes by kind. `records` are values of coordinators' topics and of the metadata log, by topic."""
 
     logs: tuple[bytes, ...]
     metadata_logs: tuple[bytes, ...]
@@ -37,7 +37,7 @@ class Corpus:
 
 @functools.cache
 def corpus(root: str) -> Corpus:
-    """`root` is an unpacked golden log dir (tests/golden)."""
+    """Return the corpus. `root` is an unpacked golden log dir (tests/golden)."""
     logs, metadata_logs, records = _golden(root)
     rng = random.Random("corpus")
     logs += [_made(rng, codec) for codec in (0, 0, 0, 0, 1, 2, 3, 4, 0, 0)]
@@ -129,7 +129,7 @@ def _transactions(rng: random.Random) -> bytes:
 
 
 def _old(rng: random.Random) -> list[bytes]:
-    """Messages of magic 0 and 1, single and compressed, and a log that goes on with batches."""
+    """Return messages of magic 0 and 1, single and compressed, and a log that continues with batches."""
     logs = []
     for magic in (0, 1, 1):
         records = [Rec(rec.offset, rec.timestamp if magic else -1, rec.key, rec.value) for rec in _records(rng, 0, 8)]

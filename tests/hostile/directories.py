@@ -1,8 +1,9 @@
-"""Log dirs with one partition spoiled in its bytes, names or kinds of files, and whole command lines run on them.
+"""Log dirs in which the bytes, names or file types of one partition are damaged, and complete command lines run on
+them.
 
-Whatever the state: an exit status and rows, never a traceback; verbs that only look change nothing; verbs that act
-change nothing outside of partition directories but the checkpoints that are theirs; what they say is done has lost
-nothing (promises 1 and 2, by the plain readers of tests/reference).
+Whatever the state, a command ends with an exit status and rows, never a traceback. Commands that only read change
+nothing. Others change, outside of partition directories, only their own checkpoints, and what they report as done has
+lost nothing (promises 1 and 2, by the plain readers of tests/reference).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 class Wrong(AssertionError):
-    """A verb did what it must not."""
+    """A command did something forbidden."""
 
 
 def expect(holds: bool, what: str) -> None:
@@ -54,17 +55,17 @@ def expect(holds: bool, what: str) -> None:
         raise Wrong(what)
 
 
-# Making them
+# Creating them
 
 
 @dataclass
 class Case:
-    """A log dir at `root`/logs, and files outside of it at `root`/outside that nothing may change."""
+    """A log dir at `root`/logs, and files at `root`/outside that no command may change."""
 
     root: Path
     story: list[str]
     as_nobody: bool = False
-    meddle: Callable[[], None] | None = None  # done to the files while they are read
+    meddle: Callable[[], None] | None = None  # changes files while they are read
     meddle_at: int = 0
 
     @property
@@ -77,7 +78,7 @@ class Case:
 
 
 def make(rng: random.Random, root: Path, of: Corpus) -> Case:
-    """A sound log dir, and then one to three things done to it."""
+    """Create a valid log dir, and damage it in up to three ways."""
     shutil.rmtree(root, ignore_errors=True)
     case = Case(root, [])
     case.logs.mkdir(parents=True)
@@ -97,18 +98,18 @@ def make(rng: random.Random, root: Path, of: Corpus) -> Case:
     else:
         (case.logs / "recovery-point-offset-checkpoint").write_text("0\n1\nsound 0 0\n")
     ways = [rng.choice(_WAYS) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
-    ways.sort(key=lambda way: way in _LAST)  # what else would be done to the bytes of a pipe takes forever
+    ways.sort(key=lambda way: way in _LAST)  # last, because damaging the bytes of a pipe would take forever
     if any(way in _LAST for way in ways):
         ways = [way for way in ways if way is not changing]
     for way in ways:
         case.story.append(way.__name__)
-        with contextlib.suppress(OSError):  # one may be in the way of another
+        with contextlib.suppress(OSError):  # one may prevent another
             way(rng, case, of)
     return case
 
 
 def _partition(rng: random.Random, path: Path, of: Corpus | None) -> int:
-    """Segments of a random log, or pieces of the corpus one behind the other; the log end offset."""
+    """Write segments of a random log, or consecutive pieces of the corpus; return the log end offset."""
     path.mkdir()
     logs: list[tuple[int, bytes]] = []
     if of is not None and rng.random() < 0.3:
@@ -183,7 +184,7 @@ def spoiled_snapshot(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def odd_name(rng: random.Random, case: Case, of: Corpus) -> None:
-    """Names that stop a broker, that nobody parses, that are no text; most with bytes in them."""
+    """Add a file with a name that stops a broker, that cannot be parsed, or that is not text; most with content."""
     zeros = f"{0:020d}"
     name = rng.choice((
         b"x.log", b"0.log", b".log", b"-1.log", b"99999999999999999999.log", b"09223372036854775807.log",
@@ -201,7 +202,7 @@ def odd_name(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def renamed(rng: random.Random, case: Case, of: Corpus) -> None:
-    """A segment's log under another base: overlaps, gaps, the far end of all offsets."""
+    """Give a segment's log another base offset: overlaps, gaps, the largest offsets."""
     file = _pick(rng, case, ".log")
     number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else 0
     base = rng.choice((0, 1, 5, number + 1, max(number - 1, 0), 2**31, 2**62, 2**63 - 1, 2**63 - 2))
@@ -214,7 +215,7 @@ def gone(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
-    """A link, a pipe, a directory, a socket in the place of a file, in the partition or beside it."""
+    """Replace a file of the partition or beside it by a link, a pipe, a directory or a hard link."""
     beside = [case.logs / name for name in (*CHECKPOINTS, ".lock", "meta.properties", ".kafka_cleanshutdown")]
     file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
     if file.exists():
@@ -232,7 +233,7 @@ def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
     elif way == 4:
         file.symlink_to(case.root / "outside")
     else:
-        # A broker would cut it in place, under both names.
+        # A broker would truncate it in place, under both names.
         os.link(case.root / "linked", file)
 
 
@@ -244,7 +245,7 @@ def odd_directory(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def sparse(rng: random.Random, case: Case, of: Corpus) -> None:
-    """A file with a size that no memory has, and hardly a byte in it."""
+    """Give a file a size beyond any memory, with hardly any data."""
     beside = [case.logs / name for name in CHECKPOINTS]
     file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
     os.truncate(file, rng.choice((1 << 40, (1 << 31) + 5, 1 << 36)) if file.exists() else 0)
@@ -257,7 +258,7 @@ def unreadable(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def changing(rng: random.Random, case: Case, of: Corpus) -> None:
-    """A file that grows, shrinks, is replaced or goes while a verb reads."""
+    """Make a file grow, shrink, be replaced or disappear while a command reads."""
     file = _pick(rng, case)
     data = file.read_bytes()
     more = rng.choice((b"x" * 50, rng.choice(of.logs)))
@@ -279,7 +280,7 @@ def changing(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def replaced_partition(rng: random.Random, case: Case, of: Corpus) -> None:
-    """The partition directory itself is a link, a file or empty."""
+    """Replace the partition directory itself by a link, a file or an empty directory."""
     way = rng.randrange(3)
     elsewhere = case.root / "outside" / "t-0"
     shutil.move(case.partition, elsewhere)
@@ -298,7 +299,7 @@ _WAYS = (spoiled_log,) * 9 + (spoiled_index,) * 3 + (spoiled_small_file, checkpo
 _LAST = (other_kind, replaced_partition)
 
 
-# Running verbs on them
+# Running commands on them
 
 
 @dataclass
@@ -314,7 +315,7 @@ class Answer:
 
 
 def run(arguments: list[str], meddle: Callable[[], None] | None = None, meddle_at: int = 0) -> Answer:
-    """A command line in this process, Spark's part done here too; `meddle` at the so-manyeth read of a file."""
+    """Run a command line in this process, including Spark's part; call `meddle` at read number `meddle_at`."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     status = 0
@@ -329,7 +330,7 @@ def run(arguments: list[str], meddle: Callable[[], None] | None = None, meddle_a
 
 @contextlib.contextmanager
 def _without_spark() -> Iterator[None]:
-    """A JVM that a spoiled file of terabytes starts has not the memory that a parser has."""
+    """Run without a JVM: damaged files of terabytes would start one, and it needs more memory than a parser has."""
     with (
         without_spark(),
         mock.patch("keytail.verify.command.HERE_BYTES", 1 << 62),
@@ -356,7 +357,7 @@ def _meddling(meddle: Callable[[], None] | None, at: int) -> Iterator[None]:
 
 
 def tree(root: Path) -> Tree:
-    """All that is there: kind, mode, size, time and contents, and where links lead. Sparse giants by their size."""
+    """Return everything in a tree: type, mode, size, time, contents, link targets. Huge sparse files by size."""
     found: Tree = {}
     for directory, names, files in os.walk(os.fsencode(root)):
         for name in [*names, *files]:
@@ -375,7 +376,7 @@ def tree(root: Path) -> Tree:
 
 
 def hidden_keys(partition: Path) -> set[bytes | None]:
-    """Keys of transactional records, which may have been aborted: what is the newest value of such is not judged."""
+    """Return the keys of transactional records: these may have been aborted, so their latest values are not checked."""
     found: set[bytes | None] = set()
     for file in partition.glob("*.log"):
         with contextlib.suppress(Exception):
@@ -385,7 +386,7 @@ def hidden_keys(partition: Path) -> set[bytes | None]:
 
 
 def records_of(partition: Path) -> list[tuple[int, list[Rec] | None, int]]:
-    """Base, records and byte size of each segment; None where the plain reader finds damage."""
+    """Return base offset, records and byte size of each segment; None if the plain reader finds damage."""
     found: list[tuple[int, list[Rec] | None, int]] = []
     for file in sorted(partition.glob("*.log")):
         if len(file.stem) != 20 or not file.stem.isdecimal() or not file.is_file() or file.stat().st_size > 1 << 24:
@@ -393,7 +394,7 @@ def records_of(partition: Path) -> list[tuple[int, list[Rec] | None, int]]:
         data = file.read_bytes()
         try:
             recs: list[Rec] | None = [rec for batch in decode_any_log(data) for rec in batch.records]
-        except Exception:  # the plain reader knows no damage by name
+        except Exception:  # the plain reader has no exception type for damage
             recs = None
         found.append((int(file.stem), recs, len(data)))
     return found
@@ -403,7 +404,7 @@ COMMON = ["--output", "json"]
 
 
 def check(seed: int, number: int, root: Path, of: Corpus) -> str:
-    """One directory, all verbs; which sort of damage it had."""
+    """Check one directory with all commands; return its kind of damage."""
     rng = random.Random(f"{seed}/directory/{number}")
     case = make(rng, root, of)
     try:
@@ -417,7 +418,7 @@ def check(seed: int, number: int, root: Path, of: Corpus) -> str:
 
 @contextlib.contextmanager
 def _as_nobody(case: Case) -> Iterator[None]:
-    """Root reads everything; another user does not."""
+    """Run as another user: unlike root, that user cannot read everything."""
     if not case.as_nobody or os.geteuid() != 0:
         yield
         return
@@ -473,7 +474,7 @@ def _check(rng: random.Random, case: Case) -> None:
 
 
 def _quietly(action: Callable[[], Any]) -> Any:
-    """As root, where this process is that."""
+    """Run as root, if this process was started as root."""
     user = os.geteuid()
     if user == NOBODY:
         os.seteuid(0)
@@ -485,14 +486,14 @@ def _quietly(action: Callable[[], Any]) -> Any:
 
 
 def _cpu_s() -> float:
-    """Of this process and its children."""
+    """Return CPU seconds of this process and its children."""
     return sum(os.times()[:4])
 
 
 def _run(arguments: list[str], case: Case) -> Answer:
     started = _cpu_s()
     answer = run(arguments, case.meddle, case.meddle_at)
-    took = _cpu_s() - started  # not by the wall's clock: the machine may be busy
+    took = _cpu_s() - started  # not wall-clock time: the machine may be busy
     expect(took < 60, f"{arguments[0]} took {took:.0f} s of a processor")
     return answer
 
@@ -533,7 +534,7 @@ def _is_open_dir(case: Case) -> bool:
 
 
 def _act(arguments: list[str], case: Case) -> None:
-    """A verb that changes files: what it may change, and what it must not lose."""
+    """Run a command that changes files; check what it changed, and that it lost nothing."""
     before = _quietly(lambda: tree(case.root))
     hidden = {name: _quietly(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
     leftovers = {path.split(os.sep)[1] for path in before if any(word in path for word in _STAGES)}
@@ -550,7 +551,7 @@ def _act(arguments: list[str], case: Case) -> None:
         _only_ours(before, after, status, arguments)
         for name in (SPOILED, BYSTANDER):
             found = _quietly(lambda name=name: records_of(case.logs / name))
-            if name in leftovers:  # a finished replacement takes the place of what it replaces, as for a broker
+            if name in leftovers:  # as for a broker, a completed replacement supersedes its sources
                 continue
             if arguments[0] == "compact":
                 _compacted(name, status.get(name), records[name], found, hidden[name], ends.get(name))
@@ -571,7 +572,7 @@ def _only_ours(before: Tree, after: Tree, status: dict[str, str], arguments: lis
             continue
         expect(len(parts) == 3 and parts[1] in (SPOILED, BYSTANDER), f"{arguments[0]} changed {path}")
         if arguments[0] == "compact":
-            # What an interrupted replacement left is resolved whatever is decided then.
+            # The remains of an interrupted replacement are resolved whatever is decided afterwards.
             resolved = any(word in path for word in _STAGES)
             was_left = any(word in name for name in before for word in _STAGES)
             done = status.get(parts[1]) == "compacted"
@@ -589,11 +590,11 @@ def _compacted(
     hidden: set[bytes | None],
     end: int | None,
 ) -> None:
-    """Promises 1 and 2, where a verb says that it did it, up to offset `end`."""
+    """Check promises 1 and 2 up to offset `end`, if the command reported success."""
     if status != "compacted" or end is None:
         return
     sound = [recs for _, recs, _ in before]
-    # Above the cleaned range a log may end in a tear; all below it was read, or the answer would be another.
+    # Above the cleaned range a log may end with a torn tail; everything below was read, and would have been refused.
     for base, recs, _ in before[:-1]:
         expect(recs is not None or base >= end, f"{name} was compacted, but its segment {base} is damaged")
     was = {rec.offset: rec for recs in sound for rec in recs or ()}
@@ -616,7 +617,7 @@ def _same(one: Rec, other: Rec) -> bool:
 
 
 def _rebuilt(name: str, before: Segments, after: Segments) -> None:
-    """Index files are nobody's data; a log may lose a torn tail, and nothing else."""
+    """Check that a log lost at most a torn tail; index files contain no data of their own."""
     kept = {base: size for base, _, size in after}
     for number, (base, recs, size) in enumerate(before):
         if kept.get(base) == size:
@@ -630,7 +631,7 @@ def _difference(before: Tree, after: Tree) -> list[str]:
 
 
 def one_of(root: str, of: Corpus) -> Callable[[int, int], str]:
-    """For the runner of tests/hostile/fuzz.py; each process works in a directory of its own."""
+    """Return the check for the runner of tests/hostile/fuzz.py; each process works in its own directory."""
 
     def one(seed: int, number: int) -> str:
         work = Path(root) / f"work-{os.getpid()}"

@@ -1,8 +1,8 @@
-"""Gives spoiled bytes to every parser in processes of their own, and tells of each input that did harm.
+"""Passes damaged bytes to every parser in separate processes, and reports each input that caused a defect.
 
-`python -m tests.hostile.fuzz --seed 1 --inputs 1000000`. An input is known by seed and number; `--only N` (with
---inputs 1 or --directories 1) does one again, here, with its traceback. A process that dies, or does nothing for a
-while, names the input that did it; memory is limited. A defect is said once a place in the code.
+`python -m tests.hostile.fuzz --seed 1 --inputs 1000000`. An input is identified by seed and number; `--only N` (with
+--inputs 1 or --directories 1) runs one again, in this process, with its traceback. If a process dies or hangs, the
+input that caused it is reported; memory is limited. A defect is reported once per place in the code.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from keytail.doctor.warm import warm as warm_kernels
 from tests import golden
 
 BATCH = 4000
-STUCK_S = 30.0  # of a processor's time
-IDLE = 20  # times as long on the wall's clock: it waits for what never comes
-MEMORY_BYTES = 2 << 30  # more than a warm process has
+STUCK_S = 30.0  # CPU time
+IDLE = 20  # multiple of STUCK_S in wall-clock time: it waits forever
+MEMORY_BYTES = 2 << 30  # more than after the warm-up
 _NUMBER = struct.Struct("q")
 
 
@@ -58,7 +58,7 @@ class Tally:
         return "\n".join([*lines, f"{len(self.defects)} defects"])
 
 
-One = Callable[[int, int], str]  # seed and number; which sort of input it was
+One = Callable[[int, int], str]  # seed and number -> kind of input
 
 
 class Runner:
@@ -69,7 +69,7 @@ class Runner:
         self.tally = Tally()
 
     def run(self, first: int, count: int, jobs: int = 1, batch: int = BATCH) -> Tally:
-        """All of them; what was done so far where it is interrupted."""
+        """Run all inputs; return the tally, also if interrupted."""
         waiting = collections.deque((at, min(at + batch, first + count)) for at in range(first, first + count, batch))
         running: list[_Child] = []
         try:
@@ -143,7 +143,7 @@ class _Child:
         return False
 
     def _cpu_s(self) -> float:
-        """Of its own clock: on a busy machine a sound input may wait for long."""
+        """Return the child's CPU time: on a busy machine a valid input may wait for long."""
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -152,7 +152,7 @@ class _Child:
         os.waitpid(self._pid, 0)
 
     def finish(self, tally: Tally) -> tuple[int, int] | None:
-        """Take what was told; what is left to do where the process did not come to its end."""
+        """Collect the results; return the remaining range if the process did not complete."""
         self._told.seek(0)
         for line in self._told.read().decode().split("\n"):
             if line.startswith("ok "):
@@ -165,14 +165,14 @@ class _Child:
         self._told.close()
         if not self._why:
             return None
-        # What it told may still have been in its buffer: then the inputs before are counted as not done.
+        # Its last results may have been in its buffer: then the previous inputs are not counted.
         tally.inputs["fatal"] += 1
         tally.add_defect(self._why, self._number, "")
         return (self._number + 1, self._end) if self._number + 1 < self._end else None
 
 
 def parsers(root: str) -> One:
-    """Of the parsers, by the shares that `targets` gives each."""
+    """Return a runner of the parsers, by the shares that `targets` gives each."""
     from tests.hostile.corpus import corpus
     from tests.hostile.parsers import targets
 
@@ -191,7 +191,7 @@ def parsers(root: str) -> One:
 
 
 def directories(root: str) -> One:
-    """Of whole log dirs, on the fastest file system there is."""
+    """Return a runner for whole log dirs, on the fastest available file system."""
     from tests.hostile.corpus import corpus
     from tests.hostile.directories import one_of
 
@@ -206,13 +206,16 @@ _warm_kernels = functools.cache(warm_kernels)
 
 
 def warm(one: One, seed: int, n: int = 400) -> None:
-    """Compile all kernels before processes are forked, whose clock would run meanwhile, and do some inputs here; what
-    goes wrong here, goes wrong there too."""
+    """Compile all kernels before processes are forked, whose time would otherwise include it, and run some inputs
+    here.
+
+    Inputs that fail here also fail there.
+    """
     _warm_kernels()
     for number in range(n):
         try:
             one(seed, number)
-        except Exception:  # told by the run
+        except Exception:  # reported by the run
             continue
 
 

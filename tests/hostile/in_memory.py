@@ -1,4 +1,4 @@
-"""A file system of a dict, for parsers that read files by name: thousands of logs a second, nothing on disk."""
+"""A file system in a dict, for parsers that read files by name: thousands of logs per second, nothing on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MTIME_NS = 1_700_000_000_000 * 10**6
 
 
 class InMemory(FileSystem):
-    """Only reading. `files` are bytes by path; a directory is what paths begin with."""
+    """A read-only file system. `files` are bytes by path; directories are the prefixes of paths."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__()

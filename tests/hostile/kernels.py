@@ -1,7 +1,7 @@
-"""The kernels on spoiled logs, by hand: every array ends, or begins, where nothing may be touched.
+"""Calls the kernels directly on damaged logs: every array ends, or begins, at an inaccessible page.
 
-What they are given is as large as their docstrings ask for and no larger. What comes of it is held against the twin
-where all of a log was kept.
+The arrays have the size that the kernels' docstrings require, and no more. Results are compared with the reference
+model if all of a log was kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FEW = np.empty(0, np.int64)
 
 
 def batches_of(data: bytes) -> list[bytes]:
-    """The whole batches that lengths lead to."""
+    """Return the complete batches, found by their lengths."""
     return [part for part in split(data) if len(part) >= HEADER or (len(part) > 22 and part[16] < 2)]
 
 
@@ -60,7 +60,7 @@ def drive(data: bytes, rng: random.Random) -> None:
 
 
 def _index(raw: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Rows that are good, in a table with no room for one more."""
+    """Return the valid rows, from a table of exactly their number or one less."""
     out = np.zeros(4, np.int64)
     probe = np.empty(max(1, len(raw) // 17), BATCH_TABLE)
     batches.index_batches(raw, len(raw), 0, -1, probe, out)
@@ -87,7 +87,7 @@ def _find(raw: np.ndarray, rng: random.Random) -> None:
 
 
 def _inspect(raw: np.ndarray) -> None:
-    """As the inspection calls it, with every array as small as may be."""
+    """Call it like the inspection does, with every array as small as possible."""
     state = np.zeros(verify.STATE_SIZE, np.int64)
     state[verify.LAST_OFFSET] = state[verify.MAX_TIMESTAMP] = -1
     state[verify.TO], state[verify.IS_ALL], state[verify.NEXT_BASE] = len(raw), 1, _EVERYTHING_BELOW
@@ -175,7 +175,7 @@ def _steps_on_tables(table: np.ndarray) -> None:
 
 
 def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
-    """The records of one batch after the other, from where they lie to the bytes of a rebuilt batch."""
+    """Process the records of one batch after the other, from their spans to the bytes of a rebuilt batch."""
     n = len(table)
     where = np.full(n, records.CLOSED, np.int8)
     start = table["position"] + HEADER
@@ -210,7 +210,7 @@ def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
 
 
 def _some_by_bits(raw, arena, table, where, start, size, found, row, rng) -> None:  # type: ignore[no-untyped-def]
-    """The same batch with only some records looked into: those are the same."""
+    """Scan the same batch with only some records selected: these must be equal."""
     n = len(found)
     bits = np.frombuffer(rng.randbytes((n + 7) // 8), np.uint8)
     first_bit = np.full(len(table), -1, np.int64)
@@ -264,7 +264,7 @@ def _digests(raw, arena, where, found) -> None:  # type: ignore[no-untyped-def]
 
 
 def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore[no-untyped-def]
-    """All or some records of one batch written again; read back, they are those that were kept."""
+    """Rebuild one batch with all or some records; read back, they equal the kept ones."""
     n = len(found)
     keep = np.array([rng.random() < 0.7 for _ in range(n)], np.uint8)
     if not keep.any():
@@ -282,7 +282,7 @@ def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore
     )
     if out[2] != rewrite.OK:
         return
-    rebuilt["attributes"] &= ~7  # the blocks stay as they are
+    rebuilt["attributes"] &= ~7  # the blocks remain unchanged
     total = int(rewrite.assembled_bytes(table, action, row, row + 1, rebuilt, 1))
     target, new_table = ROWS.room(np.uint8, total), np.empty(1, BATCH_TABLE)
     done, _ = rewrite.assemble(raw, 0, table, action, row, row + 1, blocks, raw, rebuilt, target, 0, 0, new_table)
@@ -317,7 +317,7 @@ def _read_back(target: np.ndarray, wanted: np.ndarray, raw: np.ndarray, arena: n
 
 
 def _old(raw: np.ndarray, table: np.ndarray) -> None:
-    """Messages of magic 0 and 1: checked, then written as records of version 2."""
+    """Check messages of magic 0 and 1, then write them as records of version 2."""
     rows = np.array(table)
     good = len(rows)
     if not len(rows) or not (rows["magic"] < 2).any():

@@ -1,6 +1,6 @@
-"""Spoils sound bytes in ways that know what the bytes mean, by a seed and a number: the same two, the same bytes.
+"""Damages valid bytes according to their format, by a seed and a number: the same two give the same bytes.
 
-Damage comes with its checksum made right again as often as not, so that it reaches the parsers behind it.
+The checksum of damaged bytes is often corrected, so that the damage reaches the parsers behind it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.hostile.bombs import bomb
 from tests.reference import codecs
 from tests.reference.varints import encode_varint, encode_varlong
 
-MOST_BYTES = 48 << 10  # of a spoiled log: small ones say as much, faster
+MOST_BYTES = 48 << 10  # limit of a damaged log: small ones test as much, faster
 LIMITS_8 = (0, 1, 2, 3, 4, 5, 6, 7, 127, 128, 255)
 LIMITS_16 = (0, 1, -1, -2, 5, 6, 7, 8, 0x10, 0x20, 0x30, 0x40, 0x60, 0x7F, 2**15 - 1, -(2**15))
 LIMITS_32 = (0, 1, -1, -2, 13, 14, 16, 17, 48, 49, 50, 63, 64, -64, -65, 8191, 8192, 1 << 20, 1 << 24, 1 << 28,
@@ -48,7 +48,7 @@ HEADER_BYTES = 61
 
 @dataclass(frozen=True)
 class Spot:
-    """A variable-length number in a record block, and where its record's own length stands (itself: the length)."""
+    """A variable-length number in a record block, and the position of its record's length (of a length, its own)."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ class Spot:
 
 
 def split(log: bytes) -> list[bytes]:
-    """The batches of a log, as far as their lengths lead; the rest is the last item."""
+    """Divide a log into batches, as far as their lengths lead; the rest is the last item."""
     at, parts = 0, []
     while len(log) - at >= 17:
         size = struct.unpack_from(">i", log, at + 8)[0] + 12
@@ -70,7 +70,7 @@ def split(log: bytes) -> list[bytes]:
 
 
 def signed(batch: bytes) -> bytes:
-    """The batch with its checksum made right, whatever else it says."""
+    """Return the batch with a correct checksum, whatever else it contains."""
     if len(batch) > 21 and batch[16] >= 2:
         return batch[:17] + struct.pack(">I", crc_wheel.crc32c(batch[21:])) + batch[21:]
     if len(batch) > 17:
@@ -79,12 +79,12 @@ def signed(batch: bytes) -> bytes:
 
 
 def resized(batch: bytes) -> bytes:
-    """The batch with its length made right."""
+    """Return the batch with a correct length."""
     return batch[:8] + struct.pack(">i", len(batch) - 12) + batch[12:]
 
 
 def spots_of(block: bytes) -> list[Spot]:
-    """All variable-length numbers of a sound record block."""
+    """Return all variable-length numbers of a valid record block."""
     found: list[Spot] = []
     at = 0
     while at < len(block):
@@ -127,13 +127,13 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Mutator:
-    """Spoils logs; `sources` are sound ones, which it also takes pieces from."""
+    """Damages logs; `sources` are valid ones, from which it also takes pieces."""
 
     def __init__(self, sources: list[bytes]) -> None:
         self.sources = sources
 
     def log(self, rng: random.Random) -> bytes:
-        """A spoiled log, or in one case of fifty a sound one."""
+        """Return a damaged log, or in one case of fifty a valid one."""
         log = rng.choice(self.sources)
         if rng.random() < 0.02:
             return log
@@ -156,11 +156,11 @@ class Mutator:
         return b"".join(parts)
 
 
-# Of one batch
+# Mutations of one batch
 
 
 def flip_bits(rng: random.Random, data: bytes) -> bytes:
-    """Of a log, an index, anything."""
+    """Flip bits of a log, an index, or anything else."""
     if not data:
         return data
     spoiled = bytearray(data)
@@ -186,7 +186,7 @@ def _fitting(value: int, size: int) -> bytes:
 
 
 def spoil_records(rng: random.Random, batch: bytes) -> bytes:
-    """A number inside a record, or bytes of the block, in compressed batches too."""
+    """Damage a number inside a record, or bytes of the block, in compressed batches too."""
     if len(batch) < HEADER_BYTES or batch[16] != 2:
         return _spoil_message(rng, batch)
     codec = batch[22] & 7
@@ -194,7 +194,7 @@ def spoil_records(rng: random.Random, batch: bytes) -> bytes:
         block = codecs.decompress(codec, batch[HEADER_BYTES:]) if codec <= 4 else batch[HEADER_BYTES:]
         block = _spoil_block(rng, block)
         packed = codecs.compress(codec, block) if codec <= 4 else block
-    except Exception:  # whatever a library makes of bytes that were spoiled before
+    except Exception:  # libraries raise anything for bytes that were damaged before
         return flip_bits(rng, batch)
     return resized(batch[:HEADER_BYTES] + packed)
 
@@ -216,7 +216,7 @@ def _spoil_block(rng: random.Random, block: bytes) -> bytes:
         near = (spot.value - 1, spot.value + 1, left, left + 1, left - 1, *LIMITS_32)
         new = encode_varint(min(rng.choice(near), 2**31 - 1))
     spoiled = block[: spot.start] + new + block[spot.end :]
-    if spot.what != "length" and rng.random() < 0.6:  # the record's length goes with it
+    if spot.what != "length" and rng.random() < 0.6:  # the record's length is adapted
         length, behind = _number(block, spot.length_at)
         length += len(spoiled) - len(block)
         spoiled = spoiled[: spot.length_at] + encode_varint(length) + spoiled[behind:]
@@ -224,7 +224,7 @@ def _spoil_block(rng: random.Random, block: bytes) -> bytes:
 
 
 def _spoil_message(rng: random.Random, message: bytes) -> bytes:
-    """Of magic 0 and 1: key and value lengths, or those of the messages inside."""
+    """Damage key and value lengths of magic 0 and 1, or those of the inner messages."""
     first = 26 if len(message) > 16 and message[16] == 1 else 18
     if len(message) < first + 8:
         return flip_bits(rng, message)
@@ -260,7 +260,7 @@ def lengthen(rng: random.Random, batch: bytes) -> bytes:
 
 
 def spoil_codec(rng: random.Random, batch: bytes) -> bytes:
-    """The same block under another codec's name, or a codec that does not exist."""
+    """Give the same block another codec, possibly one that does not exist."""
     if len(batch) < HEADER_BYTES:
         return batch
     at = 22 if batch[16] == 2 else 17
@@ -268,7 +268,7 @@ def spoil_codec(rng: random.Random, batch: bytes) -> bytes:
 
 
 def spoil_packed(rng: random.Random, batch: bytes) -> bytes:
-    """The bytes of a compressed block: frame headers, block sizes."""
+    """Damage the bytes of a compressed block: frame headers, block sizes."""
     at = HEADER_BYTES if len(batch) > 16 and batch[16] == 2 else 34
     if len(batch) <= at:
         return batch
@@ -282,7 +282,7 @@ def spoil_packed(rng: random.Random, batch: bytes) -> bytes:
 
 
 def put_bomb(rng: random.Random, batch: bytes) -> bytes:
-    """A block of a few KiB that becomes MiB; rarely, as it takes its time."""
+    """Insert a block of a few KiB that decompresses to MiB; rarely, because it is slow."""
     if len(batch) < HEADER_BYTES or batch[16] != 2 or rng.random() > 0.02:
         return batch
     codec = rng.randrange(1, 5)
@@ -296,7 +296,7 @@ _OF_A_BATCH: tuple[Callable[[random.Random, bytes], bytes], ...] = (
 )  # fmt: skip
 
 
-# Of a whole log
+# Mutations of a whole log
 
 
 def _cut(rng: random.Random, log: bytes, sources: list[bytes]) -> bytes:
@@ -341,7 +341,7 @@ def _join(rng: random.Random, log: bytes, sources: list[bytes]) -> bytes:
 
 
 def _ranges(rng: random.Random, log: bytes, sources: list[bytes]) -> bytes:
-    """A range of bytes moved, doubled or blanked, wherever batches begin."""
+    """Move, delete or zero a range of bytes, regardless of batches."""
     a, b = sorted(rng.randrange(len(log) + 1) for _ in range(2))
     at = rng.randrange(len(log) + 1)
     return rng.choice((log[:at] + log[a:b] + log[at:], log[:a] + log[b:], log[:a] + bytes(b - a) + log[b:]))
@@ -352,7 +352,7 @@ def _tail(rng: random.Random, log: bytes, sources: list[bytes]) -> bytes:
 
 
 def _far_offsets(rng: random.Random, log: bytes, sources: list[bytes]) -> bytes:
-    """All offsets moved to where numbers end, from one batch on. The checksum does not cover them."""
+    """Move all offsets from one batch on to limits of number types. The checksum does not cover them."""
     parts = split(log)
     if not parts:
         return log
@@ -371,11 +371,11 @@ _OF_THE_WHOLE: tuple[Callable[[random.Random, bytes, list[bytes]], bytes], ...] 
 )  # fmt: skip
 
 
-# Of files that are not logs
+# Mutations of files that are not logs
 
 
 def spoil_entries(rng: random.Random, data: bytes, entry_bytes: int) -> bytes:
-    """Of an index: entries at every limit, cut, doubled, swapped, beside bits flipped anywhere."""
+    """Damage an index: entries at every limit, truncated, repeated, swapped, or bits flipped anywhere."""
     n = len(data) // entry_bytes
     way = rng.randrange(6)
     if n == 0 or way == 0:
@@ -401,7 +401,7 @@ def spoil_entries(rng: random.Random, data: bytes, entry_bytes: int) -> bytes:
 
 
 def spoil_snapshot(rng: random.Random, data: bytes) -> bytes:
-    """A producer snapshot; its checksum (from byte 6 on) made right as often as not."""
+    """Damage a producer snapshot; its checksum (from byte 6 on) is often corrected."""
     way = rng.randrange(4)
     if way == 0 or len(data) < 10:
         data = flip_bits(rng, data)
@@ -424,7 +424,7 @@ _WORDS = (b"0", b"1", b"2", b"-1", b"+1", b"00", b"2147483647", b"2147483648", b
 
 
 def spoil_text(rng: random.Random, data: bytes) -> bytes:
-    """A checkpoint: its words and lines, counts at every limit, bytes that are no text."""
+    """Damage a checkpoint: its words and lines, counts at every limit, bytes that are not text."""
     lines = data.split(b"\n")
     way = rng.randrange(7)
     at = rng.randrange(len(lines))
@@ -450,7 +450,7 @@ def spoil_text(rng: random.Random, data: bytes) -> bytes:
 
 
 def spoil_message_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Kafka's generated messages: numbers of every width, compact lengths, cuts."""
+    """Damage Kafka's generated messages: numbers of every width, compact lengths, truncations."""
     if not data:
         return rng.randbytes(rng.randrange(8))
     at = rng.randrange(len(data))

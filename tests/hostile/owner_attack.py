@@ -1,7 +1,7 @@
-"""The owner of a log dir against keytail that root has started: what the owner does to the directory meanwhile.
+"""Attacks by the owner of a log dir on a keytail that root has started.
 
 The attacker is a process of that user. It plants links, replaces files and directories by links and back
-(rename-exchange), edits manifests of backups, and looks at what turns up.
+(rename-exchange), edits manifests of backups, and replaces new files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _IN_ACCESS, _IN_OPEN, _IN_CLOEXEC, _IN_NONBLOCK = 0x1, 0x20, 0o2000000, 0o4000
 
-# What keytail or a broker makes in a log dir or a partition directory, or looks for there.
+# Names that keytail or a broker creates in a log dir or a partition directory, or looks for there.
 NAMES = (
     ".lock", "cleaner-offset-checkpoint", "cleaner-offset-checkpoint.tmp", "recovery-point-offset-checkpoint",
     "replication-offset-checkpoint.tmp", "log-start-offset-checkpoint", "log-start-offset-checkpoint.tmp",
@@ -36,7 +36,7 @@ OF_PARTITION = (
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Two names change places, atomically; OSError where one is gone."""
+    """Exchange two names atomically. Raises OSError if one does not exist."""
     if _LIBC.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(one))
 
@@ -89,7 +89,7 @@ def _swap_file(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
 
 
 def _swap(rng: random.Random, path: Path, link: Path, aim: Path) -> None:
-    """`path` is itself and a link to `aim` in turn."""
+    """Alternate `path` between itself and a link to `aim`."""
     link.symlink_to(aim)
     try:
         for _ in range(rng.randrange(200)):
@@ -100,7 +100,7 @@ def _swap(rng: random.Random, path: Path, link: Path, aim: Path) -> None:
 
 
 def _plant(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
-    """A link at a name that somebody is going to make or open, for a while."""
+    """Plant a link, for a while, at a name that keytail may create or open."""
     inside = rng.random() < 0.6
     folder = rng.choice(_partitions(log_dir)) if inside else log_dir
     planted = folder / rng.choice(OF_PARTITION if inside else NAMES)
@@ -120,7 +120,7 @@ def _plant(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
 
 
 def _replace_what_is_made(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
-    """What appears is replaced by a link at once, a directory that appears too."""
+    """Replace a new file or directory immediately by a link."""
     folder = rng.choice([log_dir, *_partitions(log_dir)])
     before = set(os.listdir(folder))
     for _ in range(rng.randrange(3000)):
@@ -139,7 +139,7 @@ def _replace_what_is_made(rng: random.Random, log_dir: Path, outside: list[Path]
 
 
 def _edit_manifest(rng: random.Random, backups: Path) -> None:
-    """All files become root's, set-id and writable for everyone, or lie elsewhere."""
+    """Give all files to root, set-id and writable for everyone, or change their paths."""
     path = rng.choice(sorted(backups.rglob("manifest.json")))
     text = path.read_text()
     data = json.loads(text)
@@ -163,7 +163,7 @@ def _edited(rng: random.Random, key: str, value: object) -> object:
 
 
 class Watch:
-    """Notes every open and read of files below some directories, by whomever (inotify)."""
+    """Records every open and read of files below some directories, by any process (inotify)."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._fd = _LIBC.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
@@ -175,7 +175,7 @@ class Watch:
                 self._paths[watched] = path
 
     def seen(self) -> list[str]:
-        """What was opened or read since it was made."""
+        """Return what was opened or read since the watch was created."""
         found = []
         with suppress(BlockingIOError):
             while data := os.read(self._fd, 1 << 16):

@@ -1,7 +1,7 @@
-"""Everything that parses bytes, each as a function of spoiled bytes that returns what it promises or raises `Defect`.
+"""Everything that parses bytes, each as a function of damaged bytes that returns normally or raises `Defect`.
 
-A result is right, or the damage is said with its place. What is right says a twin: the plain readers of
-tests/reference, or one of keytail's two readers held against the other.
+A result must be right, or the damage reported with its place. The right result comes from a reference model (the
+plain readers of tests/reference), or from comparing keytail's two readers with each other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.reference.batches import Rec, all_records, decode_log
 
 DIR = "/logs/t-0"
 LOG = f"{DIR}/{0:020d}.log"
-# What is wrong with the batches themselves, of the kinds of findings that an inspection has.
+# The kinds of an inspection's findings that concern the batches themselves.
 BATCH_FINDINGS = frozenset(
     {"cut", "cut-active", "size", "zeros", "magic", "checksum", "offset-order", "codec", "record-count", "record",
      "record-offset", "decompress", "legacy"}
@@ -50,7 +50,7 @@ BATCH_FINDINGS = frozenset(
 
 
 class Defect(AssertionError):
-    """A parser did not keep its promise."""
+    """A parser did not behave as required."""
 
 
 def expect(holds: bool, what: str) -> None:
@@ -59,7 +59,7 @@ def expect(holds: bool, what: str) -> None:
 
 
 def placed(problem: KeytailError) -> None:
-    """A problem says in which file, and where."""
+    """Check that a problem states its file and place."""
     expect(problem.path is not None, f"without a file: {problem}")
     expect(problem.byte_position is not None or problem.offset is not None, f"without a place: {problem}")
 
@@ -67,13 +67,13 @@ def placed(problem: KeytailError) -> None:
 # Logs
 
 
-_STRIDE_BYTES = 4096  # several to a log
+_STRIDE_BYTES = 4096  # several per log
 _reader = SegmentReader(InMemory({}), _STRIDE_BYTES, arena_bytes=2 * _STRIDE_BYTES)
 _scanner = RecordScanner(64)
 
 
 def read_log(data: bytes) -> list[Rec] | CorruptLog:
-    """All records through the reader that cleaning uses; or the damage."""
+    """Return all records, read by the reader of cleaning; or the damage."""
     _reader._fs = InMemory({LOG: data})
     found: list[Rec] = []
     try:
@@ -108,7 +108,7 @@ def stride_reader(data: bytes, rng: random.Random) -> None:
         return
     expect([rec.offset for rec in found] == sorted({rec.offset for rec in found}), "offsets do not rise")
     if any(batch[16] != 2 or batch[22] & 7 for batch in kernel_drive.batches_of(data)):
-        return  # of compressed and old ones the other reader is the judge
+        return  # compressed and old batches are compared with the other reader
     try:
         twin = all_records(decode_log(data))
     except ValueError as reason:
@@ -118,7 +118,7 @@ def stride_reader(data: bytes, rng: random.Random) -> None:
 
 
 def inspection(data: bytes, rng: random.Random) -> None:
-    """The two readers agree on whether the batches of a log are sound."""
+    """Check that the two readers agree on whether the batches of a log are valid."""
     first = read_log(data)
     report = verify_partition(InMemory({LOG: data}), DIR)
     kinds = {finding.kind for finding in report.findings} & BATCH_FINDINGS
@@ -130,7 +130,7 @@ def inspection(data: bytes, rng: random.Random) -> None:
         if any(
             batch[16] == 2 and batch[22] & 7 > 4 and not any(batch[57:61]) for batch in kernel_drive.batches_of(data)
         ):
-            kinds -= {"codec"}  # of a batch without records: nobody opens it, but that codec does not exist
+            kinds -= {"codec"}  # of a batch without records: it is never decompressed, but that codec does not exist
         expect(not kinds, f"verify finds {sorted(kinds)}, cleaning nothing")
         expect(report.counts.records == len(first), f"{report.counts.records} records, and {len(first)}")
 
@@ -143,7 +143,7 @@ def dumped(data: bytes, rng: random.Random) -> None:
     dump(InMemory({LOG: data}), [LOG], options, report)
     if not report.wrong:
         found = read_log(data)
-        # A dump looks at batches one by one: how their offsets follow each other is not its business.
+        # A dump reads batches one by one: it does not check the order of their offsets.
         told = isinstance(found, CorruptLog) and ("offset" not in found.what)
         expect(not told, f"nothing wrong in the dump of what cannot be read: {found}")
 
@@ -192,11 +192,11 @@ def looked_up_log(data: bytes, rng: random.Random) -> None:
     looked_up({LOG: data}, 0, rng)
 
 
-# What was written, spoiled by a disk between writing and proof
+# Output that a disk damaged between writing and proof
 
 
 class FailingDisk(FileSystem):
-    """Spoils one scratch file when it is made durable."""
+    """Damages one scratch file at its fsync."""
 
     def __init__(self, rng: random.Random, logs: Mutator) -> None:
         super().__init__()
@@ -222,15 +222,15 @@ class FailingDisk(FileSystem):
 
 
 def _meaning(log: bytes) -> Any:
-    """What a log says: bytes of a gzip header may be others and say the same."""
+    """Return the contents of a log: gzip headers may have other bytes with the same contents."""
     try:
         return [replace(batch, size=0, crc=0, position=0) for batch in decode_log(log)]
-    except Exception:  # the plain reader knows no damage by name
+    except Exception:  # the plain reader has no exception type for damage
         return log
 
 
 def proof(logs: Mutator, rng: random.Random) -> None:
-    """A compaction whose output was spoiled is not believed."""
+    """Check that a compaction refuses its damaged output."""
     place = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="hostile-", dir=place) as work:
         log = random_log(rng, NOW, codecs=(0, 0, 0, 1, 2, 3, 4))
@@ -253,7 +253,7 @@ def proof(logs: Mutator, rng: random.Random) -> None:
 
 
 def indexes(material: tuple[bytes, bytes, bytes, bytes], rng: random.Random) -> None:
-    """A log with one of its indexes spoiled."""
+    """Check a log with one or two of its indexes damaged."""
     log, offsets, times, txns = material
     spoiled = [spoil_entries(rng, offsets, 8), times, txns]
     if rng.random() < 0.6:
@@ -291,7 +291,7 @@ def snapshot(data: bytes, rng: random.Random) -> None:
 
 
 def text(data: bytes, rng: random.Random) -> None:
-    """A checkpoint of a log dir or a partition: read, or refused with its line."""
+    """Check that a checkpoint of a log dir or a partition is read, or refused with its line."""
     fs = InMemory({f"{DIR}/checkpoint": data, f"{DIR}/partition.metadata": data})
     for read in (read_offsets, read_epochs):
         try:
@@ -336,7 +336,7 @@ LIMIT_BYTES = 1 << 20
 
 
 def codec(material: tuple[int, bytes], rng: random.Random) -> None:
-    """A compressed block that ends where nothing may be read: the libraries too stay within it."""
+    """Decompress a block that ends at an inaccessible page, which tests the libraries too."""
     number, data = material
     where = kernel_drive.RAW.put(data, in_front=rng.random() < 0.3)
     try:
@@ -346,18 +346,18 @@ def codec(material: tuple[int, bytes], rng: random.Random) -> None:
     expect(len(opened) <= LIMIT_BYTES, f"{len(opened)} bytes, {LIMIT_BYTES} allowed")
     try:
         twin = codecs.decompress(number, data)
-    except Exception:  # another library, which reads less than Kafka does
+    except Exception:  # another library, which accepts less than Kafka does
         return
     expect(opened == twin or opened.startswith(twin) or twin.startswith(opened), "other bytes than another library's")
 
 
-# Which of them there are: by name, a function that makes spoiled input of a generator, and the parser.
+# The targets by name: a function that makes damaged input with a generator, and the parser.
 
 Parser = Callable[[Any, random.Random], None]
 
 
 def targets(of: Corpus) -> dict[str, tuple[int, Callable[[random.Random], Any], Parser]]:
-    """By name: how many of a hundred inputs, what makes one, what takes it."""
+    """Return by name: the share in percent of the inputs, the function that makes one, the parser."""
     logs, metadata_logs = Mutator(list(of.logs)), Mutator(list(of.metadata_logs))
 
     def spoiled_block(rng: random.Random) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""What the fuzz found, each with the smallest input that showed it."""
+"""The defects that the fuzz found, each with its smallest input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX = 2**63 - 1
 
 
 def with_offset(batch: bytes, offset: int) -> bytes:
-    """The checksum does not cover it."""
+    """Change the offset, which the checksum does not cover."""
     return struct.pack(">q", offset) + batch[8:]
 
 
@@ -46,7 +46,7 @@ ONE, TWO = (encode_batch([Rec(i, T0, b"k", b"v") for i in range(n)]) for n in (1
 
 @pytest.mark.parametrize(("batch", "offset"), [(TWO, MAX), (TWO, MAX - 1), (ONE, MAX)])
 def test_a_batch_that_reaches_beyond_the_largest_offset_is_damage_to_every_reader(batch: bytes, offset: int) -> None:
-    """Its last offset was a negative number, below which the next batch could begin again."""
+    """Its last offset overflowed to a negative number, so that the next batch could have a lower offset."""
     log = with_offset(batch, offset) + ONE
     damage = read_log(log)
     assert isinstance(damage, CorruptLog)
@@ -75,7 +75,7 @@ def test_compressed_records_beyond_the_largest_offset_are_a_finding() -> None:
 
 @pytest.mark.long
 def test_old_messages_in_front_of_a_damaged_one_must_follow_each_other_too() -> None:
-    """A wrapper whose records begin below the message before it was taken, if one behind it was damaged."""
+    """A wrapper whose records begin below the previous message was accepted if a later message was damaged."""
     first = encode_single(Rec(9, T0, b"k", b"v"), magic=0)
     back = encode_wrapper([Rec(3, -1, b"k", b"v"), Rec(10, -1, b"k", b"v")], 1, magic=0)
     damaged = encode_wrapper([Rec(11, -1, b"k", b"v")], 1, magic=0)
@@ -144,7 +144,7 @@ def test_a_dump_says_that_a_message_inside_another_has_a_wrong_checksum() -> Non
 
 
 def test_a_file_of_any_size_takes_no_memory(tmp_path: Path) -> None:
-    """A sparse one has any size, and hardly takes any room."""
+    """A sparse file can have any size, and needs hardly any space."""
     for size_bytes in (MOST_SMALL_BYTES + 1, 1 << 40):
         file = tmp_path / "checkpoint"
         file.touch()
@@ -183,7 +183,7 @@ def test_names_that_are_no_text_are_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [2**62, 2**62 + 1, 2**63 - 3])
 def test_an_offset_that_no_log_has_ends_a_proof_with_its_place(tmp_path: Path, offset: int) -> None:
-    """The proof looked for an output behind the last one."""
+    """The proof looked for an output after the last one."""
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     for base, log in ((0, ONE), (1, with_offset(ONE, offset)), (7, b"")):

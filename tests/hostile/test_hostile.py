@@ -1,5 +1,5 @@
-"""A share of the fuzz in each run; `make hostile` does the rest. KEYTAIL_HOSTILE_INPUTS and KEYTAIL_HOSTILE_DIRECTORIES
-say how many of each, KEYTAIL_SEED which."""
+"""A share of the fuzz in each run; `make hostile` runs the rest. KEYTAIL_HOSTILE_INPUTS and
+KEYTAIL_HOSTILE_DIRECTORIES set the numbers, KEYTAIL_SEED the seed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_spoiled_is_sound_before_and_damage_reaches_the_records(root: st
 
 @pytest.mark.long
 def test_the_runner_tells_of_crashes_hangs_memory_and_errors() -> None:
-    """The watch over the parsers is itself watched."""
+    """Tests the monitoring of the parsers itself."""
 
     def one(seed: int, number: int) -> str:
         if number == 3:
@@ -98,7 +98,7 @@ def test_nothing_lies_behind_or_before_what_is_guarded() -> None:
 
 
 def test_an_oracle_that_is_wrong_is_seen(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another timestamp in what the reader gives back, and the fuzz is red."""
+    """If the reader returned another timestamp, the fuzz would report it."""
     from tests.hostile import parsers
 
     real = parsers._as_recs

@@ -1,5 +1,8 @@
-"""keytail is started as root on log dirs of a user who attacks it meanwhile: nothing outside the log dirs is changed,
-opened or read, and nothing in them belongs to root. `KEYTAIL_ATTACKS` is the number of runs (`make soak`: 40)."""
+"""keytail is started as root on log dirs of a user who attacks it at the same time.
+
+Nothing outside the log dirs is changed, opened or read, and nothing in them belongs to root. `KEYTAIL_ATTACKS` is the
+number of runs (`make soak`: 40).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ TOPICS = ["--topic-config", "orders:cleanup.policy=compact,delete", "--topic-con
 def test_nothing_outside_changes_or_is_read(fast_dir: Path) -> None:  # noqa: F811
     fast_dir.chmod(0o755)
     done, number = 0, 0
-    while number < ATTACKS or (not done and number < ATTACKS + 5):  # of some, the owner lets no command do anything
+    while number < ATTACKS or (not done and number < ATTACKS + 5):  # in some, the owner prevents every command
         here = fast_dir / str(number)
         here.mkdir(mode=0o755)
         done += one_attack(f"{SEED}/{number}", here)
@@ -42,7 +45,7 @@ def test_nothing_outside_changes_or_is_read(fast_dir: Path) -> None:  # noqa: F8
 
 
 def one_attack(seed: str, here: Path) -> int:
-    """The number of commands that did all they were asked for."""
+    """Return the number of commands that completed."""
     rng = random.Random(seed)
     log_dir, backups, of_root = here / "logs", here / "backups", here / "of-root"
     outside = [here / "closed", here / "open"]
@@ -97,7 +100,7 @@ def commands(rng: random.Random, log_dir: Path, backups: Path, of_root: Path) ->
 
 
 def make_outside(folder: Path, mode: int, partitions: dict[str, list]) -> None:
-    """Files of root, some of the form of a log dir."""
+    """Create files of root, some in the form of a log dir."""
     write_log_dir(folder, partitions)
     (folder / "secret").write_bytes(SECRET)
     (folder / "setuid").write_bytes(b"#!/bin/sh\n")

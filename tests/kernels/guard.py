@@ -1,4 +1,4 @@
-"""Memory whose neighbour cannot be touched: a kernel that reads one byte too many dies instead of passing.
+"""Memory next to an inaccessible page: a kernel that reads one byte too many crashes instead of passing.
 
 Bounds checks are off in kernels and absent from C functions, so a read past the end is otherwise silent.
 """
@@ -28,10 +28,10 @@ def _pages(data: bytes, guard_in_front: bool) -> np.ndarray:
 
 
 def guarded(data: bytes) -> np.ndarray:
-    """`data` as uint8; the byte behind its last one cannot be read or written."""
+    """Return `data` as uint8; the byte after its last one cannot be read or written."""
     return _pages(data, guard_in_front=False)
 
 
 def guarded_front(data: bytes) -> np.ndarray:
-    """`data` as uint8; the byte before its first one cannot be read or written."""
+    """Return `data` as uint8; the byte before its first one cannot be read or written."""
     return _pages(data, guard_in_front=True)

@@ -1,4 +1,4 @@
-"""Batch headers from raw bytes: against the twin, at page ends, and on every kind of damage."""
+"""Batch headers from raw bytes: compared with the reference model, at page ends, and on every kind of damage."""
 
 import numpy as np
 import pytest
@@ -130,7 +130,7 @@ def test_any_flipped_bit_outside_offset_length_and_epoch_is_seen(seed, data):
     log[at] ^= 1 << data.draw(st.integers(0, 7))
     table, out = index(bytes(log))
     if at == 16 and log[16] in (0, 1):
-        return  # now a legacy message as far as a header tells; refused further up
+        return  # its header is now that of a legacy message; a caller refuses it
     assert len(table) == 0 and out[kernels.CODE] in (kernels.CRC_MISMATCH, kernels.INVALID_MAGIC)
 
 

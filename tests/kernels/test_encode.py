@@ -1,4 +1,4 @@
-"""Batches written from columns: byte for byte the twin's, within the memory they are given, cut where it cuts."""
+"""Batches written from columns: the same bytes and boundaries as the reference model, within the given memory."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from tests.reference.batches import Rec, encode_batch
 from tests.reference.encode import MANY, bytes_arrays, headers_arrays
 from tests.reference.encode import encode as twin
 
-# Lengths on both sides of each varint's next byte.
+# Lengths on both sides of each change of a varint's length.
 sized = st.tuples(st.sampled_from([0, 1, 2, 63, 64, 65, 8191, 8192]), st.integers(0, 255)).map(
     lambda drawn: bytes([drawn[1]]) * drawn[0]
 )
@@ -31,7 +31,7 @@ def records_of(drawn, base_offset=0):
 
 
 def guarded_array(array):
-    """A copy at the end of a page that ends the memory; read-only, as every column reaches the kernels."""
+    """Copy an array to the end of the last accessible page; read-only, like every column that the kernels receive."""
     copy = guarded(array.tobytes()).view(array.dtype)
     copy.flags.writeable = False
     return copy
@@ -53,7 +53,7 @@ def arrays(records, with_headers=True):
 
 
 def encoded(columns, base_offset, batch_bytes, batch_records, *, stop_bytes, table_rows=100, leader_epoch=9):
-    """All batches, in as many steps as it takes; each step in memory that ends where it may end."""
+    """Return all batches, in as many steps as necessary; the target of each step has the smallest permitted size."""
     code, row, largest = encode.check_records(*columns, 2**31 - 1)
     assert (code, row) == (encode.OK, -1)
     batches, n = [], 0
@@ -125,7 +125,7 @@ def test_no_batch_begins_at_or_behind_the_stop():
 
 
 def broken(what, row):
-    """Three sound records, one of them spoilt."""
+    """Return three valid records, one of them damaged."""
     columns = arrays(records_of([(5, b"key", b"value", [(b"h", b"x"), (b"i", None)])] * 3))
     timestamps, keys, values, headers = columns
 
@@ -192,7 +192,7 @@ def test_no_timestamp_is_a_timestamp():
 
 @pytest.mark.long
 def test_sizes_past_32_bits_are_sizes():
-    """Nothing so large is read: its length alone says that it cannot be."""
+    """Nothing of this size is read: the length alone is refused."""
     data = np.zeros(0, np.uint8)
     huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (2**33,), (1,))
     huge.flags.writeable = False

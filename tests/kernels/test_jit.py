@@ -78,13 +78,13 @@ def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
         assert result.stdout.split() == ["None", "10", "0"]
 
 
-# Modes of folders hold root too.
+# Directory modes then apply to root too.
 _AS_ANY_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 
 
 @pytest.mark.long
 def test_a_folder_that_is_read_only_is_read(tmp_path):
-    """As in an image: by a user who may not write there, of code that nobody else can have put there."""
+    """As in an image: the user may not write there, and nobody else can have put code there."""
     cache, settings = tmp_path / "cache", {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache"), "HOME": "/nonexistent"}
     assert _run(_USE, **settings).stdout.split()[2] == "0"
     [folder] = cache.iterdir()
@@ -93,7 +93,7 @@ def test_a_folder_that_is_read_only_is_read(tmp_path):
     try:
         reads = _run(_USE, before=_AS_ANY_USER, **settings)
         assert reads.stdout.split() == [str(folder), "10", "1"], reads.stderr
-        # For another CPU there is nothing, and nothing can be kept.
+        # There is no code for another CPU, and none can be saved.
         other = {**settings, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
         compiles = _run(_USE, before=_AS_ANY_USER, **other)
         assert compiles.stdout.split() == [str(folder), "10", "0"], compiles.stderr
@@ -113,7 +113,7 @@ def test_a_folder_that_is_read_only_is_read(tmp_path):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A cache with the code of `add`."""
+    """Create a cache with the code of `add`."""
     cache = tmp_path_factory.mktemp("filled") / "cache"
     assert _run(_USE, KEYTAIL_CACHE_DIR=str(cache)).stdout.split()[2] == "0"
     return cache
@@ -129,7 +129,7 @@ WAYS = [
     ("*/*/a_kernel*.nbc", "another user's"),
     ("*/*/a_kernel*.nbc", "writable for its group"),
 ]
-# As in a process of its own for each cache: the module that looks for the cache is executed again.
+# The effect of a separate process for each cache: the module that looks for the cache is executed again.
 _USE_EACH = """
     import importlib, json, os, sys
     import numpy as np
@@ -150,7 +150,7 @@ _USE_EACH = """
 
 @pytest.fixture(scope="module")
 def used(filled, tmp_path_factory):
-    """By which and way: the path that is not trusted, and what a process makes of the cache."""
+    """Return, by which and way, the path that is not trusted, and the results of a process that uses the cache."""
     paths, caches = {}, {}
     for which, way in [*WAYS, ("", "")]:
         cache = caches[which, way] = tmp_path_factory.mktemp("ways") / "cache"
@@ -172,7 +172,7 @@ def used(filled, tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize(("which", "way"), WAYS)
 def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(which, way, used):
-    """Loading compiled code runs it."""
+    """Loading compiled code would run it."""
     if way == "another user's" and os.geteuid() != 0:
         pytest.skip("gives files to other users, which only root may")
     path, total, hits, said = used[which, way]
@@ -214,7 +214,7 @@ def _wait_until(is_so, process: subprocess.Popen) -> None:
 def _has_open(process: subprocess.Popen, path: Path) -> bool:
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{process.pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # already closed
                 if os.readlink(entry.path) == str(path):
                     return True
     return False
@@ -222,7 +222,7 @@ def _has_open(process: subprocess.Popen, path: Path) -> bool:
 
 @pytest.fixture
 def while_another_compiles(filled, tmp_path):
-    """A cache without code, the lock of `add` in it, held by this process, and what the other one is going to save."""
+    """Yield a cache without code, whose lock of `add` this process holds, and a function that saves the code."""
     cache = tmp_path / "cache"
     shutil.copytree(filled, cache)
     [lock] = cache.glob("*/*/a_kernel.add-*.lock")
@@ -335,7 +335,8 @@ def test_kernels_release_the_gil():
             time.sleep(0.001)
         return ticks
 
-    # A busy machine may let this thread wait for one that is short; without the GIL's release no try has many.
+    # On a busy machine this thread may wait for the other in one try; if the GIL is not released, no try has many
+    # ticks.
     assert any(ticks_meanwhile() > 5 for _ in range(20))
 
 

@@ -1,4 +1,4 @@
-"""Keys hashed a few at a time: those that the two steps find, and the same verdict on every damaged batch."""
+"""Keys hashed a few at a time: the same as by the two steps, and the same verdict on every damaged batch."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_damaged_records_have_the_code_that_the_other_walk_gives(batch, data):
     for _ in range(data.draw(st.integers(1, 3))):
         block[data.draw(st.integers(61, len(block) - 1))] = data.draw(st.integers(0, 255))
     raw = guarded(bytes(block))
-    # Damage that a right checksum covers: the table is that of the whole batch.
+    # Damage below a valid checksum: the table is that of the undamaged batch.
     table = np.zeros(1, BATCH_TABLE)
     table["size_bytes"], table["last_offset"], table["record_count"] = len(block), len(batch) - 1, len(batch)
     table["magic"] = 2

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1 written by the kernels, into arrays with nothing behind them."""
+"""Messages of magic 0 and 1 written by the kernels, into arrays that end at an inaccessible page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (None, 0, 1, 63, 64, 8191, 8192, 70_000)
 
 
 def body_of(*parts: bytes | None) -> bytes:
-    """Key and value as a record of version 2 has them, and no headers."""
+    """Return key and value as in a record of version 2, without headers."""
     fields = [encode_varint(-1 if part is None else len(part)) + (part or b"") for part in parts]
     return b"".join([*fields, b"\0"])
 

@@ -1,4 +1,4 @@
-"""Lines of a template are what plain Python makes of the same rows."""
+"""Lines made from a template equal those that plain Python makes of the same rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_text_that_is_utf_8_stays(text):
 def test_malformed_text_is_replaced_as_java_does_it():
     for data, expected in [
         (b"a\xffb", "a\ufffdb"),
-        (b"\xe9\x8d", "\ufffd"),  # cut within a character: one
+        (b"\xe9\x8d", "\ufffd"),  # truncated within a character: one
         (b"\xf0\x9f\x94", "\ufffd"),
         (b"\xed\xa0\x80", "\ufffd"),  # a surrogate: one (Python: three)
         (b"\xc0\x80", "\ufffd\ufffd"),

@@ -1,4 +1,4 @@
-"""Large tables lie in memory of this process alone: shared memory gets no huge pages, and forks would write into it."""
+"""Large tables are in private memory: shared memory gets no huge pages, and forks would write into it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The partition of a key against the hashes that Kafka's own test lists, and against the twin."""
+"""The partition of a key, compared with the hashes in Kafka's own test and with the reference model."""
 
 import numpy as np
 import pytest

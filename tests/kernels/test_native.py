@@ -55,7 +55,7 @@ def _xxh3(data: bytes, seed: int) -> tuple[int, int]:
 
 def test_known_values():
     assert hashing.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
-    # MurmurHash3_x64_128 of "hello" and of nothing under seed 0, as its author's program prints them.
+    # MurmurHash3_x64_128 of "hello" and of no bytes with seed 0, as printed by its author's program.
     assert hashing.fallback_128(b"hello", 0) == (0xCBD8A7B341BD9B02, 0x5B1E906A48AE1D19)
     assert hashing.fallback_128(b"", 0) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""Blocks decompressed inside a kernel: what `format/compression.py` makes of them, or left to it."""
+"""Blocks decompressed inside a kernel: the same result as from `format/compression.py`, or left to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.chance import chance, draws
 from tests.kernels.guard import guarded
 
 CODECS = [opening.GZIP, opening.SNAPPY, opening.LZ4, opening.ZSTD]
-SLOP = 16  # what the decoder of snappy may write behind its result
+SLOP = 16  # bytes that the decoder of snappy may write after its result
 
 decoders = opening.Decoders()
 
@@ -30,14 +30,14 @@ def _open_block(tools, codec, data, out):
 
 
 def opened(codec: int, packed: bytes, room: int) -> bytes | None:
-    """What the kernel makes of a block, with nothing readable or writable behind it and behind the room for it."""
+    """Decompress a block in the kernel; the memory after the block and after the output is inaccessible."""
     out = guarded(bytes(room))
     n = int(_open_block(decoders.tools, codec, guarded(packed), out))
     return None if n == opening.NOT_PLAIN else out[:n].tobytes()
 
 
 def records(rng: random.Random, size: int) -> bytes:
-    """Bytes that compress as records do: some random, some the same again at all distances."""
+    """Return bytes that compress like records: some random, some repeated at all distances."""
     data = bytearray()
     while len(data) < size:
         kind = rng.randrange(4)
@@ -120,7 +120,7 @@ def test_other_framings_are_opened_as_by_the_reader_or_left_to_it():
 
 
 def test_snappy_that_no_library_writes_is_opened_too():
-    """Long lengths, four-byte distances, and copies that overlap what they copy."""
+    """Long lengths, four-byte distances, and copies that overlap their source."""
     literal = b"\xf4" + (299).to_bytes(2, "little") + bytes(i % 251 for i in range(300))  # the length in two bytes
     copies = b"\x03" + (300).to_bytes(4, "little") + b"".join(b"\xfe" + bytes([back, 0]) for back in (1, 3, 16, 15))
     block = b"\xad\x04" + literal + copies  # 300 + 1 + 4 * 64

@@ -1,4 +1,4 @@
-"""Record spans from opened batches: against the twin, at page ends, and on every kind of damage."""
+"""Record spans from decompressed batches: compared with the reference model, at page ends, on every kind of damage."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def raw_record(body):
 
 
 def one_batch(block, count=1, last_offset=0):
-    """A batch around hand-made record bytes, with a right checksum."""
+    """Build a batch around given record bytes, with a valid checksum."""
     from tests.reference.varints import crc32c
 
     header = bytearray(encode_batch([], base_offset=0, last_offset=last_offset, record_count=count))

@@ -1,4 +1,4 @@
-"""What is decided about whole batches, against the same rules written row by row (CLEANING.md)."""
+"""Decisions about whole batches, compared with the same rules written row by row (CLEANING.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.chance import chance
 
 
 def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
-    """(who decides, whether bits do, what becomes of it, whether an empty one stays, whether tombstones go)."""
+    """Return (rule, whether bits decide, decision, whether an empty batch is retained, whether tombstones expire)."""
     by_file, control = bool(facts[kernels.BY_FILE_TIME]), bool(row["attributes"] & CONTROL)
     horizon = bool(row["attributes"] & DELETE_HORIZON) and not by_file
     mapped = facts[kernels.FIRST_DIRTY] <= row["base_offset"] and row["last_offset"] <= facts[kernels.LATEST_OFFSET]

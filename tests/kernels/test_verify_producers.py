@@ -1,4 +1,4 @@
-"""The kernel that follows producers, against the twin of a broker's replay."""
+"""The kernel that follows producers, compared with the reference model of a broker's replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_ID = 40
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Batch]:
-    """Transactional batches and markers of up to three producers, with gaps, emptied batches and new epochs."""
+    """Draw transactional batches and markers of up to three producers, with gaps, emptied batches and new epochs."""
     data, offset = b"", draw(st.integers(0, 5))
     epochs = [0, 0, 0]
     for _ in range(draw(st.integers(1, 25))):

@@ -1,4 +1,4 @@
-"""The proof's own reader of records, against the dull twins and at guard pages."""
+"""The proof's own reader of records, compared with the reference models and at guard pages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_numbers_of_every_length(small, large):
 def test_numbers_that_are_too_long():
     assert _varint(guarded(b"\xff" * 5 + b"\x00"), 0, 6)[1] == -1
     assert _varlong(guarded(b"\xff" * 10 + b"\x00"), 0, 11)[1] == -1
-    assert _varint(guarded(b"\x80\x80\x00"), 0, 3) == (0, 3)  # longer than needed, but a number
+    assert _varint(guarded(b"\x80\x80\x00"), 0, 3) == (0, 3)  # longer than needed, but valid
     assert _varint(guarded(b"\xff\xff\xff\xff\x0f"), 0, 5) == (-(2**31), 5)
     assert _varint(guarded(b"\xff\xff\xff\xff\x7f"), 0, 5) == (-(2**31), 5)  # four bits of the fifth byte
 

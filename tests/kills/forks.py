@@ -1,7 +1,7 @@
-"""Runs in a forked child that is killed at a random moment: what a kill costs is milliseconds.
+"""Runs in a forked child that is killed at a random moment, which costs only milliseconds per kill.
 
-The verb `compact` is run whole: locks, decisions, recovery, bundles from several threads, tasks, replacement and
-checkpoint. Only what Spark would carry to a worker is called where it stands.
+The complete command `compact` is run: locks, decisions, recovery, bundles from several threads, tasks, replacement
+and checkpoint. Only functions that Spark would send to a worker are called in the same process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.kills.logs import topic_config
 
 
 class SlowFileSystem(FileSystem):
-    """Changes take `pause_s` longer, so that most of a run's time is spent between two of them."""
+    """Delays each change by `pause_s`, so that most of a run's time is spent between changes."""
 
     def __init__(self, pause_s: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SlowFileSystem(FileSystem):
 def compact_here(
     log_dir: LogDir, root: Path, *, fs: FileSystem = LOCAL, max_scratch_bytes: int | None = None
 ) -> list[ResultRow]:
-    """`keytail compact --execute` in this process, two tasks at a time."""
+    """Run `keytail compact --execute` in this process, two tasks at a time."""
     configuration = read_configuration(None, topic_config(log_dir), topics_have_no_overrides=True)
     request = Request(
         Choice((str(root),)), configuration, execute=True, now_ms=NOW, unsafe_clock=True, force=True,
@@ -57,7 +57,7 @@ def compact_here(
 
 @contextlib.contextmanager
 def _without_spark(fs: FileSystem) -> Iterator[None]:
-    """Partitions of some KiB count as they are."""
+    """Replace Spark, and remove the size margin, so that partitions of some KiB are processed in rounds."""
     context = SimpleNamespace(defaultParallelism=2, master="local[2]")
     attempts = iter(range(10**9))
 
@@ -74,7 +74,7 @@ def _without_spark(fs: FileSystem) -> Iterator[None]:
 
 
 def run_in_child(action: Callable[[], object], kill_after_s: float | None) -> bool:
-    """Whether it was killed; False: it had ended, well, before."""
+    """Run `action` in a child. Return whether it was killed; False if it had already ended successfully."""
     said = os.memfd_create("said")
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What must hold of a log dir after a kill, and of what the next run makes of it."""
+"""Checks of a log dir after a kill, and of the result of the next run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LEFTOVERS = (".clean", ".cleaned", ".swap", ".deleted", ".tmp")
 
 @dataclass
 class Kills:
-    """What was tried. `before`, `between`, `after`: by what a broker would find, nothing replaced yet, some of it, or
-    all with its checkpoints."""
+    """What was tried. `before`, `between`, `after` depend on what a broker would find: nothing replaced yet, some of
+    it, or all with its checkpoints."""
 
     name: str
     killed: int = 0
-    ended: int = 0  # before the kill came
+    ended: int = 0  # before the kill
     before: int = 0
     between: int = 0
     after: int = 0
-    second: int = 0  # kills of a run over what a killed one left
+    second: int = 0  # kills of a run after a killed one
     states: set[str] = field(default_factory=set)
     opened: int = 0  # by Kafka
     losses: int = 0
@@ -47,7 +47,8 @@ TABLE: list[Kills] = []
 
 
 def judge_killed(log_dir: LogDir, root: Path, begun: Found, kills: Kills) -> Found:
-    """Promises 1 and 2 of what a broker would find, no checkpoint ahead of its segments, and the lock is free."""
+    """Check promises 1 and 2 for what a broker would find, that no checkpoint is ahead of its segments, and that the
+    lock is free."""
     _wait_until_free(root)
     found, run = find(log_dir, root), expect(log_dir, begun)
     judge(log_dir, found, run, ended=False)
@@ -62,7 +63,7 @@ def judge_killed(log_dir: LogDir, root: Path, begun: Found, kills: Kills) -> Fou
 
 
 def _wait_until_free(root: Path) -> None:
-    """A child that the killed had forked just then has its lock for as long as the system takes to end it."""
+    """Wait: a child that the killed process had just forked holds its lock until the system has ended that child."""
     last_s = time.monotonic() + 5
     while is_held(str(root)):
         assert time.monotonic() < last_s, "the dead hold the lock"
@@ -70,7 +71,7 @@ def _wait_until_free(root: Path) -> None:
 
 
 def judge_ended(log_dir: LogDir, root: Path, begun: Found) -> None:
-    """A run that came to its end left what the dull twin leaves of what it found, and nothing else (promise 5)."""
+    """Check that a completed run left the result of the reference model, and nothing else (promise 5)."""
     run, found = expect(log_dir, begun), find(log_dir, root)
     judge(log_dir, found, run, ended=True)
     assert found.files() == run.files
@@ -84,11 +85,11 @@ def judge_ended(log_dir: LogDir, root: Path, begun: Found) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Names and bytes; the lock file may stay, as that of a broker that was killed."""
+    """Return names and bytes, without the lock file, which may remain like that of a killed broker."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*"))
             if path.is_file() and path.name != ".lock"}  # fmt: skip
 
 
 def moment(rng: random.Random, whole_run_s: float) -> float:
-    """Any moment of a run; a few come after its end."""
+    """Return any moment of a run; a few are after its end."""
     return rng.uniform(0, 1.02 * whole_run_s)

@@ -1,5 +1,5 @@
-"""Log dirs to be killed over: random ones, larger than those of tests/crash, and what a run of `compact` is told of
-them. Their judges are those of tests/crash/compactions.py."""
+"""Random log dirs for kills, larger than those of tests/crash, and the options of `compact` for them. They are
+checked by tests/crash/compactions.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.crash.test_compaction import SHAPES
 
 
 def random_log_dir(rng: random.Random, *, sizes: tuple[int, ...], value_bytes: int, join: int | None = None) -> LogDir:
-    """A partition of so many segments for each of `sizes`."""
+    """Return a partition for each of `sizes`, with so many segments."""
     logs = tuple(_random_log(rng, f"orders-{n}", size, value_bytes) for n, size in enumerate(sizes))
     return LogDir(logs, join=rng.choice([1, 2, 3]) if join is None else join)
 
 
 def small_log_dir(rng: random.Random) -> LogDir:
-    """One of the shapes of tests/crash, transactions among them, or a random one of up to four partitions."""
+    """Return one of the shapes of tests/crash, including transactions, or a random one of up to four partitions."""
     if rng.random() < 0.25:
         return SHAPES[rng.choice(sorted(SHAPES))]
     sizes = tuple(rng.randint(3, 7) for _ in range(rng.randint(1, 4)))
@@ -25,7 +25,7 @@ def small_log_dir(rng: random.Random) -> LogDir:
 
 
 def _random_log(rng: random.Random, name: str, segment_count: int, value_bytes: int) -> Log:
-    """Below its checkpoint each key stands once, as an earlier round left it."""
+    """Return a random log; below its checkpoint each key occurs once, as after an earlier round."""
     clean_segments = rng.choice([0, 0, segment_count // 3])
     keys = [f"k{n}" for n in range(max(6, segment_count * 3))]
     unused = rng.sample(keys, len(keys))
@@ -44,7 +44,7 @@ def _random_log(rng: random.Random, name: str, segment_count: int, value_bytes: 
 
 
 def _batch(rng: random.Random, keys: list[str], value_bytes: int) -> str:
-    """A value is written twenty times over."""
+    """Return a batch in the notation of `Log`; values have a twentieth of their size, because each is repeated."""
     words = [rng.choice(["", "", "!"]), rng.choice(["", "", "@1", "@2"]), rng.choice(["", "", "+2"])]
     for key in keys:
         value = f"{rng.randrange(10**6)}".ljust(value_bytes // 20, "x")
@@ -64,7 +64,7 @@ def topic_config(log_dir: LogDir) -> list[str]:
 
 
 def flags(log_dir: LogDir, root: Path, *more: str) -> list[str]:
-    """Of `keytail compact`, for a round as the dull twin does it."""
+    """Return the options of `keytail compact` for a round like that of the reference model."""
     configs = [word for text in topic_config(log_dir) for word in ("--topic-config", text)]
     fixed = ["--now", str(NOW), "--unsafe-clock", "--force", "--grouping", "kafka", "--map-memory", "1m"]
     fixed.append("--topics-have-no-overrides")

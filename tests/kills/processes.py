@@ -1,4 +1,4 @@
-"""Real runs, as processes of their own session, of which one or all are killed."""
+"""Real runs, as processes in their own session, of which one or all are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Process:
 
 @dataclass
 class Run:
-    """A `keytail` or `spark-submit` process, and all that it starts: they share its session, not its group."""
+    """A `keytail` or `spark-submit` process and all processes that it starts: they share its session, not its group."""
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -38,7 +38,7 @@ class Run:
         return self.process.poll() is not None
 
     def members(self) -> list[Process]:
-        """Those that live."""
+        """Return the running processes."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -52,18 +52,18 @@ class Run:
         return next(one.pid for one in self.members() if "org.apache.spark.deploy.SparkSubmit" in one.command)
 
     def driver(self) -> int:
-        """The Python process that runs the verb."""
+        """Return the Python process that runs the command."""
         found = [one.pid for one in self.members() if one.command.partition(" ")[0].rpartition("/")[2].startswith("py")
                  and "pyspark.daemon" not in one.command and ("keytail" in one.command or "jobs/" in one.command)]
         return max(found)
 
     def workers(self) -> list[int]:
-        """Python workers: forked by a daemon, whose command line they keep."""
+        """Return the Python workers: forked by a daemon, whose command line they keep."""
         daemons = [one for one in self.members() if "pyspark.daemon" in one.command]
         return [one.pid for one in daemons if one.parent in {other.pid for other in daemons}]
 
     def wait(self, there: Callable[[], object]) -> bool:
-        """Whether it came to be while the run lasted."""
+        """Return whether the condition became true during the run."""
         last_s = time.monotonic() + LONGEST_S
         while not there():
             assert time.monotonic() < last_s, f"nothing happens: {self.said()}"
@@ -73,7 +73,7 @@ class Run:
         return True
 
     def end(self) -> int:
-        """Its exit status, once all of its processes have ended."""
+        """Return the exit status, once all processes have ended."""
         status = self.process.wait(timeout=LONGEST_S)
         last_s = time.monotonic() + 60
         while left := self.members():
@@ -85,7 +85,7 @@ class Run:
         return self.errors.read_text(errors="replace")[-4000:]
 
     def kill_all(self) -> None:
-        """The group at once; then, by their ids, those of its session that have left the group."""
+        """Kill the group at once; then, by their ids, the processes of its session that have left the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for one in self.members():
@@ -95,7 +95,7 @@ class Run:
 
 
 def start(flags: Sequence[str], work_dir: Path, *, submitted: bool = False, verb: str = "compact") -> Run:
-    """On two cores."""
+    """Start a run on two cores."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -115,7 +115,7 @@ def kill(pid: int) -> None:
 
 
 def has_open(pid: int, directory: Path) -> bool:
-    """Whether a process has a file below `directory` open."""
+    """Return whether a process has a file below `directory` open."""
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):

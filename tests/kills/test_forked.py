@@ -1,7 +1,7 @@
-"""Runs of the verb `compact` in forked children, killed at random moments; so are some of the runs after them.
+"""Runs of `compact` in forked children, killed at random moments; so are some of the runs after them.
 
-KEYTAIL_KILLS says how many kills (`make soak`: a thousand), KEYTAIL_SEED repeats the log dirs and the moments drawn;
-where in a run a moment falls is the machine's.
+KEYTAIL_KILLS sets the number of kills (`make soak`: a thousand), KEYTAIL_SEED repeats the log dirs and the moments
+drawn; where in a run a moment falls depends on the machine.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def kill_at_random_moments(
 ) -> None:
     _warm_up(work_dir)
     start_s = time.monotonic()
-    # Where kills fall is the machine's: a few more, where they are not of every kind.
+    # Where kills fall depends on the machine: some more are tried if not every kind has occurred.
     while kills.killed < wanted or (kills.killed < 3 * wanted and not are_varied(kills)):
         log_dir = small_log_dir(rng)
         scratch_bytes = _some_groups(log_dir) if rng.random() < 0.4 else None
@@ -93,14 +93,14 @@ def kill_at_random_moments(
 
 
 def _warm_up(work_dir: Path) -> None:
-    """Children inherit the kernels that this process has compiled or loaded."""
+    """Load or compile the kernels, which children inherit."""
     for number, name in enumerate(SHAPES):
         SHAPES[name].make(work_dir / f"warm-{number}")
         compact_here(SHAPES[name], work_dir / f"warm-{number}", max_scratch_bytes=_some_groups(SHAPES[name]))
 
 
 def _some_groups(log_dir: LogDir) -> int:
-    """Scratch space for the largest group and what a partition hands on, but not for a large partition."""
+    """Return scratch space for the largest group and the data that rounds pass on, but not for a large partition."""
     sizes = [len(log) for one in log_dir.logs for log in one.segments.values()]
     return log_dir.join * 3 * max(sizes) + 4096
 

@@ -1,7 +1,7 @@
 """The other protocols that change a log dir, killed in forked children at random moments.
 
-They are those that tests/crash stops before every operation; a kill also falls in the midst of one, and the judges are
-the same.
+tests/crash stops the same protocols before every operation; a kill may also happen during one. The checks are the
+same.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.kills.forks import SlowFileSystem, run_in_child
 from tests.kills.judging import Kills, moment
 
-# Of each case.
+# For each case.
 KILLS = max(3, int(os.environ.get("KEYTAIL_KILLS", "40")) // 40)
 PAUSE_S = 0.0003
 
 
 class Enough(Exception):
-    """All kills were tried; what a test would say of its stops does not hold of them."""
+    """All kills were tried; the rest of the test applies only to stops."""
 
 
 @pytest.mark.parametrize("name", test_import.CASES)
@@ -77,7 +77,7 @@ def test_expired_segments_go_in_order(
 
 
 def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`for_every_stop` of a module of tests/crash kills at random moments, and then raises Enough."""
+    """Make `for_every_stop` of a module of tests/crash kill at random moments, and then raise Enough."""
 
     def for_random_kills(
         make_dir: Callable[[Path], object],
@@ -92,7 +92,7 @@ def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPa
         work_dir.mkdir(parents=True)
         make_dir(origin)
         shutil.copytree(origin, root)
-        action(SlowFileSystem(0), root)  # what children need is loaded once, here
+        action(SlowFileSystem(0), root)  # loads what children need, once
         whole_run_s = 0.0
         while kills.killed < KILLS:
             shutil.rmtree(root)

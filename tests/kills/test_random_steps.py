@@ -1,8 +1,8 @@
-"""A partition goes through random steps: appends with transactions, compaction, index rebuilds, retention, and kills of
+"""A partition undergoes random steps: appends with transactions, compaction, index rebuilds, retention, and kills of
 each of these commands at random moments. After every step a broker must find what was appended.
 
-`KEYTAIL_STEPS` is the number of steps (`make soak`: 60 in each of 20 lives), `KEYTAIL_SEED` repeats the draws; where a
-kill falls in a run is the machine's.
+`KEYTAIL_STEPS` is the number of steps (`make soak`: 60 in each of 20 lives), `KEYTAIL_SEED` repeats the draws; where
+in a run a kill falls depends on the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
         seed = f"{SEED}/{number}"
         life = Life(random.Random(seed), tmp_path / str(number))
         for step in range(5 * STEPS):
-            if step >= STEPS and life.kills:  # whether a kill comes in time is the machine's
+            if step >= STEPS and life.kills:  # whether a kill comes in time depends on the machine
                 break
             try:
                 life.step()
@@ -46,7 +46,7 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
 
 @dataclass
 class Life:
-    """One partition, what was done to it, and what a broker must find."""
+    """One partition, the steps taken, and what a broker must find."""
 
     rng: random.Random
     log_dir: Path
@@ -60,7 +60,7 @@ class Life:
         self.write()
 
     def write(self) -> None:
-        """Append as a broker that was started, and then killed: it keeps no record of a clean shutdown."""
+        """Append like a broker that was started, and then killed: it leaves no record of a clean shutdown."""
         self.log.write()
         (self.log_dir / ".kafka_cleanshutdown").unlink()
 
@@ -79,7 +79,7 @@ class Life:
             self.log.start = self.log_start_offset()
 
     def log_start_offset(self) -> int:
-        """As a broker takes it: no lower than the first segment."""
+        """Return the log start offset as a broker determines it: no lower than the first segment."""
         checkpoint = self.log_dir / "log-start-offset-checkpoint"
         lines = checkpoint.read_text().splitlines()[2:] if checkpoint.exists() else []
         return max([min(loader.load(self.log.path).segments), *(int(line.split()[2]) for line in lines)])
@@ -93,10 +93,10 @@ class Life:
         self.write()
 
     def start_broker(self) -> None:
-        """What a broker's start makes of what a killed run left, by the model of its loader."""
+        """Apply what a broker's start does after a killed run, by the model of its loader."""
         loaded = loader.load(self.log.path)
         for path in self.log.path.iterdir():
-            # A broker rebuilds the transaction index beside a missing offset index to what it was.
+            # Beside a missing offset index, a broker rebuilds the transaction index with its former content.
             if path.suffix in (*SEGMENT_SUFFIXES[:3], ".swap", ".cleaned", ".deleted"):
                 path.unlink()
         for base, segment in loaded.segments.items():
@@ -111,7 +111,7 @@ class Life:
                 path.unlink() if self.rng.random() < 0.5 else path.write_bytes(bytes(path.stat().st_size))
 
     def run(self, command: str, *flags: str) -> None:
-        """The command in a child; half of them are killed."""
+        """Run the command in a child; half of them are killed."""
         words = [
             command, "--log-dirs", str(self.log_dir), "--execute", "--output", "json", *flags,
             "--topic-config", "t:cleanup.policy=compact,delete", "--topic-config", "t:retention.ms=-1",
@@ -130,7 +130,7 @@ class Life:
             assert not left, f"left over: {left}"
 
     def check(self) -> None:
-        """Nothing that was not appended, each key's latest committed record, the log end, and aborted data marked."""
+        """Check: no record was added, each key's latest committed record, the log end, and aborted data marked."""
         loaded = loader.load(self.log.path)
         appended = {one.record.offset: one for one in self.log._appended}
         found: dict[int, Rec] = {}
@@ -158,13 +158,13 @@ class Life:
 
 
 def _aborted(txn_index: bytes) -> list[tuple[int, int, int]]:
-    """Producer, first and last offset of each 34 byte entry of a transaction index."""
+    """Return producer, first and last offset of each entry (34 bytes) of a transaction index."""
     fields = [txn_index[at : at + 34] for at in range(0, len(txn_index), 34)]
     return [tuple(int.from_bytes(entry[at : at + 8], "big") for at in (2, 10, 18)) for entry in fields]
 
 
 def _invoke(words: list[str]) -> None:
     result = CliRunner().invoke(app, words)
-    # The producers of this partition have no snapshots; after a compaction its log alone does not give them.
+    # The producers of this partition have no snapshots; after a compaction they cannot be restored from its log alone.
     refused = words[0] == "rebuild-index" and "producer snapshots missing" in result.output
     assert result.exit_code == 0 or refused, f"{' '.join(words)}: {result.output} {result.exception!r}"

@@ -1,7 +1,7 @@
-"""`kill -9` of real runs of `keytail compact` and of jobs/compact.py under spark-submit: of the driver, of its JVM, of
-workers, of the whole group.
+"""`kill -9` of real runs of `keytail compact` and of jobs/compact.py under spark-submit: of the driver, of its JVM,
+of workers, of the whole group.
 
-KEYTAIL_REAL_KILLS says how many (`make soak`: 200), KEYTAIL_SEED repeats log dirs, victims and moments drawn.
+KEYTAIL_REAL_KILLS sets the number (`make soak`: 200), KEYTAIL_SEED repeats log dirs, victims and moments drawn.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.kills.processes import Run, has_open, kill, start
 pytestmark = pytest.mark.spark
 
 KILLS = int(os.environ.get("KEYTAIL_REAL_KILLS", "1"))
-# Three kills in a row are of a driver, a JVM and a whole group, with and without spark-submit in turn; the seed says
-# which comes first.
+# Three kills in a row are of a driver, a JVM and a whole group, alternately with and without spark-submit; the seed
+# determines which comes first.
 VICTIMS = (("driver", "submitted driver"), ("jvm", "submitted jvm"), ("group",))
 MOMENTS = ("tasks run", "tasks run", "a group is replaced", "a checkpoint has moved")
 THROTTLE = ("--throttle", "4m")
-REAL_RUN_AFTER = 10  # one in so many; the others are run in this process
+REAL_RUN_AFTER = 10  # one in ten; the others are run in this process
 
 
 @pytest.mark.one_of("a kill of a run with Spark")
@@ -52,7 +52,7 @@ def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytes
             text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{said}"
             raise AssertionError(text) from error
         shutil.rmtree(tmp_path / "here")
-        if kills.killed % 10 == 0:  # a soak that is stopped has said how far it came
+        if kills.killed % 10 == 0:  # so that a stopped soak has reported its progress
             with capsys.disabled():
                 print(f"\nseed {SEED}, {time.monotonic() - start_s:.0f} s: {kills}", flush=True)
     kills.seconds = time.monotonic() - start_s
@@ -66,7 +66,7 @@ def victim_of(number: int) -> str:
 
 
 def large_log_dir(rng: random.Random) -> tuple[LogDir, tuple[str, ...]]:
-    """One partition that is written in rounds, and some small ones."""
+    """Return one partition that is written in rounds, and some small ones."""
     log_dir = random_log_dir(rng, sizes=(30, 6, 8, 5), value_bytes=12_000, join=2)
     largest = max(len(log) for log in log_dir.logs[0].segments.values())
     return log_dir, ("--max-scratch-bytes", str(_MARGIN_BYTES + 3 * largest * log_dir.join), *THROTTLE)
@@ -87,13 +87,13 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
             kills.ended += 1
             return
         kills.killed += 1
-        if victim.endswith("jvm"):  # the driver is alive: it says so, and tidies up
+        if victim.endswith("jvm"):  # the driver is alive: it reports this, and cleans up
             left = judge_orphan(run, log_dir, root, begun, kills)
         else:
             run.process.wait()
             left = judge_killed(log_dir, root, begun, kills)
             if rng.random() < 0.5:
-                run.end()  # else the next run begins while workers of this one may write on
+                run.end()  # otherwise the next run begins while workers of this one may still write
         was_killed_twice = left != begun and rng.random() < 0.3
         check_next_run(log_dir, root, left, run, begin_really=kills.killed % REAL_RUN_AFTER == 0 or was_killed_twice)
         if left == begun:
@@ -103,7 +103,7 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
 
 
 def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
-    """Whether the run came so far; then for a moment more."""
+    """Wait until the run has come to `moment`, and a random time more. Return whether it is still running."""
     first = next(root.glob("orders-0/*.log"))
     inode = first.stat().st_ino
 
@@ -128,7 +128,7 @@ def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
 
 
 def kill_victim(victim: str, run: Run) -> bool:
-    """False: the run has ended meanwhile."""
+    """Return False if the run has already ended."""
     try:
         if victim == "group":
             os.killpg(run.process.pid, 9)
@@ -140,7 +140,7 @@ def kill_victim(victim: str, run: Run) -> bool:
 
 
 def judge_orphan(run: Run, log_dir: LogDir, root: Path, begun: Found, kills: Kills) -> Found:
-    """The driver has lost its JVM: it ends, with words for it, and leaves nothing that has to be resolved."""
+    """Check that a driver without its JVM ends with a message, and leaves nothing that must be resolved."""
     status = run.end()
     left = judge_killed(log_dir, root, begun, kills)
     if (left.files(), left.checkpoints) != _all_done(log_dir, begun):
@@ -165,14 +165,14 @@ def check_next_run(log_dir: LogDir, root: Path, left: Found, killed: Run, *, beg
     else:
         compact_here(log_dir, root)
     killed.end()
-    if list(root.rglob("*.clean")):  # workers of the dead have written on beside the run; the one after it tidies up
+    if list(root.rglob("*.clean")):  # workers of the killed run wrote during this run; the next one cleans up
         compact_here(log_dir, root)
     judge_ended(log_dir, root, left)
 
 
 @pytest.mark.soak("run/test_without_spark.py, compact/test_driver.py: a killed worker")
 def test_the_partition_that_kills_its_worker_again_fails_and_the_others_are_done(tmp_path: Path) -> None:
-    """Every worker that has a file of orders-1 open is killed; then the next run does that partition."""
+    """Every worker that has a file of orders-1 open is killed; then the next run compacts that partition."""
     rng = random.Random(f"{SEED} workers")
     print("seed", SEED)
     log_dir = random_log_dir(rng, sizes=(6, 12, 6), value_bytes=12_000, join=2)

@@ -1,4 +1,4 @@
-"""What a generator makes one step ahead comes in order, and so does what it raises."""
+"""Items that a generator prefetches arrive in order, and so do its exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text checkpoints: what a broker reads is read, what it refuses is an error with a line, writes are atomic."""
+"""Text checkpoints: what a broker reads is read, what it refuses is an error with its line, and writes are atomic."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _odd_lines = st.text("ab1 0+-9\t\x0b.é", max_size=14) | st.builds(
 @given(lines=st.lists(_odd_lines, max_size=4))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=draws(200))
 def test_plain_lines_are_read_as_all_others_are(lines: list[str], tmp_path: Path) -> None:
-    """Nearly every line is plain, and read by one expression; here all are looked at field by field, too."""
+    """Nearly all lines are plain and parsed by one expression; here all lines are also parsed field by field."""
     path = _write(tmp_path, "".join(f"{line}\n" for line in ["0", str(len(lines)), *lines]))
     found = _read(path)
     with patch.object(checkpoint, "_PLAIN_ENTRY", re.compile("(?!)")):
@@ -158,7 +158,7 @@ def test_several_entries_are_one_replacement_of_the_file(tmp_path: Path) -> None
 
 
 class Watched(FileSystem):
-    """Counts replacements; the first waits until `go` is set, and fails if it is told to."""
+    """Counts replacements; the first waits until `go` is set, and raises OSError if `fails`."""
 
     def __init__(self, go: threading.Event | None = None, *, fails: bool = False) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Watched(FileSystem):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_comes_while_one_writes_is_written_at_once(fails: bool, tmp_path: Path) -> None:
-    """20 threads, two replacements; where the first fails, only its own thread hears of it."""
+    """20 threads cause two replacements; if the first fails, only its own thread gets the error."""
     path = _write(tmp_path, "0\n1\ngone 0 1\n")
     fs, failed = Watched(go := threading.Event(), fails=fails), []
 
@@ -232,7 +232,7 @@ def test_every_stop_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
     def make(path: Path) -> None:
         path.mkdir()
         write_offsets(LOCAL, str(path / "checkpoint"), old)
-        (path / "checkpoint.tmp").write_text("0\n9")  # of an earlier crash
+        (path / "checkpoint.tmp").write_text("0\n9")  # left by an earlier crash
 
     def check(state: State) -> None:
         found = read_offsets(LOCAL, str(state.root / "checkpoint"))

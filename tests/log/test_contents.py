@@ -1,4 +1,4 @@
-"""What a segment holds, against the dull reader of the golden logs and of made ones."""
+"""The contents of a segment, compared with the reference reader, for the golden logs and generated ones."""
 
 from __future__ import annotations
 

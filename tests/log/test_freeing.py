@@ -1,4 +1,4 @@
-"""Names go at once, what the files took by the end of the block, whatever happens in it."""
+"""Names are removed at once and the files' space is freed by the end of the block, whatever happens in it."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def open_below(folder):
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:  # that of the listing itself
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
         found += [target] if str(folder) in target else []
     return found

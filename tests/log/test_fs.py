@@ -1,4 +1,4 @@
-"""The file system: whole reads and writes, errors with paths, new files that look like those they replace."""
+"""The file system: complete reads and writes, errors with paths, new files with the attributes of replaced ones."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_new_file_has_the_owner_of_the_old(tmp_path: Path) -> None:
 
 
 def _acl(*entries: tuple[int, int, int]) -> bytes:
-    """As the kernel keeps it: tag, permissions, id."""
+    """Encode an ACL as the kernel stores it: tag, permissions, id."""
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -352,7 +352,7 @@ def test_every_change_passes_the_hook(tmp_path: Path) -> None:
 
 
 def test_the_type_of_a_subvolume_is_that_of_its_mount(tmp_path: Path) -> None:
-    """A subvolume of btrfs has a device number of its own; only the id of the mount leads to its type."""
+    """A subvolume of btrfs has its own device number; only the mount id leads to its type."""
 
     class Mounted(FileSystem):
         def read_bytes(self, path: str, *, whole: bool = False) -> bytes:

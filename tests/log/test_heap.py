@@ -1,4 +1,4 @@
-"""Freed memory is kept: in a process that asked for it, a large block is not faulted in again."""
+"""Freed memory is kept: in a process that requested it, a large block is not faulted in again."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""Index files of a segment against sorted lists: every sequence of operations, and what each refuses."""
+"""Index files of a segment compared with sorted lists: every sequence of operations, and what each refuses."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.crash.trees import write_tree
 BASE = 1000
 FAR = 2**31 - 1
 steps = st.integers(1, 9)
-# The examples of a class share a directory of their own, so that no fixture is needed between them.
+# The examples of a class share one directory, so that no fixture is needed between them.
 STATEFUL = settings(
     max_examples=draws(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
 class _Machine(RuleBasedStateMachine):
-    """A file in a directory of its own, and `rows`, the sorted list that it must behave as."""
+    """An index file in its own directory, and `rows`, the sorted list that is its model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class OffsetIndexModel(_Machine):
 
     @rule()
     def go_on(self) -> None:
-        """The segment becomes the active one again, as a broker's last one does at its start."""
+        """Reopen the segment as the active one, as a broker does with its last segment at its start."""
         assume(not self.writing)
         self.index.close()
         self.index = OffsetIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
@@ -127,8 +127,8 @@ class OffsetIndexModel(_Machine):
         if self.writing:
             assert os.path.getsize(self.path) == self.capacity * 8
             assert self.index.is_full == (len(self.rows) == self.capacity)
-        # Others see the file: as a whole where it is trimmed, up to its zeros where it is active. An entry of zeros
-        # in the first slot cannot be told from room, and stands for nothing.
+        # Other readers see the whole file if it is trimmed, and the entries before its zeros if it is active. An entry
+        # of zeros in the first slot cannot be distinguished from preallocated space, and has no meaning.
         with OffsetIndex.open(LOCAL, self.path, BASE, active=self.writing) as seen:
             unseen = self.writing and self.rows == [(BASE, 0)]
             assert [seen.entry(slot)[1:] for slot in range(len(seen))] == ([] if unseen else self.rows)
@@ -318,7 +318,7 @@ def test_sanity_names_file_and_slot(kind: type, data: bytes, slot: int, says: st
     ("kind", "data"),
     [
         (OffsetIndex, b""),
-        (OffsetIndex, _offset_bytes((0, 0))),  # an entry at the base passes
+        (OffsetIndex, _offset_bytes((0, 0))),  # an entry at the base offset is accepted
         (OffsetIndex, _offset_bytes((0, 0), (FAR, 2**31 - 1))),
         (TimeIndex, _time_bytes((0, 0), (1, 0), (2**63 - 1, FAR))),
     ],
@@ -344,7 +344,7 @@ def test_entries_of_a_file_that_is_being_written_end_where_its_zeros_begin(tmp_p
 
 
 def test_an_index_of_billions_apart_is_searched_in_place(tmp_path: Path) -> None:
-    """The most a segment can span, in a full index of a broker's default size."""
+    """Uses the maximum range of a segment, in a full index of a broker's default size."""
     count = 10_485_760 // 8
     relative = np.linspace(1, FAR, count).astype(">i4")
     entries = np.empty(count, [("offset", ">i4"), ("position", ">i4")])
@@ -374,7 +374,7 @@ def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path)
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_what_a_stop_leaves_is_continued_or_refused(torn: bool, tmp_path: Path) -> None:
-    """Never is an entry found that was not appended: a file that was not trimmed is one to be made anew."""
+    """An entry that was not appended is never returned: an index that was not trimmed must be rebuilt."""
     rows = [(BASE + 5, 100), (BASE + 9, 300), (BASE + 12, 450)]
 
     def work(fs: RecordingFileSystem, directory: Path) -> None:

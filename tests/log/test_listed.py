@@ -1,4 +1,4 @@
-"""Looking again where a broker may run, and not where none does."""
+"""The listing is retried if a broker may run, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A listing of a partition tells what its survey tells, by far fewer operations, or tells nothing."""
+"""A listing of a partition returns the same facts as its survey, with far fewer operations, or returns None."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def both(log_dir: Path) -> tuple[PartitionFacts | None, PartitionFacts]:
 
 
 def as_listed(segment: SegmentFacts) -> SegmentFacts:
-    """What a listing cannot know, as `list_partition` says it."""
+    """Replace the fields that a listing cannot determine by the values that `list_partition` returns for them."""
     segment = segment._replace(index_bytes=None, time_index_bytes=None, txn_index_bytes=None)
     return segment._replace(first_batch_timestamp_ms=-1, largest_timestamp_ms=segment.log_mtime_ns // 1_000_000)
 

@@ -1,4 +1,4 @@
-"""Kafka's lock: held against other processes and other runs, on the file that still has the name."""
+"""Kafka's lock excludes other processes and other runs, and applies to the file that still has the name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keytail.log import lock
 from keytail.log.fs import LOCAL, FileSystem
 from tests.chance import SEED
 
-# As Java's FileChannel.tryLock: a POSIX lock of the whole file, owned by the process.
+# Like Java's FileChannel.tryLock: a POSIX lock of the whole file, owned by the process.
 AS_A_BROKER = """
 import fcntl, os, sys
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -59,7 +59,7 @@ def test_the_lock_file_stays_whoever_made_it(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_opened_the_file_while_it_was_held_locks_the_one_that_has_the_name(tmp_path: Path) -> None:
-    """Were the file removed at the end, the broker would lock a file without a name, and the next run another one."""
+    """If the file were removed at the end, the broker would lock an unlinked file, and the next run another one."""
     with lock.hold([str(tmp_path)]):
         opened = os.open(tmp_path / ".lock", os.O_RDWR)
     try:
@@ -73,7 +73,7 @@ def test_a_broker_that_opened_the_file_while_it_was_held_locks_the_one_that_has_
 
 def test_a_broker_cannot_start_while_it_is_held(tmp_path: Path) -> None:
     with lock.hold([str(tmp_path)]):
-        # Another descriptor of the same file, closed again, loses a process's lock, but not this one.
+        # Closing another descriptor of the same file releases a process's POSIX lock, but not this lock.
         os.close(os.open(tmp_path / ".lock", os.O_RDWR))
         with _broker(tmp_path / ".lock") as process:
             assert _answer(process) == "refused"
@@ -168,7 +168,7 @@ def test_a_lock_whose_file_lost_its_name_is_lost(tmp_path: Path, replacement: st
             with pytest.raises(lock.LockLost, match="removed or replaced while this run held the lock") as lost:
                 lock.refuse_lost(LOCAL, str(path))
             assert lost.value.path == str(log_dir / ".lock")
-    lock.refuse_lost(LOCAL, str(partition))  # nothing is held any more
+    lock.refuse_lost(LOCAL, str(partition))  # nothing is locked any more
 
 
 def test_only_the_lock_of_the_log_dir_that_is_changed_is_asked_for(tmp_path: Path) -> None:
@@ -183,12 +183,12 @@ def test_only_the_lock_of_the_log_dir_that_is_changed_is_asked_for(tmp_path: Pat
             lock.refuse_lost(LOCAL, str(first / "orders-0"))
 
 
-# A turn has up to two dozen changes of process, each of which takes milliseconds on a busy machine.
+# An iteration has up to two dozen context switches, each of which takes milliseconds on a busy machine.
 TURNS = 400
 
 
 def _take_turns(log_dir: str, seed: int, turns: int, start: multiprocessing.synchronize.Barrier, found: Any) -> None:
-    """As keytail, many times; reports (turns had, two at a time)."""
+    """Take the lock many times as keytail does; report (times taken, times that two held it)."""
     chance, had, together = random.Random(seed), 0, 0
     start.wait()
     for _ in range(turns):
@@ -212,8 +212,10 @@ def _take_turns(log_dir: str, seed: int, turns: int, start: multiprocessing.sync
 def _start_and_stop(
     log_dir: str, seed: int, turns: int, start: multiprocessing.synchronize.Barrier, found: Any
 ) -> None:
-    """As a broker that starts: opens or makes the file and, some time later, locks what it has opened. This one removes
-    nothing."""
+    """Start many times like a broker: open or create the file and, some time later, lock what was opened.
+
+    Unlike a broker, this removes nothing.
+    """
     chance, had, together = random.Random(seed), 0, 0
     start.wait()
     for _ in range(turns):

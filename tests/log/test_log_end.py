@@ -1,4 +1,4 @@
-"""Where a log file ends, whatever its index says and however it was cut."""
+"""The end of a log file is found whatever its index contains and however it was truncated."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_log_larger_than_the_window(tmp_path: Path) -> None:
 
 
 def test_an_index_that_points_at_a_batch_within_a_value(tmp_path: Path) -> None:
-    """Kafka's own logs are produced to topics, too: bytes like a batch's are no batch."""
+    """The logs of a topic may contain Kafka log data: bytes inside a value that look like a batch are not a batch."""
     inner = encode_batch([Rec(700, 1, b"k", b"v" * 100)])
     log = encode_batch([Rec(0, 1, b"k", inner), Rec(1, 1, b"k", b"v")])
     assert _end(tmp_path, log, struct.pack(">ii", 1, log.index(inner))) == LogEnd(2, len(log), 0)
@@ -81,7 +81,7 @@ def test_legacy_batches_end_with_their_own_offset(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_while_it_is_walked_has_no_end(tmp_path: Path) -> None:
-    """Behind what could be read, the window holds what was read before: that is no part of the file."""
+    """After the bytes that could be read, the window contains bytes of an earlier read, which are not the file's."""
     path = tmp_path / f"{0:020d}.log"
     path.write_bytes(log_of(range(4000)))
 

@@ -1,4 +1,4 @@
-"""The metadata log of a log dir: snapshot, segments, what may be uncommitted, and what cannot be read."""
+"""The metadata log of a log dir: snapshot, segments, records that may be uncommitted, and unreadable records."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_golden_log_has_the_topics_of_its_broker(golden_dir: Path) -> None:
         assert found.topics[name].replicas == dict.fromkeys(range(topic.partitions), (1,))
     assert 0 < golden.manifest()["generated_ms"] - found.as_of_ms < 60_000
     assert found.as_of_offset == 224
-    # The one config that was changed after its topic was made.
+    # The only config that was changed after its topic was created.
     assert found.topic_configs["__consumer_offsets"]["internal.segment.bytes"] == (None, "8192")
     assert all(
         len(values) == 1

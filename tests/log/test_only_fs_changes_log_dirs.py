@@ -1,4 +1,4 @@
-"""The watch over log dirs sees what it is there for."""
+"""The watch over log dirs detects changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import conftest
 
 
 def _in_keytail(source: str, **values: object) -> None:
-    """Runs a statement as if it stood in a module of the package."""
+    """Run a statement as if it were in a module of the package."""
     exec(compile(source, conftest.PACKAGE + "compact/somewhere.py", "exec"), {"os": os, **values})
 
 

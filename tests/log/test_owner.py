@@ -1,4 +1,4 @@
-"""Which one user owns all log dirs of a run; tests/cli/test_owner.py has what becomes of it."""
+"""Determining the one user who owns all log dirs of a run; tests/cli/test_owner.py tests the effects."""
 
 from __future__ import annotations
 

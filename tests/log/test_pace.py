@@ -42,11 +42,11 @@ def test_a_rest_is_not_made_up_for() -> None:
 
 
 def test_threads_share_one_pace() -> None:
-    """None of what they spend is lost, though each sees the clock between the other's reading and writing of it."""
+    """No spent bytes are lost, although each thread reads the clock while others update the pace."""
     clock = Clock()
 
     def slow() -> float:
-        time.sleep(0)  # here another thread goes on
+        time.sleep(0)  # lets another thread run
         return clock.now_s
 
     slept: list[float] = []

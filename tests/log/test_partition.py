@@ -1,4 +1,4 @@
-"""The survey: facts of partitions as planning takes them, and every state that must be left alone."""
+"""The survey: the facts of partitions that planning uses, and every state that must be left unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MTIME_NS = 1_700_000_000_123_456_789
 
 
 def _log_dir(tmp_path: Path, *partitions: str, name: str = "logs") -> Path:
-    """Partitions of two segments (0-9, 10-13), cleanly shut down."""
+    """Write partitions of two segments (0-9, 10-13), cleanly shut down."""
     log_dir = tmp_path / name
     log_dir.mkdir()
     (log_dir / "meta.properties").write_text("version=1\n")
@@ -140,7 +140,7 @@ def test_a_cut_tail_is_reported_and_no_problem(tmp_path: Path) -> None:
     assert (facts.log_end_offset, facts.tail_bytes, facts.problems) == (14, 30, ())
 
 
-# What must be left alone
+# Partitions that must be left unchanged
 
 
 @pytest.mark.parametrize(
@@ -317,5 +317,5 @@ def test_a_log_dir_without_partitions_is_one(tmp_path: Path) -> None:
 
 
 def test_the_synthetic_segments_have_index_entries() -> None:
-    """Else half of these tests would test nothing."""
+    """Otherwise half of these tests would test nothing."""
     assert len(log_of(range(2))) > INTERVAL_BYTES

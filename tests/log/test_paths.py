@@ -1,4 +1,4 @@
-"""Links and owners: the owner of a log dir cannot redirect root's operations, nor get or give files through them."""
+"""Links and owners: the owner of a log dir can neither redirect root's operations, nor get or give files by them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other u
 
 @pytest.fixture(params=["openat2", "name by name"], autouse=True)
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Linux 5.6 opens a directory, and as an older kernel, which has no such call."""
+    """Run each test as on Linux 5.6, which has openat2, and as on an older kernel, which does not."""
     if request.param == "name by name":
 
         def missing(*_: object) -> int:
@@ -37,7 +37,7 @@ def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """With one partition and one checkpoint; beside it a directory `outside` with files of the same names."""
+    """Create a log dir with one partition and one checkpoint, and beside it `outside` with files of the same names."""
     for home, text in ((tmp_path / "logs", "inside"), (tmp_path / "outside", SECRET)):
         (home / "t-0").mkdir(parents=True)
         (home / "t-0" / "file").write_text(text)
@@ -68,7 +68,7 @@ def everything(path: Path) -> dict[str, tuple[object, ...]]:
 
 
 def as_file(path: str) -> list[Callable[[], object]]:
-    """Every operation that opens a file or looks at what it is."""
+    """Return every operation that opens a file or reads its status."""
     like = FileStat(path, 0, 0, OWNER, OWNER, 0o755, 1, 1, True, False)
     return [
         lambda: LOCAL.read_bytes(path),
@@ -82,7 +82,7 @@ def as_file(path: str) -> list[Callable[[], object]]:
 
 
 def as_directory(path: str) -> list[Callable[[], object]]:
-    """Every operation on a directory, and on a name in it."""
+    """Return every operation on a directory, and on a name in it."""
     file, new = f"{path}/file", f"{path}/new"
     like = FileStat(path, 0, 0, OWNER, OWNER, 0o755, 1, 1, True, False)
     return [
@@ -220,7 +220,7 @@ def test_root_does_not_open_a_file_of_another_user_in_a_users_directory(log_dir:
 
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
-    """Others may pass through it: pytest's own directories are closed to them."""
+    """Create a directory that other users can enter; pytest's own directories are closed to them."""
     with tempfile.TemporaryDirectory(prefix="keytail-") as path:
         os.chmod(path, 0o755)
         yield Path(path)
@@ -322,7 +322,7 @@ def test_a_directory_that_is_exchanged_while_it_is_made_is_not_given_away(
 
 
 class Exchanging:
-    """Exchanges two names for each other again and again, in a thread, as the owner of a log dir may at any time."""
+    """Exchanges two names repeatedly, in a thread, as the owner of a log dir may at any time."""
 
     def __init__(self, one: Path, other: Path) -> None:
         self._names = os.fsencode(one), os.fsencode(other)
@@ -348,7 +348,7 @@ class Exchanging:
 @root_only
 @pytest.mark.parametrize("which", ["partition directory", "directory above", "file"])
 def test_nothing_outside_is_changed_or_read_while_names_are_exchanged(which: str, log_dir: Path) -> None:
-    """The owner of a log dir exchanges one of its names for a link to the same names outside, all the time."""
+    """The owner of a log dir exchanges one of its names for a link to the same names outside, continuously."""
     outside, link = log_dir.parent / "outside", log_dir / "link"
     real = path = log_dir / "t-0"
     target = outside / "t-0"

@@ -1,4 +1,4 @@
-"""What a partition's producers must not lose, and where transactions are not settled, against the dull twin."""
+"""The state of producers that must be retained, and undecided transactions, compared with the reference model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[bytes]:
-    """Batches of a few producers: epochs that change, sequences that wrap, markers, emptied batches of both kinds."""
+    """Draw batches of a few producers: changing epochs, wrapping sequences, markers, emptied batches of both kinds."""
     kinds = ["data", "data", "data", "txn", "txn", "COMMIT", "ABORT", "emptied", "emptied marker", "none"]
     shape = st.tuples(
         st.sampled_from(kinds), st.sampled_from([0, 1, 2**62]), st.integers(0, 2), st.integers(1, 3),
@@ -102,7 +102,7 @@ def entries_of(known: dict[int, twin.Producer]) -> list[ProducerEntry]:
 
 
 def as_loaded(entries: list[ProducerEntry]) -> dict[int, twin.Producer]:
-    """A snapshot holds the newest batch alone."""
+    """Return the producers as loaded from a snapshot, which contains only the latest batch."""
     return {
         e.producer_id: twin.Producer(
             e.epoch,
@@ -124,7 +124,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
     clean_shutdown: bool,
     expiration_ms: int,
 ) -> None:
-    """Checklist 23, 24, 27: any cut into segments, any snapshots of them, some damaged."""
+    """Checklist 23, 24, 27: any division into segments, any snapshots of them, some damaged."""
     decoded = [decode_log(raw)[0] for raw in batches]
     end = decoded[-1].last_offset + 1 if decoded else 0
     bases = {0} | {found.base_offset for found in decoded if rng.random() < 0.3}
@@ -192,7 +192,7 @@ def test_without_snapshots_a_clean_stop_leaves_no_producer_and_a_crash_all(tmp_p
             LOCAL, SegmentReader(LOCAL), facts.path, facts.segments, (), 0, 2,
             clean_shutdown=clean_shutdown, expiration_ms=1, now_ms=NOW + HOUR_MS,
         )  # fmt: skip
-        assert sorted(found.states) == known  # what is replayed does not expire
+        assert sorted(found.states) == known  # replayed producers do not expire
         unstable = first_unstable(LOCAL, facts, expiration_ms=1, now_ms=NOW + 5)
         assert (unstable is None) is clean_shutdown
         if unstable:
@@ -228,7 +228,7 @@ def test_a_transaction_is_settled_when_its_marker_is_below_the_high_watermark(
         tmp_path, LOG, {}, 4, high_watermark=high_watermark, log_start_offset=log_start, clean_shutdown=False
     )
     found = first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW)
-    if log_start:  # replay begins there: only what it meets can be known
+    if log_start:  # replay begins there and sees nothing before it
         assert found is None or found.offset >= log_start
     else:
         assert (found.offset if found else None) == unstable
@@ -247,7 +247,7 @@ def test_an_open_transaction_from_below_the_log_start_holds_at_the_next_batch(
 
 
 def test_replay_starts_with_the_batch_that_holds_the_log_start(tmp_path: Path) -> None:
-    """After a crash, without a snapshot: an open transaction that begins in it would else be cleaned."""
+    """After a crash, without a snapshot: otherwise an open transaction that begins in it would be cleaned."""
     segments = {0: batch("txn", 0, count=3), 3: batch("none", 3), 4: b""}
     facts = partition(tmp_path, segments, {}, 4, log_start_offset=1, clean_shutdown=False)
     found = first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""Up to where a log may be read, by what a broker left beside it."""
+"""The offset up to which a log may be read, by the files that a broker left beside it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_open_ends_a_committed_read(log: GrowingLog) -> None:
 
 
 def test_an_end_that_is_no_batch(log: GrowingLog) -> None:
-    """A broker that stopped cleanly leaves none; one that crashed, or writes, does."""
+    """A broker that stopped cleanly leaves no such end; one that crashed, or is writing, does."""
     file = log.path / f"{0:020d}.log"
     whole = file.read_bytes()
     file.write_bytes(whole + b"\x01" * 40)
@@ -80,7 +80,7 @@ def test_a_log_that_ends_before_its_high_watermark(log: GrowingLog) -> None:
 
 
 def test_segments_that_are_being_replaced(log: GrowingLog) -> None:
-    """What was committed and not finished: the sources have other names already, and nobody else tells."""
+    """A replacement was committed but not finished: the sources are renamed, and only the file names show it."""
     log.roll()
     log.append(2)
     log.write()

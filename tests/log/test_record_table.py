@@ -1,4 +1,4 @@
-"""Columns of records are what the twin decodes, whatever the codec."""
+"""Columns of records are what the reference model decodes, whatever the codec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a commit checks before it changes anything, and what it leaves when all goes well."""
+"""What a commit checks before it changes anything, and what it leaves if it succeeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASE = Partition(
     (Group((0, 10), (1, 4, 8, 12, 15)),),
 )
 
-# Two outputs at once, the second one begins inside of the first source.
+# Two outputs at once; the second one begins inside the first source.
 SPLIT = dataclasses.replace(CASE, groups=(Group((0, 10), (1, 4, 8, 9, 12, 15), continued=(8,)),))
 
 
@@ -71,7 +71,7 @@ Change = Callable[[GroupOutput], GroupOutput]
 
 
 def _with_files(group: GroupOutput, files: Iterable[CleanFile]) -> GroupOutput:
-    """Of the last output."""
+    """Replace the files of the last output."""
     *before, last = group.segments
     return dataclasses.replace(group, segments=(*before, OutputSegment(last.base_offset, tuple(files))))
 
@@ -91,7 +91,7 @@ def _resized(suffix: str) -> Change:
 
 
 def _rebased(*bases: int) -> Change:
-    """The outputs moved to these bases, as many as there are."""
+    """Move the outputs to these bases, as many as there are."""
     return lambda group: dataclasses.replace(
         group,
         segments=tuple(OutputSegment(base, out.files) for base, out in zip(bases, group.segments, strict=False)),
@@ -284,7 +284,7 @@ def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_pa
 
 
 def test_scratch_goes_even_where_nothing_can_be_renamed(tmp_path: Path) -> None:
-    """On a full disk, that is what gives the replacement the room to be finished."""
+    """On a full disk this frees the space to finish the replacement."""
     path = _path(tmp_path)
 
     class Full(FileSystem):

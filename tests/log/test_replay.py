@@ -1,4 +1,4 @@
-"""What metadata records add up to, and which values a config may have while its last records are open to doubt."""
+"""The state after metadata records, and the possible values of a config whose last records may be uncommitted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_removed_topic_takes_its_configs_along() -> None:
     assert policies(again) == ()
 
 
-# Values that may hold
+# Possible values
 
 
 def test_settled_changes_leave_one_value() -> None:
@@ -163,11 +163,11 @@ def test_contradictions(batches: list[list[bytes]], reason: str) -> None:
         replayed(*batches)
 
 
-# Records of versions that are newer than known
+# Records of newer, unknown versions
 
 
 def newer(data: bytes, extra: bytes = b"\1\2\3") -> bytes:
-    """The record with version 9, and a field behind those that are known."""
+    """Return the record with version 9, and a field after the known ones."""
     return data[:2] + b"\x09" + data[3:] + extra
 
 

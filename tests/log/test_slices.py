@@ -1,4 +1,4 @@
-"""Slices of a log against the list of what was appended, whatever the range, the size of slices and the indexes."""
+"""Slices of a log compared with the list of appended records, for any range, size of slices and indexes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_batches_cover_the_range_once(rng: random.Random, tmp_path: Path) -> Non
 
 
 def test_after_compaction(rng: random.Random, tmp_path: Path) -> None:
-    """Gaps of offsets, indexes of merged segments: small slices have what one has, and no range is lost."""
+    """Offset gaps, indexes of merged segments: small slices return the same as one large one; no range is lost."""
     for number in range(LOGS // 6):
         log = grown(rng, tmp_path / str(number), old=False)
         log.settle()
@@ -109,7 +109,7 @@ def test_after_compaction(rng: random.Random, tmp_path: Path) -> None:
 
 
 def single(rng: random.Random, path: Path, batches: int = 60) -> GrowingLog:
-    """One segment, with an entry in its index for each batch but few."""
+    """Write one segment whose index has an entry for nearly each batch."""
     log = GrowingLog(rng, path)
     for _ in range(batches):
         log.append(3)
@@ -135,14 +135,14 @@ def test_whatever_the_index_is(damage: str, rng: random.Random, tmp_path: Path) 
         assert list(read(pieces)) == appended(log, start, end)
         if damage in ("none", "zeros behind", "another offset") and end - start > 30:
             assert len(pieces) > 1
-        elif damage != "another offset":  # by which a short range may be cut in two, too
+        elif damage != "another offset":  # which may also divide a short range in two
             assert len(pieces) == 1
 
 
 def test_a_seek_reads_little(rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path, 500)
     [piece] = slices(log, 700, 705, 1 << 20)
-    assert piece.size_bytes < piece.segment.log_bytes / 10  # some of its 500 batches, the largest there are perhaps
+    assert piece.size_bytes < piece.segment.log_bytes / 10  # some of its 500 batches, possibly the largest
     assert [one.offset for one in read([piece])] == list(range(700, 705))
 
 
@@ -204,11 +204,11 @@ def test_a_log_that_grows_is_read_as_far_as_it_was_listed(rng: random.Random, tm
 
 
 def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> None:
-    """What a broker was writing may be torn; a batch before the wanted end may not, and nothing is left out for it."""
+    """The batch that a broker was writing may be torn; a damaged one before the wanted end is an error, not skipped."""
     log = single(rng, tmp_path)
     file = log.path / f"{0:020d}.log"
     data = file.read_bytes()
-    # Of the very last batch nothing behind it says where it ought to end.
+    # No batch follows the last one, so its end cannot be checked: only earlier batches are damaged here.
     *_, stride = (stride for piece in slices(log, 0, log.end, 1) for stride in batches(LOCAL, piece))
     last = int(stride.table["position"][-1])
     read_anyway = 0

@@ -1,4 +1,4 @@
-"""Strides: they cover the file, check themselves, open blocks in bounded parts, and name what is damaged."""
+"""Strides: they cover the file, are verified, decompress blocks in bounded parts, and report damaged batches."""
 
 
 import numpy as np
@@ -134,7 +134,7 @@ def test_a_record_of_more_than_memory_is_for_is_refused_and_not_called_damaged(t
 @pytest.mark.parametrize("arena_bytes", [300, 1 << 20])
 @pytest.mark.parametrize("magic", [2, 1])
 def test_what_a_chunk_lies_in_stays_while_the_next_one_is_made(tmp_path, arena_bytes, magic):
-    """Two threads depend on it: one makes the next chunk while the other hashes the keys of this one."""
+    """Two threads depend on this: one makes the next chunk while the other hashes the keys of this one."""
     rng = chance()
     data = b""
     for i in range(60):

@@ -1,6 +1,6 @@
 """One test for each row of the table of states in lib/keytail/log/SWAP.md: the loaders of brokers, and our recovery.
 
-The loaders are models here; tests/versions_of_kafka gives the same rows to real brokers.
+The loaders are models here; tests/versions_of_kafka runs the same rows with real brokers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Dir:
             self.stage(base, FILES, SCRATCH, ".swap")
 
     def name(self, base: int, suffixes: tuple[str, ...] = FILES) -> None:
-        """The final names of an output beside its `.swap` names."""
+        """Create the final names of an output beside its `.swap` names."""
         for suffix in suffixes:
             live = self.path / f"{base:020d}{suffix}"
             swap = live.with_name(live.name + ".swap")
@@ -78,8 +78,9 @@ class Dir:
 
 @dataclass(frozen=True)
 class Row:
-    """Logs that a broker from 3.0 on, an older one, and our recovery followed by a broker end with; None: as the
-    first. `left`: `.swap` files that an older broker leaves, without leading zeros.
+    """The resulting logs of a broker from 3.0 on, of an older one, and of our recovery followed by a broker.
+
+    None: the same as the first. `left`: `.swap` files that an older broker leaves, without leading zeros.
     """
 
     build: Callable[[Dir], object]
@@ -98,7 +99,7 @@ class Row:
                 for name in self.left]  # fmt: skip
 
     def of_before_3(self, *, is_2_4: bool) -> Logs:
-        """What a broker of 2.4 to 2.8 ends with; with 2.4, empty outputs count as from 3.0 on."""
+        """Return the resulting logs of a broker of 2.4 to 2.8; with 2.4, empty outputs count as from 3.0 on."""
         has_empty = isinstance(self.broker, dict) and not all(self.broker.values())
         if self.before_3 is not None and not (is_2_4 and has_empty):
             return self.before_3
@@ -107,17 +108,17 @@ class Row:
 
 
 def _logs(**changed: tuple[int, ...] | range | None) -> Logs:
-    """Of the sources, with changes: base (after an underscore) -> offsets, None for no such segment."""
+    """Return the logs of the sources, with changes: base (after an underscore) -> offsets, None for no such segment."""
     offsets = {**SOURCES, **{int(name[1:]): kept for name, kept in changed.items()}}
     return {base: log_of(kept) for base, kept in offsets.items() if kept is not None}
 
 
 ALL_SOURCES = _logs()
 OUTPUT = _logs(_0=OUT, _10=None, _20=None)
-# Of three outputs: the source 10 begins in the gap between two of them, which a commit refuses now.
+# Three outputs: the source 10 begins in the gap between two of them, which a commit now refuses.
 THREE, CONTINUED = (1, 4, 7, 8, 15, 23), (7, 15)
 THREE_OUTPUTS = _logs(_0=(1, 4), _7=(7, 8), _10=None, _15=(15, 23), _20=None)
-# As keytail writes them: both continue inside of source 0, and the last one takes what is left of the others too.
+# As keytail writes them: both continue inside source 0, and the last one also contains the rest of the other sources.
 INSIDE = (7, 9)
 INSIDE_OUTPUTS = _logs(_0=(1, 4), _7=(7, 8), _9=(15, 23), _10=None, _20=None)
 IN_GAP = (7, 23)
@@ -188,7 +189,7 @@ def _stage(base: int, suffixes: tuple[str, ...], before: str, after: str) -> Cal
 
 
 def _no_sources(d: Dir) -> None:
-    """A broker was stopped after it made room."""
+    """A broker was stopped after it removed the sources."""
     d.remove(*(f"{base:020d}{suffix}" for base in (0, 10, 20) for suffix in FILES))
     d.remove(*(f"{base:020d}.snapshot" for base in (10, 20)))
 
@@ -198,7 +199,7 @@ def _left(*bases: int) -> tuple[str, ...]:
 
 
 def _named(d: Dir) -> None:
-    """All final names beside the `.swap` names; the sources are `.deleted`."""
+    """Create all final names beside the `.swap` names; the sources are `.deleted`."""
     _sources_aside(d)
     d.name_all()
 
@@ -214,7 +215,7 @@ def _inside(
 
 
 def _index_beside_rebuilt(d: Dir) -> None:
-    """What a broker of 2.4 to 2.8 leaves of row 8."""
+    """Create the state that a broker of 2.4 to 2.8 leaves in row 8."""
     _final_log(d)
     for suffix in INDEXES:
         live = d.path / f"{0:020d}{suffix}"
@@ -355,7 +356,7 @@ ROWS = {
 }
 
 
-CUT = (24,)  # the models cut no logs: only real brokers do this row of 2.4 to 2.8
+CUT = (24,)  # the models do not truncate logs: only real brokers run this row for 2.4 to 2.8
 
 
 def test_the_table_has_a_test_a_row() -> None:

@@ -1,4 +1,4 @@
-"""A window over a file: whatever is dropped and wanted, it shows the file's bytes at its position."""
+"""A window over a file: whatever was released and requested before, it contains the file's bytes at its position."""
 
 
 import pytest

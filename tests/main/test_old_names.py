@@ -1,4 +1,4 @@
-"""Module names that pages of earlier versions gave still work."""
+"""Module names from the pages of earlier versions still work."""
 
 from __future__ import annotations
 

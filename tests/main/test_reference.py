@@ -1,4 +1,4 @@
-"""The page of verbs, flags and settings is what the program has; shells complete it; a near miss is answered."""
+"""The page of commands, flags and settings agrees with the program; shells complete it; a typo gets a suggestion."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_near_miss_is_answered_with_what_was_meant(words: list[str], nearest: 
 
 
 ERRORS = Path(reference.__file__).with_name("ERRORS.md")
-# Their rows or the lines above say the rest, or they say all there is.
+# The rest is in their rows or the lines above, or their text is complete.
 WITHOUT_REMEDY = 9
 
 

@@ -1,1 +1,1 @@
-"""Dull twins: plain Python that does slowly what the kernels and codecs do fast."""
+"""Reference models: slow, plain Python versions of what the kernels and codecs compute fast."""

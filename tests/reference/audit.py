@@ -1,6 +1,6 @@
-"""Replicas held against each other with dictionaries, a record at a time: the dull twin of `keytail audit`.
+"""Compares replicas with dictionaries, one record at a time: the reference model of `keytail audit`.
 
-Shares no code with keytail. What counts as a difference, and what explains one, is told in audit/AUDIT.md.
+Shares no code with keytail. audit/AUDIT.md describes what counts as a difference, and what explains one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Found:
 def audit(
     logs: Sequence[Sequence[Batch]], starts: Sequence[int], end: int, limit: int, keyless_limit: int
 ) -> Found:
-    """Of replicas without damage, whose logs begin at `starts`; `limit` as cleaning may have gone."""
+    """Compare replicas without damage, whose logs begin at `starts`; cleaning may have reached `limit`."""
     held = [
         {r.offset: Held(r, b) for b in log for r in b.records if r.offset >= start}
         for log, start in zip(logs, starts, strict=True)
@@ -108,7 +108,7 @@ def audit(
 
 
 def _markers(held: Sequence[dict[int, Held]]) -> dict[int, dict[int, set[int]]]:
-    """By producer and offset, the kinds of markers there."""
+    """Return, by producer and offset, the kinds of markers there."""
     markers: dict[int, dict[int, set[int]]] = {}
     for one in held:
         for offset, h in one.items():

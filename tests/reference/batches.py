@@ -1,6 +1,6 @@
-"""Record batches v2 in plain Python: the dull twin that tests build logs with and read them back with.
+"""Record batches v2 in plain Python: the reference model that tests use to build logs and to read them back.
 
-`encode_batch` writes whatever it is told, odd inputs included (gaps, overrides, a wrong CRC); `decode_log` is
+`encode_batch` writes its arguments unchecked, invalid ones included (gaps, overrides, a wrong CRC); `decode_log` is
 strict and raises ValueError on anything malformed. Shares no code with `keytail.format`.
 """
 
@@ -18,14 +18,14 @@ HEADER = struct.Struct(">qiibIhiqqqhii")  # 61 bytes
 assert HEADER.size == 61
 AFTER_CRC = struct.Struct(">hiqqqhii")  # the 40 header bytes that the CRC covers
 
-SMALL_LOG_BYTES = 4096  # logs of tests that look at the same few of them thousands of times
+SMALL_LOG_BYTES = 4096  # limit for logs that tests read thousands of times
 
 Headers = tuple[tuple[bytes, bytes | None], ...]
 
 
 @dataclass(frozen=True)
 class Rec:
-    """One record; `timestamp` as a consumer sees it. A `key`, `value` or header value of None is null."""
+    """One record; `timestamp` is the one that a consumer receives. A `key`, `value` or header value of None is null."""
 
     offset: int
     timestamp: int
@@ -77,7 +77,7 @@ class Batch:
 def encode_record(
     rec: Rec, base_offset: int, base_timestamp: int, spell: Callable[[bytes], bytes] = bytes
 ) -> bytes:
-    """`spell` gets each varint, and returns it or another spelling of the same number."""
+    """Encode one record. `spell` receives each varint, and returns it or another encoding of the same number."""
 
     def sized(data: bytes | None) -> bytes:
         return spell(encode_varint(-1)) if data is None else spell(encode_varint(len(data))) + data
@@ -111,10 +111,11 @@ def encode_batch(
     crc: int | None = None,
     spell: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
-    """One batch. Left out, a field is what Kafka's producer would write; given, it is written as it is.
+    """Encode one batch. An omitted field is written as Kafka's producer would write it; a given one is written
+    unchanged.
 
-    With `timestamp_type` 1 the append time is `max_timestamp`; the records' own timestamps make the deltas.
-    An empty `records` gives the 61 bytes of an emptied batch (`base_offset` and `last_offset` needed).
+    With `timestamp_type` 1 the append time is `max_timestamp`; the deltas are computed from the records' own
+    timestamps. Empty `records` give the 61 bytes of an emptied batch (`base_offset` and `last_offset` are required).
     """
     if base_offset is None:
         base_offset = records[0].offset
@@ -156,7 +157,7 @@ def encode_marker(
     coordinator_epoch: int = 0,
     **batch_fields: int | None,
 ) -> bytes:
-    """A control batch with one COMMIT or ABORT marker."""
+    """Encode a control batch with one COMMIT or ABORT marker."""
     key = struct.pack(">hh", 0, 1 if commit else 0)
     value = struct.pack(">hi", 0, coordinator_epoch)
     return encode_batch(
@@ -170,7 +171,7 @@ def encode_marker(
 
 
 def decode_log(data: bytes, *, check_crc: bool = True) -> list[Batch]:
-    """All batches of a segment's bytes. ValueError, with the byte position, on anything that is not one."""
+    """Decode all batches of a segment's bytes. Raises ValueError, with the byte position, on anything else."""
     data = bytes(data)
     return list(_decode_again(data, check_crc)) if len(data) < SMALL_LOG_BYTES else _decode_log(data, check_crc)
 
@@ -229,7 +230,7 @@ def _decode_batch(data: bytes, at: int, check_crc: bool) -> Batch:
 
 
 def decode_records(block: bytes, count: int, base_offset: int, base_timestamp: int) -> list[Rec]:
-    """Exactly `count` records that fill `block` exactly."""
+    """Decode exactly `count` records that fill `block` exactly."""
     records, at = [], 0
     for _ in range(count):
         length, at = decode_varint(block, at)

@@ -1,8 +1,8 @@
 """One round of Kafka 4.3's Cleaner over batches of any magic, in plain Python with a dictionary as offset map.
 
-The dull twin of `keytail.compact`: everything in memory, one record at a time, no code shared with it. Where
-Kafka re-encodes malformed header keys this keeps them, where Kafka copies corrupt batches this raises
-ValueError; compressed batches hold the records that Kafka's would, not the same bytes.
+The reference model of `keytail.compact`: everything in memory, one record at a time, no shared code. Where Kafka
+re-encodes malformed header keys, this keeps them; where Kafka copies corrupt batches, this raises ValueError.
+Compressed batches contain the same records as Kafka's, but not the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class Aborted:
-    """An entry of `.txnindex`: `last_offset` is the ABORT marker's."""
+    """An entry of `.txnindex`; `last_offset` is the offset of the ABORT marker."""
 
     producer_id: int
     first_offset: int
@@ -36,7 +36,7 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Segment:
-    """A source segment. The index sizes only decide grouping."""
+    """A source segment. The index sizes only affect grouping."""
 
     base_offset: int
     log: bytes
@@ -63,9 +63,9 @@ class CleanedSegment:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round leaves. `segments` replace all source segments based below `end_offset`.
+    """The result of a round. `segments` replace all source segments with a base offset below `end_offset`.
 
-    `messages_read` counts the records looked at: not those of batches that are dropped as a whole.
+    `messages_read` counts the records that were read: not those of batches that are removed as a whole.
     """
 
     end_offset: int
@@ -83,7 +83,7 @@ class KeylessRecords(ValueError):
 
 @dataclass
 class Transactions:
-    """Which data is aborted, and which markers are no longer needed, as batches go by in order."""
+    """Determines, for batches in order, which data is aborted and which markers are no longer needed."""
 
     committed: set[int] = field(default_factory=set)
     open_aborts: dict[int, Aborted] = field(default_factory=dict)
@@ -161,12 +161,12 @@ def clean(
     keep_magic: bool = False,
     by_file_time: bool = False,
 ) -> Round:
-    """One round over all segments of a partition, ascending; what is based at or above the end stays.
+    """Run one round over all segments of a partition, ascending; segments based at or above the end are retained.
 
-    `producers`: producer id -> (last data offset or None, epoch) of each active producer. With `drop_keyless`
-    false a record without a key in the range to be cleaned raises KeylessRecords. In batches that reach
-    `removal_limit` no tombstone and no marker is over its time. `keep_magic`: messages of magic 0 and 1 are
-    treated as by the cleaners before 4.0. `by_file_time`: tombstones, markers and horizons as by those before 3.1.
+    `producers`: producer id -> (last data offset or None, epoch) of each active producer. If `drop_keyless` is false,
+    a record without a key in the range to be cleaned raises KeylessRecords. In batches that reach `removal_limit`, no
+    tombstone and no marker is expired. `keep_magic`: messages of magic 0 and 1 are treated as by the cleaners before
+    4.0. `by_file_time`: tombstones, markers and horizons are treated as by the cleaners before 3.1.
     """
     offsets, latest = build_map(
         segments, first_dirty, first_uncleanable, max_entries, log_start_offset=log_start_offset
@@ -210,7 +210,7 @@ def clean(
 def build_map(
     segments: Sequence[Segment], start: int, end: int, max_entries: int, *, log_start_offset: int = 0
 ) -> tuple[dict[bytes, int], int]:
-    """Each key's last offset in [start, end), and the last offset reached before the map was full."""
+    """Return each key's last offset in [start, end), and the last offset reached before the map was full."""
     dirty = selection.between(segments, start, end)
     if not dirty:
         raise ValueError(f"nothing to clean from {start} to {end}")
@@ -233,7 +233,7 @@ def build_map(
 
 
 def file_horizon_ms(segments: Sequence[Segment], first_dirty: int, delete_retention_ms: int) -> int:
-    """Segments modified until then lose their tombstones of magic 0 and 1, and before Kafka 3.1 all of them."""
+    """Return the time up to which modified segments lose tombstones of magic 0 and 1, before Kafka 3.1 all of them."""
     cleaned = selection.between(segments, 0, first_dirty) if first_dirty > 0 else []
     return cleaned[-1].mtime_ms - delete_retention_ms if cleaned else 0
 
@@ -243,7 +243,7 @@ def _next_offset(segment: Segment, batches: Sequence[Batch]) -> int:
 
 
 def _aborted(segments: Sequence[Segment], start: int, upper: int, log_start_offset: int) -> list[Aborted]:
-    """The aborted transactions that may have data in [start, upper)."""
+    """Return the aborted transactions that may have data in [start, upper)."""
     found = []
     for segment in selection.between(segments, start, LONG_MAX):
         for entry in segment.aborted:
@@ -255,7 +255,7 @@ def _aborted(segments: Sequence[Segment], start: int, upper: int, log_start_offs
 
 
 def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, tally, keyless) -> bytes:
-    """The bytes that one batch leaves."""
+    """Return the bytes that remain of one batch."""
     now_ms, horizon = settings.now_ms, batch.delete_horizon_ms
     legacy = isinstance(batch, LegacyBatch)
     if legacy or settings.by_file_time:
@@ -326,7 +326,7 @@ def _rebuilt(batch: Batch, kept: Sequence[Rec], horizon: int | None) -> bytes:
 
 
 def _legacy_offsets(batch: Batch, kept: Sequence[Rec]) -> dict:
-    """Only version 2 keeps the span of what is gone."""
+    """Only version 2 retains the offset range of removed records."""
     if not isinstance(batch, LegacyBatch):
         return {}
     return {"base_offset": kept[0].offset, "last_offset": kept[-1].offset}

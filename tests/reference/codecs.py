@@ -1,6 +1,6 @@
-"""The five codecs as Kafka frames them, through other libraries and calls than `keytail.format.compression`.
+"""The five codecs as Kafka frames them, with other libraries and calls than `keytail.format.compression`.
 
-What one of the two writes the other must read. The snappy reader is plain Python.
+Each must read what the other writes. The snappy reader is plain Python.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _unsnappy(data: bytes) -> bytes:
 
 
 def unsnappy_raw(data: bytes) -> bytes:
-    """One raw snappy block: a length, then literals and back-references."""
+    """Decompress one raw snappy block: a length, then literals and back-references."""
     total = shift = at = 0
     while True:
         total |= (data[at] & 0x7F) << shift

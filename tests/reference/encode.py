@@ -1,4 +1,4 @@
-"""Where a row of records is cut into batches, and the columns that stand for it: the dull twin of the encoder."""
+"""Divides records into batches, and builds the columns that represent them: the reference model of the encoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANY = 2**31 - 1
 
 
 def cut(records: Sequence[Rec], batch_bytes: int, batch_records: int = MANY) -> list[list[Rec]]:
-    """A batch takes one more record as long as it, uncompressed, is not longer than `batch_bytes` with it."""
+    """Divide records: one is added to a batch as long as the uncompressed batch is not longer than `batch_bytes`."""
     batches: list[list[Rec]] = []
     for rec in records:
         if batches and len(batches[-1]) < batch_records and len(encode_batch([*batches[-1], rec])) <= batch_bytes:
@@ -25,13 +25,13 @@ def cut(records: Sequence[Rec], batch_bytes: int, batch_records: int = MANY) -> 
 def encode(
     records: Sequence[Rec], batch_bytes: int, batch_records: int = MANY, *, codec: int = 0, leader_epoch: int = 0
 ) -> list[bytes]:
-    """The batches, one after the other."""
+    """Return the encoded batches in order."""
     groups = cut(records, batch_bytes, batch_records)
     return [encode_batch(group, codec=codec, leader_epoch=leader_epoch) for group in groups]
 
 
 def bytes_arrays(values: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """data, offsets and valid of a column."""
+    """Return data, offsets and validity of a column."""
     offsets = np.zeros(len(values) + 1, np.int64)
     offsets[1:] = np.cumsum([len(value or b"") for value in values])
     data = np.frombuffer(b"".join(value or b"" for value in values), np.uint8)
@@ -39,7 +39,7 @@ def bytes_arrays(values: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray
 
 
 def headers_arrays(records: Sequence[Rec]) -> tuple[np.ndarray, tuple, tuple]:
-    """offsets, and the columns of keys and of values."""
+    """Return the offsets, and the columns of keys and of values."""
     offsets = np.zeros(len(records) + 1, np.int64)
     offsets[1:] = np.cumsum([len(rec.headers) for rec in records])
     pairs = [pair for rec in records for pair in rec.headers]

@@ -1,4 +1,4 @@
-"""What shards of keys do, with dicts: which records survive, and what proofs of parts say together."""
+"""The reference model of shards of keys, with dicts: the surviving records, and the result of partial proofs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DROPPED, KEPT, EXPIRED, PRESENT = "dropped", "kept", "expired", "present"
 
 
 def survivors(puts: Iterable[tuple[bytes, int]], probes: Iterable[tuple[bytes, int]]) -> set[int]:
-    """Ordinals of those records (hash, ordinal) that survive: no newer one of their key was put."""
+    """Return the ordinals of the records (hash, ordinal) that survive: no later one of their key was put."""
     newest: dict[bytes, int] = {}
     for key, ordinal in puts:
         newest[key] = max(newest.get(key, -1), ordinal)
@@ -18,7 +18,7 @@ def survivors(puts: Iterable[tuple[bytes, int]], probes: Iterable[tuple[bytes, i
 
 @dataclass
 class Key:
-    """The newest record of a key, what became of it, and whether an older one is kept."""
+    """The latest record of a key, its fate, and whether an older one is kept."""
 
     offset: int
     fate: str
@@ -26,7 +26,7 @@ class Key:
 
 
 def noted(records: Iterable[tuple[bytes, int, str]]) -> dict[bytes, Key]:
-    """Of all records (hash, offset, fate) together; one that is PRESENT may come again, settled."""
+    """Combine all records (hash, offset, fate); a PRESENT record may occur again with its final fate."""
     fates: dict[bytes, dict[int, str]] = {}
     for key, offset, fate in records:
         of_key = fates.setdefault(key, {})

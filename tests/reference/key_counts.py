@@ -1,4 +1,4 @@
-"""How often keys were written, with a Counter: what a counting offset map, or several, must say."""
+"""Counts records per key with a Counter: the reference model of one or several counting offset maps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = 33
 
 
 def by_size(counts: Iterable[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many keys have 1, 2, 3 to 4, 5 to 8 ... records, and how many records those are."""
+    """Return how many keys have 1, 2, 3 to 4, 5 to 8 ... records, and how many records those are."""
     keys, records = [0] * SIZES, [0] * SIZES
     for count in counts:
         size = next(size for size in range(SIZES) if count <= 2**size)
@@ -22,15 +22,17 @@ def by_size(counts: Iterable[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def hottest(records: Sequence[tuple[bytes, int]], most: int) -> list[tuple[int, int, bytes]]:
-    """(number, last place, key) of records (key, place), which ascend: those of two and more, and of equal ones the
-    last."""
+    """Return (number, last place, key) for the keys of records (key, place), places ascending, that have two or more.
+
+    The largest come first, and of equal numbers the one with the later last place.
+    """
     counts, last = Counter(key for key, _ in records), dict(records)
     found = sorted(((counts[key], last[key], key) for key in last if counts[key] > 1), reverse=True)
     return found[:most]
 
 
 def records_of(logs: Iterable[bytes], start: int, end: int) -> list[tuple[bytes, int]]:
-    """Key and offset of the data in [start, end) that has a key; of logs without transactions."""
+    """Return key and offset of the data records in [start, end) that have a key, for logs without transactions."""
     batches = [batch for log in logs for batch in decode_log(log) if not batch.control]
     records = [record for batch in batches for record in batch.records if start <= record.offset < end]
     return [(record.key, record.offset) for record in records if record.key is not None]

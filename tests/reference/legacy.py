@@ -1,7 +1,7 @@
-"""Messages of magic 0 and 1 in plain Python: the dull twin that writes them and reads them back.
+"""Messages of magic 0 and 1 in plain Python: the reference model that writes them and reads them back.
 
-`encode_message` and `encode_wrapper` write whatever they are told, odd inputs included; `decode_any_log` reads
-logs of any magic as strictly as Kafka's reader does, plus the checksums that it leaves to others.
+`encode_message` and `encode_wrapper` write their arguments unchecked, invalid ones included; `decode_any_log` reads
+logs of any magic as strictly as Kafka's reader does, and also checks the checksums that Kafka's reader does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG_APPEND_TIME = 0x08
 
 @dataclass(frozen=True)
 class LegacyBatch(Batch):
-    """One message as a batch; `max_timestamp` is what the outermost message says."""
+    """One message as a batch; `max_timestamp` is the timestamp of the outermost message."""
 
     magic: int = 0
 
@@ -39,7 +39,7 @@ def encode_message(
     size: int | None = None,
     tail: bytes = b"",
 ) -> bytes:
-    """One message. `tail` is put behind the value, inside the message."""
+    """Encode one message. `tail` is put after the value, inside the message."""
     body = bytes([magic & 0xFF, attributes])
     if magic != 0:
         body += struct.pack(">q", timestamp)
@@ -51,7 +51,7 @@ def encode_message(
 
 
 def encode_single(rec: Rec, *, magic: int = 1, append_time: bool = False) -> bytes:
-    """An uncompressed message with one record."""
+    """Encode an uncompressed message with one record."""
     attributes = LOG_APPEND_TIME if append_time and magic else 0
     return encode_message(rec.offset, rec.key, rec.value, magic=magic, timestamp=rec.timestamp, attributes=attributes)
 
@@ -70,10 +70,10 @@ def encode_wrapper(
     wrong_lz4_checksum: bool | None = None,
     **fields: int | bytes | None,
 ) -> bytes:
-    """A compressed message around `records`. Left out, everything is as Kafka's own builder writes it.
+    """Encode a compressed message around `records`. Omitted fields are written as by Kafka's own builder.
 
-    Offsets inside count from the first record's with magic 1, and are absolute with magic 0, where the lz4
-    header's checksum is wrong as well. With `append_time` that is the message's time.
+    Inner offsets are relative to the first record with magic 1, and absolute with magic 0, where the checksum in the
+    lz4 header is wrong as well. `append_time` is the message's timestamp, if given.
     """
     if offset is None:
         offset = records[-1].offset
@@ -102,7 +102,7 @@ def encode_wrapper(
 
 
 def rebuilt_wrapper(batch: LegacyBatch, kept: Sequence[Rec]) -> bytes:
-    """A compressed message with some of its records, as the cleaners before 4.0 write it."""
+    """Encode a compressed message with some of its records, as the cleaners before 4.0 write it."""
     append_time = batch.max_timestamp if batch.timestamp_type == 1 else None
     base = kept[0].offset if batch.magic else 0
     inner = b"".join(
@@ -120,13 +120,13 @@ def rebuilt_wrapper(batch: LegacyBatch, kept: Sequence[Rec]) -> bytes:
 
 
 def is_uniform(batch: LegacyBatch, raw: bytes) -> bool:
-    """Whether the magics and offsets inside are what a builder of this magic writes (KAFKA-4298)."""
+    """Return whether inner magics and the outer offset are those of a builder of this magic (KAFKA-4298)."""
     outer_offset = int.from_bytes(raw[:8], "big", signed=True)
     return outer_offset == batch.last_offset and all(one[16] == batch.magic for one in inner_messages(raw))
 
 
 def inner_messages(data: bytes) -> list[bytes]:
-    """The messages that the message `data` is, or has inside, as they are."""
+    """Return the bytes of the messages inside `data`, or `data` itself if it is uncompressed."""
     _, magic, attributes, _, _, value = _message(data)
     if not attributes & 7:
         return [data]
@@ -144,12 +144,12 @@ def inner_messages(data: bytes) -> list[bytes]:
 
 
 def wrong_header_checksum(header: bytes) -> bytes:
-    """Kafka's for magic 0: over the frame's magic as well."""
+    """Return Kafka's checksum for magic 0, which includes the frame's magic."""
     return bytes([xxhash.xxh32_intdigest(header) >> 8 & 0xFF])
 
 
 def decode_any_log(data: bytes) -> list[Batch]:
-    """All batches of a segment's bytes, of any magic."""
+    """Decode all batches of a segment's bytes, of any magic."""
     batches: list[Batch] = []
     at = 0
     while at < len(data):
@@ -169,7 +169,7 @@ def decode_any_log(data: bytes) -> list[Batch]:
 
 
 def decode_message(data: bytes) -> LegacyBatch:
-    """The one message that `data` is, with all that is inside."""
+    """Decode the one message in `data`, with all inner messages."""
     offset, magic, attributes, timestamp, key, value = _message(data)
     codec, append_time = attributes & 7, bool(magic and attributes & LOG_APPEND_TIME)
     records = [Rec(offset, timestamp, key, value)]
@@ -181,7 +181,7 @@ def decode_message(data: bytes) -> LegacyBatch:
             value = value[:6] + bytes([xxhash.xxh32_intdigest(value[4:6]) >> 8 & 0xFF]) + value[7:]
         try:
             block = codecs.decompress(codec, value)
-        except Exception as problem:  # every library has its own
+        except Exception as problem:  # each library has its own exceptions
             raise ValueError(f"codec {codec}: {problem}") from problem
         records = _inner(block, timestamp if append_time else None)
         shift = 0
@@ -237,7 +237,7 @@ def _inner(block: bytes, append_time: int | None) -> list[Rec]:
 
 
 def _message(data: bytes) -> tuple[int, int, int, int, bytes | None, bytes | None]:
-    """offset, magic, attributes, timestamp, key, value"""
+    """Return offset, magic, attributes, timestamp, key, value."""
     offset, size = PREFIX.unpack_from(data)
     crc, magic, attributes = struct.unpack_from(">IBB", data, 12)
     if size + 12 != len(data) or magic > 1 or size < (22 if magic else 14):

@@ -1,7 +1,7 @@
-"""Kafka's log loader in plain Python: what a broker that starts after a clean shutdown makes of a directory.
+"""Kafka's log loader in plain Python: what a broker loads from a directory when it starts after a clean shutdown.
 
-`load` is the loader of 3.0 and later, `load_before_3` that of 2.4 to 2.8. Both work on a copy of the names and bytes in
-memory, pass by pass, and share no code with keytail.
+`load` is the loader of 3.0 and later, `load_before_3` that of 2.4 to 2.8. Both work on a copy of the names and bytes
+in memory, pass by pass, and share no code with keytail.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ PRESIZED_INDEX_BYTES = 800
 
 
 class BrokerDoesNotStart(Exception):
-    """The loader throws."""
+    """The loader throws an exception."""
 
 
 @dataclass(frozen=True)
 class LoadedSegment:
-    """`index` and `time_index` are None where the broker rebuilds them from the log."""
+    """A loaded segment. `index` and `time_index` are None if the broker rebuilds them from the log."""
 
     log: bytes
     index: bytes | None
@@ -45,7 +45,7 @@ class Loaded:
 
 
 def load(partition_dir: Path) -> Loaded:
-    """Raises BrokerDoesNotStart."""
+    """Load a partition directory. Raises BrokerDoesNotStart."""
     files = _files(partition_dir)
     _drop_unfinished(files)
     _make_room_for_swaps(files)
@@ -55,8 +55,11 @@ def load(partition_dir: Path) -> Loaded:
 
 
 def load_alike(partition_dir: Path) -> Loaded:
-    """`load`. AssertionError where a broker before 3.0 finds other logs, or leaves a `.swap` file, which a later
-    version would rename; but for snapshots, which it can only leave."""
+    """Call `load` and check that brokers before 3.0 load the same logs.
+
+    Raises AssertionError if such a broker loads other logs, or leaves a `.swap` file, which a later version would
+    rename. Snapshots are excepted, because such a broker always leaves their `.swap` files.
+    """
     loaded = load(partition_dir)
     logs = {base: segment.log for base, segment in loaded.segments.items()}
     for order, is_2_4 in ((list.sort, False), (list.reverse, False), (list.reverse, True)):
@@ -73,8 +76,11 @@ def _files(partition_dir: Path) -> dict[str, bytes]:
 def load_before_3(
     partition_dir: Path, order: Callable[[list[str]], object] = list.sort, *, is_2_4: bool = False
 ) -> tuple[Loaded, list[str]]:
-    """What it loads, and the names of `.swap` files that it leaves. `order` sorts the `.log.swap` files, whose order is
-    that of a hash set. `is_2_4`: an empty one removes the segment that its base is in."""
+    """Return what a broker before 3.0 loads, and the names of `.swap` files that it leaves.
+
+    `order` sorts the `.log.swap` files, whose order is that of a hash set. `is_2_4`: an empty one removes the segment
+    that contains its base offset.
+    """
     files = _files(partition_dir)
     cleaned = [name for name in files if name.endswith(".cleaned")]
     lowest = min((_number(name) for name in cleaned), default=2**63)
@@ -98,7 +104,7 @@ def load_before_3(
 
 
 def _replace_overlapped(files: dict[str, bytes], base: int, *, empty_overlaps: bool) -> None:
-    """One `.log.swap` takes the place of the segments that it overlaps, and its indexes are rebuilt."""
+    """Replace the segments that a `.log.swap` overlaps by it; its indexes are rebuilt."""
     log = files.pop(f"{base:020d}.log.swap")
     end = _next_offset(base, log)
     for other in [_number(name) for name in files if name.endswith(".log")]:
@@ -118,7 +124,7 @@ def _next_offset(base: int, log: bytes) -> int:
 
 
 def _drop_unfinished(files: dict[str, bytes]) -> None:
-    """Pass 1."""
+    """Run pass 1."""
     for name in list(files):
         if name.endswith(".deleted") and not name.endswith(".checkpoint.deleted"):
             del files[name]
@@ -126,7 +132,7 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
     lowest = min((_number(name) for name in cleaned), default=None)
     for name in list(files):
         if name.endswith(".swap"):
-            number = _number(name)  # parsed whether or not there is a `.cleaned`
+            number = _number(name)  # parsed even without a `.cleaned` file
             if lowest is not None and number >= lowest:
                 del files[name]
     for name in cleaned:
@@ -134,7 +140,7 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
 
 
 def _make_room_for_swaps(files: dict[str, bytes]) -> None:
-    """Pass 2: by number, whatever the file is."""
+    """Run pass 2: removes by number, whatever the file is."""
     low, high = None, None
     for name in [name for name in files if name.endswith(".log.swap")]:
         base = _number(name)
@@ -150,11 +156,11 @@ def _make_room_for_swaps(files: dict[str, bytes]) -> None:
 
 
 def _open_segments(files: dict[str, bytes]) -> Loaded:
-    """Pass 4."""
+    """Run pass 4."""
     bases = {_number(name): name for name in files if name.endswith(".log")}
     for name in files:
         if name.endswith((*SEGMENT_SUFFIXES, ".snapshot")):
-            base = _number(name)  # raises for a stem that is no number
+            base = _number(name)  # raises for a stem that is not a number
             if not name.startswith(f"{base:020d}."):
                 raise BrokerDoesNotStart(f"opens another file than {name}")
     segments = {}

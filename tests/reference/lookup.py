@@ -1,6 +1,6 @@
 """Look-ups by offset and by time in plain Python, from the bytes of logs and time indexes alone.
 
-No offset index is used: reading from the start of a segment must give what reading from an index entry gives.
+No offset index is used: reading from the start of a segment must have the same result as reading from an index entry.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Files:
 
     @property
     def largest_ms(self) -> int:
-        """What a broker takes for the largest timestamp."""
+        """Return the largest timestamp as a broker determines it."""
         whole = len(self.time_index) // 12 * 12
         last = struct.unpack_from(">q", self.time_index, whole - 12)[0] if whole else -1
         return last if last >= 0 else self.mtime_ms
 
 
 def at_offset(segments: Sequence[Files], log_start: int, log_end: int, offset: int) -> tuple[Batch, Rec] | str | None:
-    """The first record at or behind `offset`; None where there is none, a word where a broker refuses to look."""
+    """Return the first record at or after `offset`, None if there is none, or a word if a broker refuses."""
     if not log_start <= offset <= log_end:
         return "out-of-range"
     for segment in segments:
@@ -48,7 +48,7 @@ def at_offset(segments: Sequence[Files], log_start: int, log_end: int, offset: i
 
 
 def at_time(segments: Sequence[Files], log_start: int, timestamp_ms: int) -> tuple[Batch, Rec] | None:
-    """What `offsetsForTimes` answers: of the first segment that may have it, or nothing."""
+    """Return the answer of `offsetsForTimes`: from the first segment that may have it, or None."""
     for segment in segments:
         if segment.largest_ms >= timestamp_ms:
             for batch in batches_of(segment.log):

@@ -1,6 +1,6 @@
-"""A dull encoder of metadata records, and of the log and snapshot files that hold them, for tests.
+"""A simple encoder of metadata records, and of the log and snapshot files that contain them, for tests.
 
-Written from METADATA.md, one small function a field type; it shares no code with what it is to test.
+Written from METADATA.md, one small function per field type; it shares no code with the modules under test.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ HEADER_KEY, FOOTER_KEY = struct.pack(">hh", 0, 3), struct.pack(">hh", 0, 4)
 
 @dataclass
 class MetadataLog:
-    """Appends batches of record values to one segment file in `path`, and snapshots beside it."""
+    """Appends batches of record values to one segment file in `path`, and writes snapshots beside it."""
 
     path: Path
     end_offset: int = 0
@@ -114,7 +114,7 @@ class MetadataLog:
         return self
 
     def snapshot(self, end_offset: int, *values: bytes, epoch: int = 1, footer: bool = True) -> Path:
-        """A snapshot file with these records, one a batch."""
+        """Write a snapshot file with these records, one per batch."""
         header = struct.pack(">hqB", 0, T0 + end_offset - 1, 0)
         data = encode_batch([Rec(0, T0, HEADER_KEY, header)], control=True)
         for at, value in enumerate(values, start=1):

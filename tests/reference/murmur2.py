@@ -1,4 +1,4 @@
-"""Murmur2 as Kafka's `Utils.murmur2` has it, in plain Python."""
+"""Murmur2 as in Kafka's `Utils.murmur2`, in plain Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _ONES = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The unsigned 32-bit hash."""
+    """Return the unsigned 32-bit hash."""
     h = 0x9747B28C ^ len(data)
     whole = len(data) - len(data) % 4
     for at in range(0, whole, 4):

@@ -1,17 +1,17 @@
-"""The offset map's dull twin: a dictionary with Kafka's capacity rule."""
+"""The reference model of the offset map: a dictionary with Kafka's capacity rule."""
 
 from __future__ import annotations
 
 
 class DictMap:
-    """From (low, high) to the last ordinal; stops in front of any item once `max_entries` keys are in."""
+    """Maps (low, high) to the last ordinal; refuses every further item once it has `max_entries` keys."""
 
     def __init__(self, max_entries: int) -> None:
         self.max_entries = max_entries
         self.entries: dict[tuple[int, int], int] = {}
 
     def put_all(self, items: list[tuple[int, int, int]]) -> int:
-        """Items are (low, high, ordinal); an ordinal below 0 is passed over. How many were done."""
+        """Put items (low, high, ordinal), skipping ordinals below 0. Return the number of processed items."""
         for done, (low, high, ordinal) in enumerate(items):
             if ordinal < 0:
                 continue

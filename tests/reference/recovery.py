@@ -1,4 +1,4 @@
-"""Which logs a broker of Kafka ends with that starts after an unclean shutdown; shares no code with keytail."""
+"""The logs that a Kafka broker has after starting from an unclean shutdown; shares no code with keytail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.reference.batches import decode_log
 
 
 def recovered_logs(partition_dir: Path, recovery_point: int) -> dict[int, bytes]:
-    """Contents by base offset. For directories without `.swap` and `.cleaned` files."""
+    """Return the contents by base offset, for directories without `.swap` and `.cleaned` files."""
     names = {path.name for path in partition_dir.iterdir() if not path.name.endswith(".deleted")}
     logs = {int(name[:20]): (partition_dir / name).read_bytes() for name in sorted(names) if name.endswith(".log")}
     for base in logs:
@@ -25,7 +25,7 @@ def recovered_logs(partition_dir: Path, recovery_point: int) -> dict[int, bytes]
 
 
 def valid_bytes(log: bytes) -> int:
-    """Where the first batch begins that is none. A magic above 2 is taken for 2."""
+    """Return the position of the first invalid batch, or the length of the log. A magic above 2 is treated as 2."""
     while True:
         try:
             decode_log(log)

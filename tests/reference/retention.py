@@ -1,6 +1,6 @@
-"""Retention in plain Python: the log as a list of segments from which the oldest is taken as long as it may go.
+"""Retention in plain Python: the log is a list of segments from which the oldest is removed as long as it may be.
 
-Shares no code with keytail, and takes nothing into account that a broker does not.
+Shares no code with keytail, and considers only what a broker considers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seg:
-    """One segment; `time_ms` is what its age counts from."""
+    """One segment; its age counts from `time_ms`."""
 
     base: int
     size: int
@@ -28,7 +28,7 @@ def expired(
     high_watermark: int,
     now_ms: int,
 ) -> tuple[list[tuple[int, str]], int]:
-    """Bases of the segments that go, each with the name of its pass, and the log start offset afterwards."""
+    """Return the bases of removed segments, each with the name of its pass, and the resulting log start offset."""
     log, gone = list(log), []
 
     def may_go() -> bool:

@@ -1,7 +1,7 @@
-"""Which section of a partition a round cleans, and which segments become one: the rules as definitions.
+"""The rules, as definitions, for the section of a partition that a round cleans and for the grouping of segments.
 
-Slow and literal, for comparison with `keytail.compact.plan`, from which it takes nothing. Segments and facts
-are anything with the fields of `log/partition.py`.
+Slow and literal, for comparison with `keytail.compact.plan`, with which it shares no code. Segments and facts are any
+objects with the fields of `log/partition.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ INT_MAX = 2**31 - 1
 
 
 def between(segments, start, end):
-    """The segments of the range [start, end): from the one that contains `start`, to the last below `end`."""
+    """Return the segments of the range [start, end): from the one that contains `start` to the last one below `end`."""
     if start == end:
         return []
     floors = [s.base_offset for s in segments if s.base_offset <= start]
@@ -19,7 +19,7 @@ def between(segments, start, end):
 
 
 def groups(segments, end_offset, first_uncleanable, segment_bytes, segment_index_bytes):
-    """Lists of base offsets, one list for each output segment."""
+    """Return lists of base offsets, one list for each output segment."""
     todo = between(segments, 0, end_offset)
     result = []
     while todo:
@@ -37,7 +37,7 @@ def groups(segments, end_offset, first_uncleanable, segment_bytes, segment_index
 
 
 def _joins(todo, k, first_uncleanable, segment_bytes, segment_index_bytes):
-    """Whether segment number `k` may stand in one group with all before it."""
+    """Return whether segment number `k` may be in one group with all segments before it."""
     together = todo[: k + 1]
     if sum(s.log_bytes for s in together) > segment_bytes:
         return False
@@ -52,7 +52,7 @@ def _joins(todo, k, first_uncleanable, segment_bytes, segment_index_bytes):
 def selection(
     facts, config, now_ms, *, force=False, from_log_start=False, high_watermark="checkpoint", unstable=None
 ):
-    """A dictionary of the numbers that `keytail.compact.plan.Selection` carries, and `eligible`."""
+    """Return a dictionary of the numbers in `keytail.compact.plan.Selection`, and `eligible`."""
     segments, start, end = facts.segments, facts.log_start_offset, facts.log_end_offset
     active = segments[-1].base_offset
     inactive = segments[:-1]

@@ -1,4 +1,4 @@
-"""The dull twin against bytes that Kafka's own classes printed, and against itself."""
+"""The reference model is compared with bytes that Kafka's own classes printed, and with itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Aborted transactions and unneeded markers, one batch at a time: the dull twin of `keytail.log.transactions`.
+"""Aborted transactions and unneeded markers, one batch at a time: the reference model of `keytail.log.transactions`.
 
-`track` follows Kafka's CleanedTransactionMetadata, `broker_entries` what a broker's recovery writes into its
-transaction indexes, `right_entries` what is right of entries found there; shares no code with keytail.
+`track` follows Kafka's CleanedTransactionMetadata, `broker_entries` returns the entries that a broker's recovery
+writes into its transaction indexes, `right_entries` the correct values of entries found there; shares no code with
+keytail.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Kind = Literal["plain", "data", "ABORT", "COMMIT", "other control", "emptied con
 
 @dataclass(frozen=True)
 class Event:
-    """One batch, as far as transactions go."""
+    """One batch, reduced to what matters for transactions."""
 
     kind: Kind
     producer_id: int
@@ -30,7 +31,7 @@ class Event:
 
 
 def track(events: Iterable[Event], entries: Sequence[Aborted]) -> tuple[list[bool], list[Aborted]]:
-    """For each batch, whether it may be discarded; and the entries that stay, in the order of their markers."""
+    """Return, for each batch, whether it may be discarded; and the retained entries, in the order of their markers."""
     committed: set[int] = set()
     aborted: dict[int, Aborted] = {}
     seen: set[int] = set()
@@ -61,7 +62,7 @@ def track(events: Iterable[Event], entries: Sequence[Aborted]) -> tuple[list[boo
 
 
 def broker_entries(events: Iterable[Event]) -> list[Aborted]:
-    """The entries of the whole log, by marker."""
+    """Return the entries of the whole log, by marker."""
     first_offsets: dict[int, int] = {}
     found = []
     for event in events:
@@ -76,8 +77,10 @@ def broker_entries(events: Iterable[Event]) -> list[Aborted]:
 
 
 def _ends(events: Sequence[Event]) -> list[tuple[int, int, Event]]:
-    """Each marker, and behind the log a plain batch of each producer: its number, the number of the same producer's
-    marker before or -1, itself."""
+    """Return (number, number of the producer's previous marker or -1, event) for each marker.
+
+    After the log, a plain batch of each producer is added.
+    """
     numbered = list(enumerate(events))
     found: list[tuple[int, int, Event]] = []
     for pid in {event.producer_id for event in events}:
@@ -91,8 +94,8 @@ def _ends(events: Sequence[Event]) -> list[tuple[int, int, Event]]:
 
 
 def right_entries(events: Sequence[Event], known: Sequence[Aborted], log_start_offset: int = 0) -> list[Aborted]:
-    """By marker, for transactions of which data is left or that `known` has an entry for that can be right."""
-    firsts: list[tuple[int, int]] = []  # of all transactions: first offset, end
+    """Return the entries, by marker, of transactions that have data left, or a plausible entry in `known`."""
+    firsts: list[tuple[int, int]] = []  # first offset and end of all transactions
     found: list[tuple[Aborted | None, int, int, int]] = []
     for number, before, end in _ends(events):
         data = [
@@ -127,7 +130,7 @@ def right_entries(events: Sequence[Event], known: Sequence[Aborted], log_start_o
 
 
 def _can_begin(events: Sequence[Event], entry: Aborted) -> bool:
-    """Whether its first offset is that of data of its producer, or no batch is there any more."""
+    """Return whether the entry's first offset is that of data of its producer, or is in no batch."""
     there = [event for event in events if event.base_offset <= entry.first_offset <= event.last_offset]
     own = [e for e in there if e.kind == "data" and e.producer_id == entry.producer_id]
     return not there or [e.base_offset for e in own] == [entry.first_offset]

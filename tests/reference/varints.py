@@ -1,20 +1,20 @@
 """Zig-zag varints and CRC-32C in plain Python, one byte at a time.
 
-The dull twins of what the kernels do; slow on purpose, short enough to be checked by eye.
+The reference models of the kernels; intentionally slow, and short enough to be checked by eye.
 """
 
 from __future__ import annotations
 
 
 def encode_varint(value: int) -> bytes:
-    """A signed 32-bit number: zig-zag, then 7-bit groups, lowest first, high bit set on all but the last."""
+    """Encode a signed 32-bit number: zig-zag, then 7-bit groups, lowest first, high bit set on all but the last."""
     if not -(2**31) <= value < 2**31:
         raise ValueError(f"{value} does not fit 32 bits")
     return _encode_groups(((value << 1) ^ (value >> 31)) & 0xFFFFFFFF)
 
 
 def encode_varlong(value: int) -> bytes:
-    """A signed 64-bit number, likewise."""
+    """Encode a signed 64-bit number in the same way."""
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"{value} does not fit 64 bits")
     return _encode_groups(((value << 1) ^ (value >> 63)) & 0xFFFFFFFFFFFFFFFF)
@@ -30,14 +30,14 @@ def _encode_groups(unsigned: int) -> bytes:
 
 
 def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The value at byte `at`, and the byte after it. At most 5 bytes; ValueError beyond, or past the end."""
+    """Return the value at byte `at`, and the byte after it. At most 5 bytes; ValueError beyond, or past the end."""
     unsigned, at = _decode_groups(data, at, most_bytes=5)
     unsigned &= 0xFFFFFFFF
     return (unsigned >> 1) ^ -(unsigned & 1), at
 
 
 def decode_varlong(data: bytes, at: int) -> tuple[int, int]:
-    """The value at byte `at`, and the byte after it. At most 10 bytes; ValueError beyond, or past the end."""
+    """Return the value at byte `at`, and the byte after it. At most 10 bytes; ValueError beyond, or past the end."""
     unsigned, at = _decode_groups(data, at, most_bytes=10)
     unsigned &= 0xFFFFFFFFFFFFFFFF
     return (unsigned >> 1) ^ -(unsigned & 1), at
@@ -70,7 +70,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), final value: initialised with ones and inverted at the end."""
+    """Return CRC-32C (Castagnoli), final value: initialised with ones and inverted at the end."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ byte) & 0xFF]

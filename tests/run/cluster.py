@@ -1,9 +1,9 @@
-"""A standalone Spark cluster of two workers on this machine, for tests of what only a cluster does.
+"""A standalone Spark cluster of two workers on this machine, for tests of behaviour that only a cluster has.
 
-Master and workers are processes of their own, of a core each, started from the Spark that came with pyspark. Nothing
-is listened on but the loopback address. The workers name it differently, as Spark runs no copy of a slow task on the
-host of the first. The second worker has mounts and a host name of its own, where the system lets a test make such
-namespaces: what it sees at a path can be made to differ (`Cluster.elsewhere`).
+Master and workers are separate processes, with one core each, started from the Spark that came with pyspark. They
+listen only on the loopback address. The workers use different names for it, because Spark runs no copy of a slow task
+on the host of the first attempt. The second worker has its own mounts and host name, if the system allows a test to
+create such namespaces: a path can then have other contents for it (`Cluster.elsewhere`).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = Path(keytail.__file__).parents[1]
 HOSTS = ("127.0.0.1", "localhost")
 LONGEST_START_S = 120.0
-# What the second worker's host is called there.
+# The host name of the second worker.
 ELSEWHERE = "elsewhere"
-# As of a session of ours on one machine: here too a JVM only hands out ids and collects small cells.
+# As in a session of ours on one machine: here too a JVM only distributes ids and collects small cells.
 LEAN_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXECUTOR = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
     "spark.driver.memory": "512m",
 }
-# As conf/spark-defaults.conf has it; each cluster adds a secret.
+# As in conf/spark-defaults.conf; each cluster adds a secret.
 SECURE = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
     "spark.io.encryption.enabled": "true",
 }
-# Who is not root may be so in a user namespace of its own.
+# Other users than root are root in a user namespace of their own.
 _AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
 _APART = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private", "--uts"]
 
@@ -63,7 +63,7 @@ def _executor() -> dict[str, str]:
 
 @dataclass
 class Cluster:
-    """`url` is its --master; `work_dir` holds what its processes write."""
+    """A cluster. `url` is its --master; `work_dir` contains the files that its processes write."""
 
     work_dir: Path
     port: int
@@ -73,7 +73,7 @@ class Cluster:
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     def elsewhere(self, log_dir: Path, seen: Path) -> None:
-        """What is at `log_dir` for all is `seen` for the second worker, and for what it starts from now on."""
+        """Replace `log_dir` by `seen` for the second worker, and for all processes that it starts from now on."""
         assert self.namespaces
         inside = ["nsenter", *_AS_ROOT[:1], "--mount", "--target", str(self.processes[-1].pid)]
         subprocess.run([*inside, "mount", "--bind", str(seen), str(log_dir)], check=True)
@@ -83,7 +83,7 @@ class Cluster:
         return f"spark://127.0.0.1:{self.port}"
 
     def environment(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-        """For a driver: `settings` are those of a spark-defaults.conf."""
+        """Return the environment of a driver; `settings` are those of a spark-defaults.conf."""
         conf = self._conf("driver", {**_executor(), **self._secure, **(settings or {})})
         arguments = f"--properties-file {conf} pyspark-shell"
         return self._environment() | {"PYSPARK_SUBMIT_ARGS": arguments, "SPARK_SUBMIT_OPTS": java_options()}
@@ -93,15 +93,17 @@ class Cluster:
         return {**SECURE, "spark.authenticate.secret": self.secret}
 
     def _conf(self, name: str, settings: Mapping[str, str]) -> Path:
-        """A file in the place of spark-defaults.conf; what is empty is left out. A folder for SPARK_CONF_DIR would be
-        on the class path, and no JVM could use the archive of its classes."""
+        """Write a file that replaces spark-defaults.conf, without empty settings.
+
+        A folder for SPARK_CONF_DIR would be on the class path, and no JVM could then use the archive of its classes.
+        """
         conf = self.work_dir / f"{name}.conf"
         conf.touch(mode=0o600)
         conf.write_text("".join(f"{key} {value}\n" for key, value in settings.items() if value))
         return conf
 
     def executors(self) -> list[int]:
-        """Process ids of the executors' JVMs that live."""
+        """Return the process ids of the executors' JVMs that are running."""
         workers = {process.pid for process in self.processes}
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -113,7 +115,7 @@ class Cluster:
         return found
 
     def _environment(self) -> dict[str, str]:
-        """Executors have it from their worker: their Python finds the tests."""
+        """Return the environment of the workers. Executors inherit it: their Python finds the tests."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
         return clean | {
             "SPARK_HOME": str(SPARK_HOME),
@@ -164,7 +166,7 @@ class Cluster:
             return 0
 
     def stop(self) -> None:
-        """Executors are of their worker's group."""
+        """Kill all processes; executors are in their worker's process group."""
         for process in reversed(self.processes):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -173,7 +175,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(work_dir: Path) -> Iterator[Cluster]:
-    """Started when it is handed over, gone afterwards."""
+    """Yield a started cluster; stop it afterwards."""
     work_dir.mkdir(parents=True, exist_ok=True)
     made = Cluster(work_dir, *free_ports(2), namespaces=may_unshare())
     try:
@@ -185,7 +187,7 @@ def cluster(work_dir: Path) -> Iterator[Cluster]:
 
 
 def may_unshare() -> bool:
-    """Whether this process may give another one mounts and a host name of its own."""
+    """Return whether this process may give another one its own mounts and host name."""
     with contextlib.suppress(OSError):
         return subprocess.run([*_APART, "hostname", ELSEWHERE], capture_output=True, check=False).returncode == 0
     return False

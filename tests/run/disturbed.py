@@ -1,14 +1,14 @@
-"""A Spark Python daemon whose workers go wrong at what they write, as they are told to: for tests on a cluster.
+"""A Spark Python daemon whose workers fail on demand while they write: for tests on a cluster.
 
     spark.python.daemon.module           tests.run.disturbed
     spark.executorEnv.KEYTAIL_DISTURBED  read-1:executor,write-0:late
     spark.executorEnv.KEYTAIL_NOTES      DIRECTORY
 
-`read-1` is the task of an import that reads slice 1, `write-0` the one that writes partition 0, known by the names of
-their scratch files. Its first attempt goes wrong when it has written a first part of such a file: `worker` and
-`executor` are killed, `slow` waits until another attempt has closed its file, `late` until the run has imported the
-partition, and then writes on. With `slowly` every attempt takes its time before each write. Every attempt leaves an
-empty file in the directory.
+`read-1` is the task of an import that reads slice 1, `write-0` the one that writes partition 0, identified by the
+names of their scratch files. Its first attempt is disturbed when it has written the first part of such a file: for
+`worker` and `executor` these processes are killed, `slow` waits until another attempt has closed its file, `late`
+until the run has imported the partition, and then continues writing. With `slowly` every attempt waits before each
+write. Every attempt leaves an empty file in the directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_S = 60.0
 
 
 def disturb(notes: Path, how: dict[str, str]) -> None:
-    """Have file systems of this process, and of those that it forks, go wrong."""
+    """Disturb the file systems of this process, and of the processes that it forks."""
     real_write, real_close = FileSystem.write, FileSystem.close
 
     def write(self: FileSystem, fd: int, buffer: Any) -> int:
@@ -53,7 +53,7 @@ def disturb(notes: Path, how: dict[str, str]) -> None:
 
 
 def step_of(path: str) -> str:
-    """What the import does that writes to this file; "" if it is another."""
+    """Return the step of an import that writes to this file, or "" for any other file."""
     name = names.parse_file_name(os.path.basename(path))
     if name.kind != "scratch":
         return ""
@@ -92,7 +92,7 @@ def wait_for(there: Callable[[], bool]) -> None:
 
 
 def executor() -> int:
-    """The JVM above this worker and its daemon."""
+    """Return the process id of the JVM above this worker and its daemon."""
     pid = os.getppid()
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -1,10 +1,9 @@
-"""The driver of a test on a cluster: `keytail compact --execute` with speculation on or off, and with tasks that go
-wrong as they are told to.
+"""The driver of a test on a cluster: `keytail compact --execute` with speculation on or off, and disturbed tasks.
 
     python -m tests.run.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
 
-NOTES is a directory: each attempt of a task leaves an empty file there. HOW says by partition what goes wrong, such as
-`1:slow` or `1:executor,2:worker` for what is killed. Prints the rows as JSON, and the settings.
+NOTES is a directory: each attempt of a task leaves an empty file there. HOW specifies by partition what happens, such
+as `1:slow`, or `1:executor,2:worker` for processes that are killed. Prints the rows as JSON, and the settings.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 def clean_badly(
     notes: str, how: dict[str, str], tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
 ) -> CleaningResult:
-    """Partitions named in `how` go wrong when they have written everything, the first time that they are run."""
+    """Clean a partition. Those named in `how` are disturbed when the first attempt has written everything."""
     number = str(task.partition)
     (Path(notes) / f"{number}.{attempt}.{os.getppid()}").touch()
     result = clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=1 << 20))
     if number in how and is_first(Path(notes) / f"{number}.first"):
-        if how[number] == "slow":  # until a copy of it has ended
+        if how[number] == "slow":  # until a copy of this task has ended
             wait_for((Path(notes) / f"{number}.done").exists)
         elif how[number] == "worker":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""The driver of a test on a cluster one of whose hosts sees other files: what each verb says of each log dir.
+"""The driver of a test on a cluster where one host sees other files: the results of each command for each log dir.
 
     python -m tests.run.on_hosts MASTER NOTES LOG_DIR...
 
-One session for all. In each step the first task of a host waits for one on the other host, so that both take part.
-Prints as JSON, by log dir and verb, the status and error of each partition.
+All commands share one session. In each step the first task of a host waits for one on the other host, so that both
+take part. Prints as JSON, by log dir and command, the status and error of each partition.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A job of a test: the settings of a submitted session, and of each key given whether Spark knows it, and the value as
-Spark reads it. `spark-submit ... print_settings.py KEY...`"""
+"""A job of a test: prints the settings of a submitted session, and for each given key whether Spark knows it, and the
+value as Spark reads it. `spark-submit ... print_settings.py KEY...`"""
 
 from __future__ import annotations
 

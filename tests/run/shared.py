@@ -1,9 +1,9 @@
 """Fixtures: one Spark session for many tests, at most one in each test process, with two cores and Delta; and one
-cluster for those of what only a cluster does.
+cluster for the tests that need one.
 
-A command line that runs inside a test process starts its own session and ends its JVM afterwards, unless `lend_session`
-gives it the shared one. tests/conftest.py ends the shared session before such a test; it is started again when a later
-module asks for it.
+A command line that runs inside a test process starts its own session and ends its JVM afterwards, unless
+`lend_session` provides the shared one. tests/conftest.py ends the shared session before such a test; it is started
+again when a later module requests it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def shared_session() -> Any:
     from keytail.run.session import local_session
 
     if not _session:
-        # Small data needs no 200 tasks for each shuffle, which is Spark's default.
+        # Small data does not need the 200 tasks of Spark's default for each shuffle.
         settings = {**delta.session_settings(None), "spark.sql.shuffle.partitions": "2"}
         _session.append(local_session("local[2]", "keytail tests", settings))
     return _session[0]
@@ -37,7 +37,7 @@ def end_shared_session() -> None:
 
 
 def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Command lines in this process use the shared session, and leave it as it is."""
+    """Make command lines in this process use the shared session, without stopping it."""
     session = sys.modules["keytail.run.session"]
     monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
     monkeypatch.setattr(session, "_stop", lambda spark: None)
@@ -51,7 +51,7 @@ def spark() -> Any:
 
 @pytest.fixture
 def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that start Spark get the session that tests share; how one starts and ends is for tests of processes."""
+    """Make runs that start Spark use the shared session; tests with separate processes cover its start and end."""
     lend_session(monkeypatch)
 
 

@@ -1,5 +1,7 @@
-"""On a standalone cluster of two workers: duplicates of slow tasks, tasks that are run again, an executor that is
-lost. Each leaves one clean result, as a run in which nothing happens leaves it. And a host that sees other files."""
+"""On a standalone cluster of two workers: duplicates of slow tasks, tasks that are run again, a lost executor.
+
+Each has one clean result, equal to that of an undisturbed run. Also tests a host that sees other files.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from keytail.log.lock import is_held
 from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.run.cluster import ELSEWHERE, ROOT, Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one cluster for all of them
 
 PARTITIONS = 4
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
-# What is said of a partition by a host that sees the files.
+# The statuses of a partition from a host that sees the right files.
 GOOD = {"verify": {"suspect"}, "rebuild-index": {"rebuilt"}, "compact": {"compacted"}}
 
 
@@ -38,7 +40,7 @@ def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_
         number, _, kind = one.partition(":")
         attempts = [name for name in notes if name.startswith(f"{number}.s")]
         assert len(attempts) >= 2, "nothing went wrong"
-        if kind != "worker":  # which its executor starts anew
+        if kind != "worker":  # an executor starts a new worker
             assert len({name.rpartition(".")[2] for name in attempts}) == len(attempts), "in one executor"
     for n, records in before.items():
         after, newest = records_of(log_dir / f"orders-{n}"), newest_by_key(records)
@@ -56,7 +58,7 @@ def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_
 )
 @pytest.mark.soak("test_one_clean_result, compact/fan_out/test_on_spark.py")
 def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
-    """With the executor go the key runs that it had made for others; copies of tasks write the same beside them."""
+    """A lost executor loses the key runs that it made for others; copies of tasks write the same runs again."""
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(5, 900)})
     before = records_of(log_dir / "orders-0")
     driver = "tests.compact.fan_out.on_cluster"
@@ -90,7 +92,7 @@ def run(
 
 @pytest.mark.one_of("two hosts")
 def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster, tmp_path: Path) -> None:
-    """Nothing, where a mount is missing; an older copy; a copy that names, sizes and times do not tell apart."""
+    """The other host has no files (a missing mount), an older copy, or one with equal names, sizes and times."""
     if not two_workers.namespaces:
         assert os.environ.get("KEYTAIL_NO_SKIP") != "1", "KEYTAIL_NO_SKIP=1, and no namespaces can be made"
         pytest.skip("makes a mount namespace, which needs root or user namespaces")
@@ -105,7 +107,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
         if name != "nothing":
             shutil.copytree(log_dir, seen, dirs_exist_ok=True)
         if name == "older":
-            for log in seen.glob("orders-*/*.log"):  # each: which tasks run there is up to Spark
+            for log in seen.glob("orders-*/*.log"):  # all of them, because Spark decides which tasks run there
                 log.write_bytes(log.read_bytes()[:-100])
         two_workers.elsewhere(log_dir, seen)
     before = snapshot(tmp_path / "elsewhere")
@@ -113,16 +115,16 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     answer = run_driver(two_workers, "tests.run.on_hosts", str(tmp_path / "notes"), *map(str, log_dirs.values()))
     for name, log_dir in log_dirs.items():
         rows = answer[str(log_dir)]
-        if name == "alike":  # what is only read is the same there
+        if name == "alike":  # files that are only read are equal there
             assert {status for status, _ in rows.pop("verify").values()} == {"suspect"}, "an index is missing"
         for verb, by_partition in rows.items():
-            # Of a copy whose logs are alike, an index that a task asks for can be missing.
+            # In a copy with equal logs, an index that a task needs may be missing.
             not_done = ("refused", "failed") if (name, verb) == ("alike", "compact") else ("refused",)
             refused = {partition for partition, (status, _) in by_partition.items() if status in not_done}
             done = {partition for partition, (status, _) in by_partition.items() if status in GOOD[verb]}
             assert len(refused) + len(done) == PARTITIONS, (name, verb, by_partition)
-            # The segments of a partition are looked at on many hosts, to make indexes: one of them is enough. Of copies
-            # that are alike only a missing index is noticed, and the few tasks that ask may all run on the other host.
+            # Many hosts read the segments of a partition to build indexes: one refusal is enough. In copies with equal
+            # logs only a missing index is detected, and the few tasks that need one may all run on the other host.
             assert refused or (name, verb) == ("alike", "rebuild-index"), (name, verb, by_partition)
             assert done or verb == "rebuild-index", (name, verb, by_partition)
             for partition in refused:

@@ -1,5 +1,5 @@
-"""conf/spark-defaults.conf as Spark reads it: every key is one of Spark's, every value has its type, each is explained;
-and the keys that the page for clusters names."""
+"""conf/spark-defaults.conf as Spark reads it: every key exists in Spark, every value has its type, and each is
+explained; also checks the keys named on the page for clusters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.run.test_submit import ROOT, submit
 
 CONF = ROOT / "conf" / "spark-defaults.conf"
 PAGE = ROOT / "lib" / "keytail" / "run" / "CLUSTER.md"
-# Keys that end with a name of one's own.
+# Keys that end with a user-defined name.
 OWN_NAMES = ("spark.executorEnv.", "spark.kubernetes.driver.volumes.", "spark.kubernetes.executor.volumes.",
              "spark.yarn.appMasterEnv.", "spark.kubernetes.driverEnv.", "spark.kubernetes.node.selector.")  # fmt: skip
 
 
-# Spark reads it by its name, without an entry among the others.
+# Spark reads this key by name; it is not in the list of entries.
 BY_NAME = {"spark.local.dir"}
 
 
@@ -45,7 +45,7 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_other_users_of_the_hosts_are_kept_out() -> None:
-    """As on a cluster of the tests (tests/run/cluster.py), which has a secret besides."""
+    """As on a cluster of the tests (tests/run/cluster.py), which has a secret in addition."""
     assert SECURE.items() <= settings().items()
     assert settings()["spark.executorEnv.PYTHONSAFEPATH"] == "1"
     assert not any("secret" in key for key in settings())
@@ -53,7 +53,7 @@ def test_other_users_of_the_hosts_are_kept_out() -> None:
 
 @pytest.mark.spark
 def test_spark_knows_every_key_and_reads_every_value(tmp_path: Path) -> None:
-    """In a session that was submitted with the file. A value of the wrong type ends the job."""
+    """Submits a session with the file. A value of the wrong type ends the job."""
     wanted = settings()
     keys = sorted(wanted.keys() | named_keys(CONF.read_text()) | named_keys(PAGE.read_text()))
     done = submit("--master", "local[1]", str(Path(__file__).with_name("print_settings.py")), *keys)

@@ -1,4 +1,4 @@
-"""What sessions need for Delta: where jars come from, what is said where they cannot be had, and the shipped conf."""
+"""Requirements of sessions with Delta: the source of jars, the error if they are unavailable, the shipped conf."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_jars_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_jars_among_sparks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an image: nothing is fetched."""
+    """As in an image: nothing is downloaded."""
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
     _, artifact, version = coordinates().split(":")
@@ -117,7 +117,7 @@ def test_what_spark_submit_was_not_told(conf: dict[str, str], has_jars: bool, sa
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_the_lock_of_the_tables_is_a_regular_file(tmp_path: Path, kind: str) -> None:
-    """Whoever may write to the folder could have root make a file elsewhere, or wait for ever."""
+    """Otherwise a user with write access to the folder could make root create a file elsewhere, or wait forever."""
     lock, elsewhere = tmp_path / "ledger" / LOCK, tmp_path / "elsewhere"
     lock.parent.mkdir()
     lock.symlink_to(elsewhere) if kind == "link" else os.mkfifo(lock)

@@ -1,4 +1,4 @@
-"""Spark ends beneath a run: whatever call fails by it, one error comes of it. The JVM is a double."""
+"""Spark ends during a run: whichever call fails because of it, the result is one error. The JVM is a test double."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gone:
-    """What py4j gives for any call once the JVM has gone."""
+    """Raises what py4j raises for any call to a JVM that has ended."""
 
     def __getattr__(self, name: str) -> Any:
         raise Py4JNetworkError("Error while sending or receiving")
 
 
 class Java:
-    """An exception of a JVM that has gone: its text cannot be asked for any more."""
+    """An exception of a JVM that has ended: its text is no longer available."""
 
     _target_id = "o1"
     _gateway_client = Gone()
@@ -56,7 +56,7 @@ def java_error() -> Py4JJavaError:
 
 
 def session_that(is_stopped: bool | None) -> Any:
-    """Every job of it fails; its JVM says whether it is stopped, or is gone."""
+    """Return a session whose jobs all fail; its JVM reports whether it is stopped, or has ended."""
     scala = SimpleNamespace(isStopped=lambda: is_stopped)
     context = SimpleNamespace(
         _jsc=Gone() if is_stopped is None else SimpleNamespace(sc=lambda: scala),
@@ -128,7 +128,7 @@ def test_an_error_that_was_made_of_one_of_sparks_counts_as_one(monkeypatch: pyte
 
 
 def test_what_fails_on_the_way_of_a_signal_is_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where it interrupts a call of py4j, and leaving that call asks the JVM for something more."""
+    """The signal interrupts a call of py4j, and leaving that call sends another request to the JVM."""
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(False))
     with pytest.raises(Stopped) as stopped, contextlib.ExitStack() as run:
         session.session_of_run(run, None, submitted=True)
@@ -151,11 +151,11 @@ def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyP
         told.start()
         raise java_error()
     monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
-    await_signal()  # returns where none comes
+    await_signal()  # returns if there is no signal
 
 
 def ends_in_round(number: int, log_dir: Path, task: CleaningTask, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The driver of a run whose Spark ends with the job of a round, of which the worker has left a file."""
+    """Return the driver of a run whose Spark ends with the job of a round, after the worker has written a file."""
     rounds_run: list[CleaningTask] = []
 
     def bundle(spark: Any, tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
@@ -191,7 +191,7 @@ def test_a_run_says_how_far_it_came_and_leaves_no_scratch(
 def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the task is run again: until then nobody may write more than was reserved."""
+    """Removed before the task is run again: otherwise it could use more space than was reserved."""
     log_dir, [task] = in_rounds(tmp_path / "logs")
     seen: list[tuple[set[str], set[str]]] = []
 
@@ -213,7 +213,7 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(
 
 
 def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor what it said in the moment before, while the signal was on its way to the driver."""
+    """Output of the JVM shortly before, while the signal was on its way to the driver, is not forwarded either."""
     monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
     reader, jvm = os.pipe()
     out, real = os.pipe()
@@ -240,7 +240,7 @@ def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.M
 
 
 def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
-    """Else it waits for ever in a pipe that is full."""
+    """Otherwise the JVM waits forever for a full pipe."""
     reader, jvm = os.pipe()
     nobody, real = os.pipe()
     os.close(nobody)

@@ -1,4 +1,4 @@
-"""The worked example: every block of EXAMPLE.md, in order, as it stands; what it prints is what the page says."""
+"""The worked example: every block of EXAMPLE.md, in order and unchanged, prints what the page shows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PAGE = "lib/keytail/run/EXAMPLE.md"
 
 
 def test_every_block(tmp_path: Path) -> None:
-    """Shell blocks are one shell, blocks of Python one program behind them: the page has them in that order, or the
-    program has ended before the shell goes on."""
+    """Shell blocks run in one shell, Python blocks between them as one program, which ends before the shell
+    continues."""
     found = [(one.kind, one.text, one.printed) for one in blocks(PAGE)]
     assert {kind for kind, _, _ in found} == {"sh", "python", "text"}
     lines, program = ["set -e"], ""
@@ -33,7 +33,7 @@ def test_every_block(tmp_path: Path) -> None:
     lines += _run(program, tmp_path, lines)
     environment = dict(os.environ, WORK=str(tmp_path / "work"), PATH=_with_interpreter(), COLUMNS="120")
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # For the tests' time; the page prints the same without.
+    # Saves time; the page prints the same without it.
     environment["PYSPARK_SUBMIT_ARGS"] = "--conf spark.sql.shuffle.partitions=2 pyspark-shell"
     environment["SPARK_SUBMIT_OPTS"] = java_options()
     run = subprocess.run(

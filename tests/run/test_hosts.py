@@ -1,4 +1,4 @@
-"""What a host refuses by itself: other files at a path, files that did not arrive, storage that others have open."""
+"""Errors that a host detects itself: other files at a path, files that did not arrive, storage that others use."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_other_segments_are_refused_with_path_and_host(log_dir: Path, change: An
     partition = log_dir / "orders-0"
     seen = seen_logs(LOCAL, str(partition))
     assert seen.segments == 4
-    (partition / f"{100:020d}.index").unlink()  # only logs count
+    (partition / f"{100:020d}.index").unlink()  # only logs are compared
     refuse_other_logs(LOCAL, str(partition), seen)
     change(partition)
     with pytest.raises(Refused, match=rf"on host {HOST}.*{partition}"):
@@ -99,7 +99,7 @@ def test_a_slice_is_not_read_from_other_files(log_dir: Path) -> None:
 
 
 def test_a_host_that_has_the_log_dir_over_the_network_writes_nothing(log_dir: Path, monkeypatch: Any) -> None:
-    """Though it looks local to the driver, which may run on the server of the storage."""
+    """Even if it is local for the driver, which may run on the storage server."""
     refuse_network_here(LOCAL, str(log_dir))
     for module in (worker, spark_rebuild):
         monkeypatch.setattr(module, "LOCAL", OnNfs())
@@ -126,7 +126,7 @@ def test_a_stage_of_a_fan_out_writes_nothing_over_the_network(log_dir: Path, mon
 
 
 class FarAway(InProcess):
-    """The stages run here, and what the one called `lost` writes, if anything, arrives nowhere."""
+    """Runs the stages here; the files that the stage `lost` writes, if any, do not arrive."""
 
     def __init__(self, cells: Path, partition: Path, lost: str) -> None:
         super().__init__(cells)

@@ -1,5 +1,5 @@
-"""Sessions that keytail starts: other users of the host neither read their files nor send them anything, and no module
-of the current directory runs in them."""
+"""Sessions that keytail starts: other users of the host can neither read their files nor send them anything, and no
+module of the current directory is imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.run.cluster import PACKAGES, Cluster
 from tests.run.test_submit import JOB, submit
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
-# What a test plants: any of them is imported by a worker, or by the driver, that looks where it was started.
+# Planted modules: each would be imported by a worker or a driver that searches its current directory.
 PLANTED = ("pyspark/__init__.py", "numpy.py", "pyspark_source.py", "pyarrow.py", "typer.py")
 
 DRIVER = """
@@ -49,7 +49,7 @@ with contextlib.ExitStack() as run:
 
 def environment(temporary: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "PYTHONSAFEPATH"))}
-    clean["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # for the tests' time
+    clean["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # saves time
     return clean | {"TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGES)}
 
 
@@ -62,7 +62,7 @@ def temporary(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def planted(tmp_path: Path, temporary: Path) -> Path:
-    """The current directory of a run; modules there and in the temporary directory leave a mark."""
+    """Create the current directory of a run; modules there and in the temporary directory leave a mark."""
     here = tmp_path / "here"
     for folder in (here, temporary):
         for name in PLANTED:
@@ -163,7 +163,7 @@ def test_only_a_private_directory_of_ones_own_is_removed(temporary: Path, tmp_pa
 
 
 def test_one_below_a_set_group_directory_is_removed_too(temporary: Path) -> None:
-    """It takes over that bit."""
+    """It inherits that bit."""
     temporary.chmod(0o2775)
     (temporary / f"{isolation.PREFIX}x").mkdir(mode=0o700)
     remove_abandoned(str(temporary))
@@ -224,7 +224,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.spark
 def test_the_ports_of_the_driver_take_nothing_without_the_secret(spark: Any) -> None:
-    """A request of Spark's RPC, whose body is a serialized Java object: it must not come as far as being read."""
+    """Sends a request of Spark's RPC with a serialized Java object as body, which must not be deserialized."""
     settings = spark.sparkContext.getConf()
     for port in (int(settings.get("spark.driver.port")), _block_manager_port(spark)):
         assert b"Expected SaslMessage" in _answer_to_an_object(port)
@@ -257,6 +257,6 @@ def _block_manager_port(spark: Any) -> int:
 
 
 def _rpc_request(body: bytes) -> bytes:
-    """A frame of Spark's transport: its size, the type 3, a request id, the size of the body."""
+    """Return a frame of Spark's transport: its size, the type 3, a request id, the size of the body."""
     rest = struct.pack(">bqi", 3, 7, len(body)) + body
     return struct.pack(">q", 8 + len(rest)) + rest

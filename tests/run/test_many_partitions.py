@@ -1,4 +1,4 @@
-"""Plans of many partitions: the same rows from several processes as from one, and few operations for each partition."""
+"""Plans of many partitions: the same rows from several processes as from one, and few operations per partition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.log.test_listing import Counting
 
 PARTITIONS = 2400
 SEGMENTS = 4
-OPERATIONS_A_PARTITION = 20  # the listing, the epochs, the end of the last segment; as many for forty segments
+OPERATIONS_A_PARTITION = 20  # the listing, the epochs, the end of the last segment; the same number for forty segments
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_what_rows_hold_is_told_as_objects(
 
 
 def policies(log_dirs: list[Path]) -> tuple[str, str]:
-    """Flags by which all topics are known, and are not compacted."""
+    """Return flags that configure all topics as not compacted."""
     topics = sorted({path.name.rpartition("-")[0] for log_dir in log_dirs for path in log_dir.glob("topic-*")})
     file = log_dirs[0].parent / "topic-configs"
     file.write_text("".join(f"{topic}:cleanup.policy=delete\n" for topic in topics))
@@ -129,7 +129,7 @@ def test_what_fails_in_a_process_is_told(log_dirs: list[Path]) -> None:
 def test_settings_that_ask_for_times_are_answered_by_indexes_and_batches(
     setting: str, log_dirs: list[Path], run: Run
 ) -> None:
-    """The records are years old, their files were made now."""
+    """The records are years old, but their files are new."""
     flags = ["--log-dirs", str(log_dirs[0]), "--topics-have-no-overrides", "--partitions", "topic-1-0"]
     ratio = "1.0" if setting.startswith("max") else "0.1"
     policy = ["topic-1:cleanup.policy=compact", setting, f"min.cleanable.dirty.ratio={ratio}"]

@@ -1,4 +1,4 @@
-"""Spark on log dirs of another user, started as root: its JVM is root's, and what its workers do there the owner's."""
+"""Spark on log dirs of another user, started as root: its JVM runs as root, its workers act as the owner there."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_tasks_work_as_the_owner_and_workers_are_root_again_afterwards(case: Cas
 
 @pytest.mark.soak("the other tests of this file, compact/fan_out/test_on_spark.py, cli/test_owner.py")
 def test_a_compaction_by_fan_out_with_a_ledger_where_only_root_reads(case: Case) -> None:
-    """Of one task, test_a_job_of_spark_submit_works_as_the_owner."""
+    """test_a_job_of_spark_submit_works_as_the_owner covers a compaction by one task."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger", "--master", "local[2]")
     (case.log_dir / "orders-0" / "00000000000000000000.index").unlink()
     rebuilt = keytail("rebuild-index", *flags)
@@ -154,7 +154,7 @@ def test_an_export_goes_where_only_root_writes_and_goes_on_from_there(case: Case
 @pytest.mark.one_of("Spark reads as root and as the owner")
 @pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.soak("json")), "json"])
 def test_an_import_reads_what_only_root_reads(case: Case, kind: str) -> None:
-    """Parquet is read by tasks themselves, JSON by Spark's JVM."""
+    """Parquet is read by the tasks, JSON by Spark's JVM."""
     source = case.private / f"source.{kind}"
     if kind == "parquet":
         keys = pyarrow.array([b"key-%d" % n for n in range(100)])
@@ -192,7 +192,7 @@ end_jvm()
 
 @pytest.mark.one_of("Spark reads as root and as the owner")
 def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
-    """What is his, and not what is root's alone."""
+    """It reads the owner's files, and not files that only root can read."""
     log = case.log_dir / "orders-0" / "00000000000000000100.log"
     found, told = python(SOURCE, case.log_dir, log)
     assert found == 800
@@ -203,7 +203,7 @@ def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
 def test_a_job_of_spark_submit_works_as_the_owner(case: Case) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # for the tests' time
+    environment["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # saves time
     submit = Path(sys.executable).with_name("spark-submit")
     command = [submit, "--master", "local[2]", REPOSITORY / "jobs" / "compact.py", "--log-dirs", case.log_dir, *COMPACT]
     command += ["--execute", "--output", "json", "--rows-file", case.private / "rows.json"]

@@ -1,4 +1,4 @@
-"""Workers without Spark: the same promises as with it, and none of them outlives its driver."""
+"""Workers without Spark: the same guarantees as with Spark, and no worker outlives its driver."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_the_jvm_of_spark_submit_says_comes_through_us(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The JVM is a double. Nothing of it is passed on once a stop has begun."""
+    """The JVM is a test double. Its output is not forwarded once a stop has begun."""
     monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
     before = set(threading.enumerate())
     streams: list[Any] = []

@@ -41,7 +41,7 @@ def test_a_log_dir_on_nfs_is_refused_with_its_path() -> None:
 
 
 class FakeStorage(FileSystem):
-    """Log dirs under /a are on device 1, others on device 2; `free` says how much is left there."""
+    """Log dirs under /a are on device 1, others on device 2; `free` returns the free space of each."""
 
     def __init__(self, free: dict[int, int]) -> None:
         super().__init__()

@@ -23,13 +23,13 @@ JOB = ROOT / "jobs" / "compact.py"
 
 
 def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """spark-submit as an operator types it: in an activated environment, or with only SPARK_HOME set.
+    """Run spark-submit as an operator types it: in an activated environment, or with only SPARK_HOME set.
 
-    Nothing names the interpreter of driver or workers.
+    The interpreter of driver or workers is not specified.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment |= {"SPARK_SUBMIT_OPTS": java_options()}  # for the tests' time
+    environment |= {"SPARK_SUBMIT_OPTS": java_options()}  # saves time
     folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(SUBMIT.parent)]
     if activated:
         folders.insert(0, str(SUBMIT.parent))

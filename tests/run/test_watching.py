@@ -1,4 +1,4 @@
-"""The driver hears of tasks while they run, and of nobody else; a task never fails by it."""
+"""The driver receives the progress of tasks while they run, and only theirs; a task never fails because of it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def watch(heard: list[Sign]) -> Iterator[Watch]:
 
 
 def read_slowly(path: str, attempt: str) -> int:
-    """A task of 1.2 s that reads `path` twice: it has told of itself by then, also where all is slow."""
+    """A task of 1.2 s that reads `path` twice, slow enough to have reported its progress even on a slow machine."""
     with telling(path, attempt, "first"):
         LOCAL.read_at(path, 0, 1000)
         with METER.during("second"):
@@ -55,7 +55,7 @@ def read_slowly(path: str, attempt: str) -> int:
     return METER.read_bytes
 
 
-# In which read_slowly may be met, by phase and bytes.
+# The phases and bytes that read_slowly may report.
 STANDINGS = {("first", 0), ("first", 1000), ("second", 1000), ("second", 2000), ("first", 2000)}
 
 
@@ -105,7 +105,7 @@ def test_on_a_cluster_it_listens_where_spark_does(settings: dict[str, str], expe
 
 
 def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(heard: list[Sign], tmp_path: Path) -> None:
-    """Debian's /etc/hosts takes a host's own name for 127.0.1.1, where no other host reaches it."""
+    """Debian's /etc/hosts maps a host's own name to 127.0.1.1, where no other host reaches it."""
     with Watch(DriverAddress("127.0.1.1", "0.0.0.0"), heard.append) as made:
         assert made.channel.host == "127.0.1.1"
         read_slowly(_file(tmp_path, "t-0"), "a")
@@ -121,7 +121,7 @@ def test_tasks_of_spark_tell_what_they_are_at(spark: Any, heard: list[Sign], wat
     for name in ("t-0", "t-1"):
         seen = {(sign.phase, sign.read_bytes) for sign in heard if sign.name == name}
         assert {("second", 1000), ("first", 2000)} <= seen <= STANDINGS
-    send_to(None)  # nobody watches the next
+    send_to(None)  # nobody watches the next task
     before = len(heard)
     run_bundle(spark, paths[:1], read_slowly, name="unwatched")
     time.sleep(0.2)
@@ -162,7 +162,7 @@ def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch:
 
 
 def test_a_sign_that_was_overheard_makes_no_other_one(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
-    """Between hosts anybody on the way reads what is sent."""
+    """Between hosts anybody on the network path may read the messages."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind((LOOPBACK, 0))
         listener.settimeout(60)
@@ -201,7 +201,7 @@ def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) 
 def test_a_task_looks_up_the_name_of_the_driver_once(
     heard: list[Sign], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where names are slow to be found, that is a delay of the task."""
+    """Otherwise slow name resolution would delay the task repeatedly."""
     asked: list[Any] = []
 
     def find(host: str, port: int, **how: Any) -> list[Any]:
@@ -221,7 +221,7 @@ def test_a_task_looks_up_the_name_of_the_driver_once(
 
 
 def test_a_watch_that_finds_no_port_leaves_no_socket() -> None:
-    """192.0.2.1 is no address of any machine."""
+    """192.0.2.1 is not an address of any machine."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with pytest.raises(OSError, match="assign"):
@@ -236,6 +236,6 @@ def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[Sign]) 
         with Watch(HERE, heard.append) as made:
             assert current_channel() == made.channel
         assert current_channel() is None
-    assert time.monotonic() - begun_s < 10  # a second each where nothing wakes the thread
+    assert time.monotonic() - begun_s < 10  # it would take a second each if the thread were not woken
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
         again.bind((made.channel.host, made.channel.port))

@@ -1,5 +1,4 @@
-"""A short run is done without Spark: the same files, rows and exit statuses, and the same behaviour under signals and
-killed workers."""
+"""A short run without Spark has the same files, rows, exit statuses, and behaviour on signals and killed workers."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ NAMES = ("orders-0", "orders-1", "orders-2", "users-0")
 
 
 def make(path: Path) -> Path:
-    """One partition damaged, one with what a killed run left, one not compacted."""
+    """Write three partitions: a damaged one, one with the remains of a killed run, and one that is not compacted."""
     log_dir = write_log_dir(path, {name: random_records(SEED + n, 400) for n, name in enumerate(NAMES)})
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
@@ -101,7 +100,7 @@ def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, lar
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)
-    longest_s = max(10, time.monotonic() - began_s)  # where the machine is busy, no longer than it took to get here
+    longest_s = max(10, time.monotonic() - began_s)  # on a busy machine, no longer than the time until now
     os.killpg(run.pid, signal_number)
     rows, seconds = ended(run)
     errors = (tmp_path / "stderr").read_text()

@@ -1,4 +1,4 @@
-"""What test payloads do on the workers: module-level functions, as real ones are."""
+"""Test payloads for the workers: module-level functions, like the real ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fail_on_odd(payload: int, attempt: str) -> int:
 
 
 def die_when_told(payload: tuple[int, bool, str], attempt: str) -> int:
-    """Leaves a file by its attempt, then kills this worker process if the payload says so."""
+    """Leave a file for this attempt, then kill this worker process if the payload requests it."""
     number, dies, folder = payload
     Path(folder, f"{number}.{attempt}").touch()
     if dies:
@@ -50,7 +50,7 @@ def die_the_first_time(payload: tuple[int, str], attempt: str) -> int:
 
 
 class OpensWhereUnpickled:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -64,6 +64,6 @@ def attack(path: str, attempt: str) -> OpensWhereUnpickled:
 
 
 def nap(seconds: float, attempt: str) -> int:
-    """Where it slept."""
+    """Sleep, and return the process id."""
     time.sleep(seconds)
     return os.getpid()

@@ -1,4 +1,4 @@
-"""A log that takes appends, against a list of batches: every sequence of operations, and what each refuses."""
+"""Appending to a log, compared with a list of batches: every sequence of operations, and what each refuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(directory: Path, config: AppendConfig = CONFIG, fs: FileSystem = LOCA
 
 
 class LogModel(RuleBasedStateMachine):
-    """`spans` are base and last offset of every batch, `starts` the base offsets of segments that rolls asked for."""
+    """`spans`: base and last offset of every batch; `starts`: base offsets of segments that explicit rolls begin."""
 
     parent: Path
 
@@ -94,7 +94,7 @@ class LogModel(RuleBasedStateMachine):
         closed = self.log.close()
         assert closed == Closed(self.end, max(self.end, closed.recovery_point), None)
         for path in (self.root / "orders-0").glob("*.log"):
-            decode_log(path.read_bytes())  # nothing behind the last batch
+            decode_log(path.read_bytes())  # nothing after the last batch
         self.log = opened(self.root / "orders-0", self.config)
 
     @invariant()
@@ -158,7 +158,7 @@ def test_what_a_leader_refuses_leaves_no_trace(case: str, directory: Path) -> No
             log.append(data, leader_epoch=0, now_ms=NOW_MS)
         assert files(directory) == before
         log.check()
-        log.append(batch(**PRODUCER, base_sequence=2), leader_epoch=0, now_ms=NOW_MS)  # it goes on
+        log.append(batch(**PRODUCER, base_sequence=2), leader_epoch=0, now_ms=NOW_MS)  # appending continues
         assert log.log_end_offset == 4
 
 
@@ -188,7 +188,7 @@ def test_a_set_with_more_entries_than_fit_is_refused_before_it_is_written(direct
         with pytest.raises(Refused, match="more index entries"):
             log.append_as_follower(b"".join(batch(1, i) for i in range(20)), now_ms=NOW_MS)
         assert files(directory) == before
-        log.append(batch(1) * 20, leader_epoch=0, now_ms=NOW_MS)  # a leader's batches are sets of their own
+        log.append(batch(1) * 20, leader_epoch=0, now_ms=NOW_MS)  # batches from a leader are appended as separate sets
         assert len(log.segments) > 2
 
 
@@ -235,7 +235,7 @@ def test_no_batch_of_a_producer_lies_between_those_of_its_open_transaction(direc
 
 
 def test_batches_given_at_once_leave_what_they_leave_one_by_one(directory: Path, tmp_path: Path) -> None:
-    """Snapshots at rolls on the way too."""
+    """Snapshots at rolls are equal too."""
     sent = [batch(producer_id=i % 3, producer_epoch=0, base_sequence=2 * (i // 3)) for i in range(30)]
     other = tmp_path / "other-0"
     other.mkdir()
@@ -249,7 +249,7 @@ def test_batches_given_at_once_leave_what_they_leave_one_by_one(directory: Path,
 
 @pytest.mark.parametrize(("last", "following"), [(2**31 - 2, 0), (2**31 - 1, 1)])
 def test_sequences_go_round(last: int, following: int, directory: Path) -> None:
-    """A batch of two that ends with 2147483647, or has it first."""
+    """A batch of two records whose last or first sequence is 2147483647."""
     with opened(directory) as log:
         log.append(batch(**PRODUCER, base_sequence=last), leader_epoch=0, now_ms=NOW_MS)
         log.append(batch(**PRODUCER, base_sequence=following), leader_epoch=0, now_ms=NOW_MS)
@@ -295,7 +295,7 @@ def test_flushes_come_by_messages_and_by_time(directory: Path) -> None:
         assert not log.flush_if_due(NOW_MS + 99)
         assert log.flush_if_due(NOW_MS + 100)
         assert log.recovery_point == 6
-        log.flush(now_ms=NOW_MS + 150)  # nothing is left to flush: the time does not count
+        log.flush(now_ms=NOW_MS + 150)  # nothing to flush: the time does not count
         log.append(batch(1), leader_epoch=0, now_ms=NOW_MS + 150)
         assert log.flush_if_due(NOW_MS + 200)
 
@@ -458,7 +458,7 @@ def test_new_files_are_like_the_log(directory: Path) -> None:
 
 
 def test_where_all_lies_below_the_log_start_empty_snapshots_are_written(directory: Path) -> None:
-    """At the bases of the last two segments and at the end (APPEND.md, "Before it is opened")."""
+    """Snapshots at the bases of the last two segments and at the end (APPEND.md, "Before it is opened")."""
     with opened(directory) as log:
         for _ in range(3):
             log.append(batch(), leader_epoch=0, now_ms=NOW_MS)

@@ -1,4 +1,4 @@
-"""When a segment ends, against a twin that asks batch by batch; leader epochs; the order of a broker's table."""
+"""When a segment ends, compared with a batch-by-batch model; leader epochs; the order of a broker's table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW_MS = 1000
 
 
 def _twin(standing: Standing, batches: list[tuple[int, int, int]], config: AppendConfig) -> int:
-    """Kafka's LogSegment.shouldRoll before each batch: (size, largest timestamp, last offset)."""
+    """Apply Kafka's LogSegment.shouldRoll before each batch: (size, largest timestamp, last offset)."""
     size, first_ms = standing.size_bytes, standing.first_timestamp_ms if standing.size_bytes else None
     for number, (n_bytes, largest_ms, last_offset) in enumerate(batches):
         waited_ms = largest_ms - first_ms if first_ms is not None and first_ms >= 0 else NOW_MS - standing.created_ms
@@ -105,7 +105,7 @@ def test_without_a_time_the_age_of_the_segment_counts() -> None:
     config, one = AppendConfig(segment_ms=100), _rows([(61, 2**62, 51)])
     assert batches_before_roll(TIMELESS, one, config, 997) == 1
     assert batches_before_roll(TIMELESS, one, config, 998) == 0
-    first_at_0 = Standing(50, 61, first_timestamp_ms=0, created_ms=900, jitter_ms=0)  # 0 is a time
+    first_at_0 = Standing(50, 61, first_timestamp_ms=0, created_ms=900, jitter_ms=0)  # 0 is a timestamp
     assert batches_before_roll(first_at_0, _rows([(61, 100, 51)]), config, 2000) == 1
 
 
@@ -157,7 +157,7 @@ def test_an_epoch_is_noted_where_it_begins() -> None:
     assert _epochs([], [(0, 0), (0, 3), (2, 5), (2, 9)]) == [(0, 0), (2, 5)]
     assert _epochs([(0, 0), (2, 5)], [(2, 11)]) == [(0, 0), (2, 5)]
     assert _epochs([(0, 0), (5, 5)], [(3, 11)]) == [(0, 0), (3, 11)]
-    assert _epochs([(0, 0), (5, 20)], [(7, 20)]) == [(0, 0), (7, 20)]  # the epoch 5 came to nothing
+    assert _epochs([(0, 0), (5, 20)], [(7, 20)]) == [(0, 0), (7, 20)]  # epoch 5 has no records
 
 
 def test_epochs_are_cut_at_both_ends() -> None:
@@ -170,19 +170,19 @@ def test_epochs_are_cut_at_both_ends() -> None:
 
 
 def test_producers_in_the_order_of_a_brokers_table() -> None:
-    assert hash_order([33, 17, 2, 1]) == [33, 17, 1, 2]  # in place 1 the first come first
+    assert hash_order([33, 17, 2, 1]) == [33, 17, 1, 2]  # in bucket 1, in order of insertion
     assert hash_order([33, 17, 2, 1], in_front=True) == [1, 17, 33, 2]
     assert hash_order([3, 2 << 16, (1 << 32) + 1]) == [(1 << 32) + 1, 2 << 16, 3]  # the upper bits are folded in
-    # 13 do not fit three quarters of 16 places: among 32, 17 has one of its own behind 12.
+    # 13 entries exceed three quarters of 16 buckets: with 32, 17 has its own bucket, after 12.
     assert hash_order([17, *range(12)]) == [*range(12), 17]
     assert hash_order([17, *range(11)]) == [0, 17, *range(1, 11)]
-    # Put in the other way, the table is found too full by the one that comes next.
+    # With insertion at the front, the table only grows at the next entry.
     assert hash_order([17, *range(12)], in_front=True) == [0, 1, 17, *range(2, 12)]
     assert hash_order([17, *range(13)], in_front=True) == [*range(13), 17]
 
 
 def test_a_crowd_in_one_place_makes_a_brokers_table_double() -> None:
-    """Producers with the first ids of blocks of 1000 are such a crowd."""
+    """Producers with the first ids of blocks of 1000 collide like this."""
     crowd = [16 * i for i in (3, 1, 2, 5, 4, 7, 6, 8)]
     assert hash_order(crowd) == crowd
     assert hash_order([*crowd, 16 * 9]) == sorted([*crowd, 16 * 9], key=lambda i: i % 32)
