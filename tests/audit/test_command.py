@@ -99,7 +99,7 @@ def test_damage_is_a_finding_with_its_place_and_the_rest_is_compared(run: Run, b
     [gap] = row["not_compared"]
     assert (gap["replica"], gap["first_offset"], gap["end_offset"]) == ("b", 140, 150)
     assert (gap["path"], gap["byte_position"]) == (str(path), at.position)
-    assert "checksum" in gap["what"]
+    assert "invalid CRC" in gap["what"]
     assert row["records_compared"] == 400, "the other two are compared there"
     change(c, 100, 9, leader_epoch=3)  # behind the damage
     _, rows = audit(run, brokers)

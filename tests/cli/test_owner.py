@@ -217,7 +217,8 @@ def test_a_partition_of_root_in_the_owners_log_dir_is_refused_with_what_to_do(ca
     assert done.returncode == 3, done.stderr
     [_, refused] = json.loads(done.stdout)
     assert refused["status"] == "refused"
-    assert f"started as root, keytail works as user id {BROKER}, but the files belong to user root" in refused["error"]
+    why = f"keytail was started as root and works as user id {BROKER}, but the files belong to user root"
+    assert why in refused["error"]
 
 
 def test_roots_own_log_dir_is_worked_on_as_root(case: Case) -> None:

@@ -159,7 +159,7 @@ def test_selection(run: Run, log_dir: Path) -> None:
         (("--topic-list", "order"), "Did you mean orders?"),
         (("--partitions", "orders-7"), "Did you mean orders-"),
         (("--topic-config", "orders:cleanup.polcy=compact"), "Did you mean cleanup.policy?"),
-        (("--topic-config", "cleanup.policy=compact"), "named topics only"),
+        (("--topic-config", "cleanup.policy=compact"), "cleanup.policy requires a topic"),
         (("--config", "/nowhere/server.properties"), "--config cannot be read"),
     ],
 )

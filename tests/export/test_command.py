@@ -55,9 +55,9 @@ def test_a_dry_run_says_what_it_would_do_and_changes_nothing(run: Run, log_dir: 
 
 
 MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
-    "inside of a log dir": (("--to", "{logs}/lake"), "inside of a log dir"),
-    "a log dir": (("--to", "{logs}"), "inside of a log dir"),
-    "around a log dir": (("--to", "{logs}/.."), "or holds one"),
+    "inside of a log dir": (("--to", "{logs}/lake"), "[overlaps-log-dir]"),
+    "a log dir": (("--to", "{logs}"), "[overlaps-log-dir]"),
+    "around a log dir": (("--to", "{logs}/.."), "[overlaps-log-dir]"),
     "another broker's log dir": (("--to", "{other}/lake"), "which is a log dir"),
     "an address": (("--to", "s3a://bucket/lake"), "is a URI, not a directory"),
     "no parent": (("--to", "/no/such/place"), "does not exist"),

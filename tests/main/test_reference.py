@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,11 @@ def test_what_is_told_in_the_wild_is_found_on_the_page() -> None:
 def test_whoever_is_refused_is_told_what_to_do() -> None:
     without = {one.text for one in reference_errors.errors() if one.kind != "UsageProblem" and not one.remedy}
     assert len(without) <= WITHOUT_REMEDY, without
+
+
+@pytest.mark.long
+def test_each_error_has_a_slug_of_words_in_lower_case() -> None:
+    assert not list(reference_errors.without_slug())
+    slugs = {one.slug for one in reference_errors.errors() if "…" not in one.slug}
+    assert len(slugs) > 150
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", slug) for slug in slugs), slugs

@@ -47,7 +47,7 @@ _KINDS = {
     ),
 }
 
-_KIND_OF = {"LockLost": ("Refused", LockLost.default_slug)}  # the kinds of subclasses
+_KIND_OF = {"LockLost": ("Refused", LockLost.default_slug or "")}  # the kinds of subclasses
 
 
 @dataclass(frozen=True)
@@ -76,28 +76,26 @@ def page() -> str:
 
 def errors() -> Iterator[Told]:
     """Yield the errors of all modules that are raised with a text."""
-    for path, node in _calls():
-        kind, default = _KIND_OF.get(node.func.id, (node.func.id, None))  # type: ignore[attr-defined]
+    for path, name, node in _calls():
+        kind, default = _KIND_OF.get(name, (name, ""))
         text = _text(node.args[0], path) if node.args else ""
         if text.replace(_VARIES, "").strip(" :;,."):
             given = {one.arg: _text(one.value, path) for one in node.keywords}
-            yield Told(kind, text, given.get("remedy", ""), given.get("slug", default or ""))
+            yield Told(kind, text, given.get("remedy", ""), given.get("slug", default))
 
 
 def without_slug() -> Iterator[str]:
     """Yield the places, as `path:line`, of errors that are raised without a slug."""
-    for path, node in _calls():
-        has_default = node.func.id in _KIND_OF  # type: ignore[attr-defined]
-        if not has_default and "slug" not in {one.arg for one in node.keywords}:
+    for path, name, node in _calls():
+        if name not in _KIND_OF and "slug" not in {one.arg for one in node.keywords}:
             yield f"{path.relative_to(_HOME)}:{node.lineno}"
 
 
-def _calls() -> Iterator[tuple[Path, ast.Call]]:
+def _calls() -> Iterator[tuple[Path, str, ast.Call]]:
     for path in sorted(_HOME.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            if is_call and node.func.id in _KINDS | _KIND_OF:
-                yield path, node
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {**_KINDS, **_KIND_OF}:
+                yield path, node.func.id, node
 
 
 def _text(node: ast.expr, path: Path) -> str:
