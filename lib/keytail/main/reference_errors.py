@@ -94,7 +94,9 @@ def without_slug() -> Iterator[str]:
 def _calls() -> Iterator[tuple[Path, str, ast.Call]]:
     for path in sorted(_HOME.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {**_KINDS, **_KIND_OF}:
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            if node.func.id in _KINDS or node.func.id in _KIND_OF:
                 yield path, node.func.id, node
 
 
