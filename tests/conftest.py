@@ -51,8 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     The tests with the shared Spark session are two groups, because each process starts that session for itself. An
     xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs
-    run first, so that the cores finish at about the same time. Tests with the mark `soak`, and all but one of the
-    tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1.
+    run first, then files with long tests, so that the cores finish at about the same time. Tests with the mark `soak`,
+    and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1.
     """
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}
@@ -60,7 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out |= _not_drawn(items, left_out)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-    items.sort(key=_rank)
+    long = {item.location[0] for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: (_rank(item), item.location[0] not in long))
     sharing = list(dict.fromkeys(item.location[0] for item in items if _shares_spark(item)))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:

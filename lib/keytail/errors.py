@@ -85,6 +85,11 @@ def slugs_in(text: str) -> list[str]:
     return list(dict.fromkeys(_SLUG.findall(text)))
 
 
+def refusal(text: str, *, slug: str) -> str:
+    """Return a reason for a row that is refused, with its slug as messages of errors have it."""
+    return f"{text} [{slug}]"
+
+
 class KeytailError(Exception):
     """An error that keytail explains itself.
 
@@ -123,7 +128,8 @@ class KeytailError(Exception):
             where.append(f"offset {self.offset}")
         text = self.what + (f" ({', '.join(where)})" if where else "")
         text += f". {self.remedy}" if self.remedy else ""
-        return text + (f" [{self.slug}]" if self.slug else "")
+        slug = f" [{self.slug}]" if self.slug else ""
+        return text if text.endswith(slug) else text + slug
 
     def __reduce__(self) -> tuple:
         # The default pickling would lose keyword-only arguments; Spark workers send these errors to the driver.

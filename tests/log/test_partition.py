@@ -179,7 +179,7 @@ def test_segment_files_that_are_no_files(make: str, tmp_path: Path) -> None:
     path.rename(tmp_path / "elsewhere")
     {"symlink": lambda: path.symlink_to(tmp_path / "elsewhere"), "fifo": lambda: os.mkfifo(path),
      "directory": path.mkdir}[make]()  # fmt: skip
-    assert _survey(log_dir)["orders-0"].problems == (f"not a regular file: {path}",)
+    assert _survey(log_dir)["orders-0"].problems == (f"not a regular file: {path} [not-a-regular-file]",)
 
 
 def test_a_log_of_more_than_two_gibibytes(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_no_segment(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / "orders-1").mkdir()
     facts = _survey(log_dir)
-    assert facts["orders-1"].problems == (f"no segments in {log_dir / 'orders-1'}",)
+    assert facts["orders-1"].problems == (f"no segments in {log_dir / 'orders-1'} [no-segments]",)
     assert facts["orders-0"].problems == ()
 
 

@@ -390,7 +390,7 @@ def test_nothing_outside_is_changed_or_read_while_names_are_exchanged(which: str
                 try:
                     found = act()
                 except OSError as error:
-                    refused += "symbolic link" in str(error)
+                    refused += "Symbolic link" in str(error)
                     continue
                 done += 1
                 entries = found if isinstance(found, list) else [found]

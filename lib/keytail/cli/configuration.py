@@ -22,7 +22,7 @@ from keytail.config.resolve import (
     from_command_line,
 )
 from keytail.config.topic_configs import TopicConfigs, parse_topic_configs
-from keytail.errors import UsageProblem
+from keytail.errors import UsageProblem, refusal
 
 _MOST_RESOLVED = 64
 # Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
@@ -82,8 +82,10 @@ class Configuration:
         text += f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as --topic-config "
         text += f"{topic}:key=value"
         if CLEANUP_POLICY in missing:
-            return f"{text}, cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
-        return f"{text}; or state with --topics-have-no-overrides that it has no settings of its own but those given"
+            text += ", cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
+        else:
+            text += "; or state with --topics-have-no-overrides that it has no settings of its own but those given"
+        return refusal(text, slug="unknown-topic-settings")
 
     def message_format_of(self, topic: str) -> MessageFormat:
         """Return whether messages of magic 0 and 1 may become version 2; the command line takes precedence."""

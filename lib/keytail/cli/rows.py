@@ -106,21 +106,22 @@ def write_json(rows: Iterable[Any], file: TextIO) -> None:
     if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
         encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(rows):
-            file.write(f"{',' if number else '['}\n{encode(_fields_of(row))}")
+            file.write(f"{',' if number else '['}\n{encode(fields_of(row))}")
         file.write("\n]\n")
     else:
-        json.dump(list(map(_fields_of, rows)), file, indent=2, default=asdict)
+        json.dump(list(map(fields_of, rows)), file, indent=2, default=asdict)
         file.write("\n")
     file.flush()
 
 
-def _fields_of(row: Any) -> dict[str, Any]:
-    found = {}
+def fields_of(row: Any) -> dict[str, Any]:
+    """Return the fields of a row as `--output json` has them."""
+    found: dict[str, Any] = {}
     for name in row.__dataclass_fields__:
         if name not in NOT_TOLD:
             found[name] = getattr(row, name)
         if name == "error":
-            found["slugs"] = slugs_in(row.error)
+            found["slugs"] = tuple(slugs_in(row.error))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from keytail.config.compaction import CompactionConfig
 from keytail.durations import duration_text
+from keytail.errors import refusal
 
 if TYPE_CHECKING:
     from keytail.log.partition import PartitionFacts, SegmentFacts
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MAX_OFFSET_SPAN = 2**31 - 1  # an index stores offsets relative to the segment's base in an int32
 INDEX_ENTRY_BYTES = 8
 TIME_INDEX_ENTRY_BYTES = 12
-CLOCK_TOLERANCE_MS = 3_600_000
+NEWEST_SEGMENT_TOLERANCE_MS = 3_600_000
 
 # The settings by which a round removes records, and those which decide whether one is due.
 _REMOVES_BY = ("cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable")
@@ -288,23 +289,31 @@ def refusals(
         reasons.append(unknown)
     if facts.high_watermark is None and high_watermark == "checkpoint":
         reasons.append(
-            "no high watermark: replication-offset-checkpoint has no entry for the partition; give "
-            "--high-watermark log-end if this copy never rejoins a cluster or all replicas were stopped"
+            refusal(
+                "no high watermark: replication-offset-checkpoint has no entry for the partition; give "
+                "--high-watermark log-end if this copy never rejoins a cluster or all replicas were stopped",
+                slug="no-high-watermark",
+            )
         )
     if config.remote_storage_enable:
-        reasons.append(
-            "tiered topic: remote.storage.enable is true, and keytail does not read segments in remote storage"
-        )
+        text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"
+        reasons.append(refusal(text, slug="tiered-topic"))
     if facts.log_end_offset < facts.log_start_offset:
         reasons.append(
-            f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
-            "a broker that starts here deletes the whole log"
+            refusal(
+                f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
+                "a broker that starts here deletes the whole log",
+                slug="log-end-below-log-start",
+            )
         )
     newest_ms = max(s.log_mtime_ns for s in facts.segments) // 1_000_000 if facts.segments else now_ms
-    if not unsafe_clock and newest_ms - now_ms > CLOCK_TOLERANCE_MS:
+    if not unsafe_clock and newest_ms - now_ms > NEWEST_SEGMENT_TOLERANCE_MS:
         reasons.append(
-            f"the clock ({now_ms} ms) is {duration_text(newest_ms - now_ms)} behind the newest segment "
-            f"(modified at {newest_ms} ms): correct the clock"
+            refusal(
+                f"the clock ({now_ms} ms) is {duration_text(newest_ms - now_ms)} behind the newest segment "
+                f"(modified at {newest_ms} ms): correct the clock",
+                slug="clock-behind-segments",
+            )
         )
     return reasons
 

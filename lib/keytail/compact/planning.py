@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from keytail.compact.task import CleaningTask, FanOut, Grouping
     from keytail.log.producers import Unstable
 
-CLOCK_TOLERANCE_MS = 60_000
+NOW_TOLERANCE_MS = 60_000
 NO_MAX_LAG_MS = 2**63 - 1
 
 
@@ -156,7 +156,7 @@ def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
         return clock_ms
-    if execute and not unsafe_clock and abs(now_ms - clock_ms) > CLOCK_TOLERANCE_MS:
+    if execute and not unsafe_clock and abs(now_ms - clock_ms) > NOW_TOLERANCE_MS:
         raise Refused(
             f"--now {now_ms} differs by {duration_text(abs(now_ms - clock_ms))} from the clock ({clock_ms}): with a "
             "wrong time, records are removed too early",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from keytail.durations import duration_text
+from keytail.errors import refusal
 from keytail.expire.ages import Age, claimed_age, segment_ends
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs, update_offset, write_epochs
@@ -112,11 +113,12 @@ def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[st
     """Return the reasons against retention, with remedies, beyond those against any removal of records."""
     if log_start_checkpoint is None or not facts.segments or log_start_checkpoint >= facts.segments[0].base_offset:
         return []
-    return [
+    text = (
         f"the log start offset {log_start_checkpoint} in {names.LOG_START_CHECKPOINT} is below the first segment "
         f"({facts.segments[0].base_offset}): the offsets in between are in remote storage, or a broker was killed "
         "during its own retention; start the broker and stop it cleanly, which corrects the entry"
-    ]
+    )
+    return [refusal(text, slug="log-start-below-segments")]
 
 
 def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "checkpoint") -> tuple[int, str]:

@@ -6,6 +6,7 @@ from keytail.cli.cluster import SETTINGS_COMMAND
 from keytail.cli.configuration import Configuration
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.resolve import CLEANUP_POLICY, Resolved
+from keytail.errors import refusal
 
 # The default values of these in Kafka remove data; that of retention.bytes does not.
 _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
@@ -32,10 +33,11 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
     why = f"the given {', '.join(given)} cannot replace it"
     if not resolved.in_metadata:
         why = configuration.why_unknown(resolved.topic)
-    return (
+    text = (
         f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log only ({why}"
         "); leave it to the broker: --topic '(?!__).*' selects all topics except Kafka's internal ones"
     )
+    return refusal(text, slug="internal-topic")
 
 
 def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> str:
@@ -46,9 +48,10 @@ def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> str:
         assumed.insert(0, CLEANUP_POLICY)
     if not assumed:
         return ""
-    return (
+    text = (
         f"topic config unknown: {', '.join(assumed)} of {resolved.topic} is set by the broker's own configuration, "
         f"which was not read. Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as "
         f"--topic-config {resolved.topic}:key=value; for settings other than cleanup.policy, --config FILE with the "
         "broker's server.properties is enough"
     )
+    return refusal(text, slug="unknown-topic-settings")

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import CorruptLog, KeytailError, Refused, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.producers import check_snapshot, encode_snapshot
@@ -130,21 +130,31 @@ def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
     """Return the reasons why nothing may be appended to this replica, with remedies; empty if there are none."""
     reasons = list(facts.problems)
     if rules.remote_storage_enable:
-        reasons.append("tiered topic: remote.storage.enable is true, and keytail does not read remote storage")
+        text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"
+        reasons.append(refusal(text, slug="tiered-topic"))
     if not facts.clean_shutdown:
         reasons.append(
-            f"the broker of {facts.log_dir} did not stop cleanly ({names.CLEAN_SHUTDOWN} is missing), so its log "
-            "end is uncertain: start the broker, stop it cleanly, then import"
+            refusal(
+                f"the broker of {facts.log_dir} did not stop cleanly ({names.CLEAN_SHUTDOWN} is missing), so its log "
+                "end is uncertain: start the broker, stop it cleanly, then import",
+                slug="unclean-shutdown",
+            )
         )
     if facts.tail_bytes:
         reasons.append(
-            f"the log ends with {facts.tail_bytes} bytes that are not a complete batch: start and stop the broker, "
-            "or see `keytail rebuild-index --truncate`"
+            refusal(
+                f"the log ends with {facts.tail_bytes} bytes that are not a complete batch: start and stop the broker, "
+                "or see `keytail rebuild-index --truncate`",
+                slug="incomplete-last-batch",
+            )
         )
     if facts.log_end_offset < facts.log_start_offset:
         reasons.append(
-            f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
-            "a broker that starts here deletes the whole log"
+            refusal(
+                f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
+                "a broker that starts here deletes the whole log",
+                slug="log-end-below-log-start",
+            )
         )
     return reasons
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from keytail.errors import CorruptLog, Refused, UsageProblem, in_words
+from keytail.errors import CorruptLog, Refused, UsageProblem, in_words, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.index import TIME_ENTRY
@@ -187,7 +187,8 @@ def _log_dir_facts(
     homes: Mapping[tuple[str, int], int],
     moving: Mapping[tuple[str, int], str],
 ) -> LogDirFacts:
-    problems = [f"a broker does not start on {path}: directory {name} is not a partition directory; move it away"
+    foreign = "a broker does not start on {}: directory {} is not a partition directory; move it away"
+    problems = [refusal(foreign.format(path, name), slug="foreign-directory")
                 for name in sorted(e.name for e, parsed in entries if parsed is None and _is_foreign(e))]  # fmt: skip
     checkpoints = []
     for name in CHECKPOINTS:
@@ -208,11 +209,13 @@ def _log_dir_facts(
         key = (parsed.topic, parsed.partition)
         against = list(problems)
         if entry.is_symlink:
-            against.append("the partition directory is a symbolic link")
+            against.append(refusal("the partition directory is a symbolic link", slug="symbolic-link"))
         if homes[key] > 1:
-            against.append("the partition is in several log dirs, with which no broker starts")
+            text = "the partition is in several log dirs, with which no broker starts"
+            against.append(refusal(text, slug="partition-in-several-log-dirs"))
         if key in moving:
-            against.append(f"the partition is moving to another log dir: {moving[key]}")
+            text = f"the partition is moving to another log dir: {moving[key]}"
+            against.append(refusal(text, slug="partition-moving"))
         partitions.append(PartitionEntry(*key, path, inside + entry.name, tuple(against)))
     return LogDirFacts(
         path=path,
@@ -251,7 +254,7 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
             last = segments[-1].base_offset
             end = log_end(fs, os.path.join(entry.path, names.segment_file(last, names.LOG)), last)
         else:
-            listing.problems.append(f"no segments in {entry.path}")
+            listing.problems.append(refusal(f"no segments in {entry.path}", slug="no-segments"))
     except (CorruptLog, OSError) as error:
         listing.problems.append(in_words(error))
     problems = (*entry.problems, *listing.problems)
@@ -338,25 +341,28 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
             continue
         where = os.path.join(path, entry.name)
         if parsed.kind == "fatal":
-            listing.problems.append(
-                f"a file name that no broker writes, and with which a broker does not start correctly: {where}"
-            )
+            text = f"a file name that no broker writes, and with which a broker does not start correctly: {where}"
+            listing.problems.append(refusal(text, slug="invalid-file-name"))
         elif not entry.is_regular:
-            listing.problems.append(f"not a regular file: {where}")
+            listing.problems.append(refusal(f"not a regular file: {where}", slug="not-a-regular-file"))
         elif parsed.kind == "live" and parsed.base_offset is not None:
             if parsed.suffix == names.SNAPSHOT:
                 listing.snapshots.append(parsed.base_offset)
             else:
                 listing.files.setdefault(parsed.base_offset, {})[parsed.suffix] = entry
             if parsed.suffix == names.LOG and entry.size_bytes > MAX_LOG_BYTES:
-                listing.problems.append(f"a segment is larger than {MAX_LOG_BYTES} bytes: {where}")
+                text = f"a segment is larger than {MAX_LOG_BYTES} bytes: {where}"
+                listing.problems.append(refusal(text, slug="segment-too-large"))
         elif parsed.kind != "partition":
             listing.leftovers.append(entry.name)
     waiting = [name for name in listing.leftovers if names.parse_file_name(name).kind == "swap"]
     if waiting:
         listing.problems.append(
-            f"an interrupted replacement of segments is unfinished: {os.path.join(path, waiting[0])}; "
-            "a run with --execute finishes it first"
+            refusal(
+                f"an interrupted replacement of segments is unfinished: {os.path.join(path, waiting[0])}; "
+                "a run with --execute finishes it first",
+                slug="unfinished-replacement",
+            )
         )
     return listing
 
@@ -372,7 +378,8 @@ def _segment_facts(
     largest_ms = last[0] if last is not None and last[0] >= 0 else log.mtime_ns // 1_000_000
     header = fs.read_at(log_path, 0, HEADER_BYTES) if log.size_bytes else b""
     if len(header) >= _MAGIC_AT + 1 and _INT64.unpack_from(header)[0] < base_offset:
-        problems.append(f"the first batch begins below the base offset {base_offset} of its segment: {log_path}")
+        text = f"the first batch begins below the base offset {base_offset} of its segment: {log_path}"
+        problems.append(refusal(text, slug="batch-below-segment"))
     return SegmentFacts(
         base_offset=base_offset,
         log_bytes=log.size_bytes,

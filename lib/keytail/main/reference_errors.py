@@ -47,7 +47,7 @@ _KINDS = {
     ),
 }
 
-_KIND_OF = {"LockLost": ("Refused", LockLost.default_slug or "")}  # the kinds of subclasses
+_KIND_OF = {"LockLost": ("Refused", LockLost.default_slug or ""), "refusal": ("Refused", "")}  # the kinds of subclasses
 
 
 @dataclass(frozen=True)

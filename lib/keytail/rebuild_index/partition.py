@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keytail.errors import KeytailError, Refused
+from keytail.errors import KeytailError, Refused, refusal
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.log.checkpoint import read_epochs
@@ -98,11 +98,15 @@ def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
     """Return why the partition must not be changed, each reason with a remedy; empty if nothing forbids it."""
     reasons = list(facts.problems)
     if remote_storage_enable:
-        reasons.append("tiered topic: remote.storage.enable is true, and keytail does not read remote storage")
+        text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"
+        reasons.append(refusal(text, slug="tiered-topic"))
     if facts.log_end_offset < facts.log_start_offset:
         reasons.append(
-            f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
-            "a broker that starts here deletes the whole log"
+            refusal(
+                f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
+                "a broker that starts here deletes the whole log",
+                slug="log-end-below-log-start",
+            )
         )
     return reasons
 
@@ -303,7 +307,7 @@ def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> R
     epochs = plan_epochs(read_epochs(fs, epochs_path), seen, result.log_end_offset)
     if epochs.problem:
         why = f"{names.LEADER_EPOCHS} contradicts the log and is not changed: {epochs.problem}"
-        return replace(rest, refused=(*rest.refused, why))
+        return replace(rest, refused=(*rest.refused, refusal(why, slug="epochs-contradict-log")))
     # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves such an entry.
     stays = result.log_end_offset if plan.facts.clean_shutdown else -1
     behind = [epoch for epoch in epochs.dropped if epoch[1] != stays]

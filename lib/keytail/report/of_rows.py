@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from keytail.audit.table import WHAT
-from keytail.cli.rows import NOT_TOLD
+from keytail.cli.rows import fields_of
 from keytail.compact.detail import Detail
-from keytail.errors import slugs_in
 from keytail.report.facts import Finding, Partition
 
 _SAME = (
@@ -44,20 +43,9 @@ def partition(row: Any) -> Partition:
         held_by=_held_by(row),
         findings=tuple(_findings(row)),
         detail=getattr(row, "detail", None) or Detail(),
-        row=_fields_of(row),
+        row=fields_of(row),
         **known,
     )
-
-
-def _fields_of(row: Any) -> dict[str, Any]:
-    """Return the fields of the row with the slugs in `error`, as in --output json."""
-    found = {}
-    for name in row.__dataclass_fields__:
-        if name not in NOT_TOLD:
-            found[name] = getattr(row, name)
-        if name == "error":
-            found["slugs"] = tuple(slugs_in(row.error))
-    return found
 
 
 def _bytes(row: Any) -> tuple[int | None, int | None]:
