@@ -12,28 +12,37 @@ import os
 import re
 
 _OUT_OF_ROOM = "Free space on this file system or lower --max-scratch-bytes, then run again"
-_CHECK = "Check the file system and its permissions, then run again"
 _NOT_ALLOWED = (
     "Run as the user that owns the files, or as root. If started as root, keytail works as the owner of the log dirs: "
     "change the owner of the files that it reads or writes to that user (chown)"
 )
-_REMEDIES = {
-    errno.ENOSPC: _OUT_OF_ROOM,
-    errno.EDQUOT: _OUT_OF_ROOM,
-    errno.EIO: "The disk or its file system has errors: see the kernel log, and repair or replace it before you "
-    "start a broker on it. Then run again",
-    errno.EROFS: "The file system is mounted read-only, usually by the kernel after an error: see the kernel log, "
-    "fix the cause, then run again",
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.EMFILE: "Raise the limit of open files (ulimit -n) or run fewer tasks at a time, then run again",
-    errno.ENFILE: "The host has too many open files: stop other programs on it, then run again",
+_FULL = ("no-space", _OUT_OF_ROOM)
+_DENIED = ("permission-denied", _NOT_ALLOWED)
+# Slug and remedy of errors of the system.
+_KNOWN = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EIO: (
+        "input-output-error",
+        "The disk or its file system has errors: see the kernel log, and repair or replace it before you start a "
+        "broker on it. Then run again",
+    ),
+    errno.EROFS: (
+        "read-only-file-system",
+        "The file system is mounted read-only, usually by the kernel after an error: see the kernel log, fix the "
+        "cause, then run again",
+    ),
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EMFILE: (
+        "too-many-open-files",
+        "Raise the limit of open files (ulimit -n) or run fewer tasks at a time, then run again",
+    ),
+    errno.ENFILE: (
+        "too-many-open-files", "The host has too many open files: stop other programs on it, then run again"
+    ),
 }
-_SLUGS = {
-    errno.ENOSPC: "no-space", errno.EDQUOT: "no-space", errno.EIO: "input-output-error",
-    errno.EROFS: "read-only-file-system", errno.EACCES: "permission-denied", errno.EPERM: "permission-denied",
-    errno.EMFILE: "too-many-open-files", errno.ENFILE: "too-many-open-files",
-}  # fmt: skip
+_UNKNOWN = ("file-system-error", "Check the file system and its permissions, then run again")
 
 
 # The remedies for a partition whose bytes are damaged, each with its condition.
@@ -196,12 +205,14 @@ class ForeignFile(UnsafeFile):
 
 def of_system(error: OSError, where: str = "") -> KeytailError:
     """Return a KeytailError for an error of the operating system; `where` is appended to its message."""
-    known = error if isinstance(error, UnsafeFile) else None
+    slug, remedy = _KNOWN.get(error.errno or 0, _UNKNOWN)
+    if isinstance(error, UnsafeFile):
+        slug, remedy = error.slug, error.remedy
     return KeytailError(
         f"{error.strerror or error}{where}",
         path=error.filename if isinstance(error.filename, str) else None,
-        remedy=known.remedy if known else _REMEDIES.get(error.errno or 0, _CHECK),
-        slug=known.slug if known else _SLUGS.get(error.errno or 0, "file-system-error"),
+        remedy=remedy,
+        slug=slug,
     )
 
 

@@ -233,7 +233,7 @@ for codec, bomb in bombs:
     try:
         decompress(codec, bomb, limit_bytes=1 << 20)
     except TooLarge as reason:
-        assert "more than 1048576 bytes" in str(reason), reason
+        assert "decompress to more than 1048576 bytes" in str(reason), reason
     else:
         raise AssertionError(codec)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)

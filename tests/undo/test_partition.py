@@ -242,7 +242,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
     "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "0000.log has other contents than after the run"),
     "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes, .* after"),
     "compacted again": (compact_again, r"0000.log has \d+ bytes, and had \d+ after the run"),
-    "an index made anew": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes, and"),
+    "a rebuilt index": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes, and"),
     "a segment gone": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is missing"),
     "an index gone": (lambda s: (s.path / f"{24:020d}.txnindex").unlink(), "24.txnindex is missing"),
     "a segment between": (lambda s: write_segment(s.path, 5, log_of([5]), ""), "05.log was added"),

@@ -58,6 +58,7 @@ class Told:
     text: str
     remedy: str
     slug: str
+    is_raised: bool  # else a reason in a row, whose text contains the remedy
 
 
 def page() -> str:
@@ -81,7 +82,7 @@ def errors() -> Iterator[Told]:
         text = _text(node.args[0], path) if node.args else ""
         if text.replace(_VARIES, "").strip(" :;,."):
             given = {one.arg: _text(one.value, path) for one in node.keywords}
-            yield Told(kind, text, given.get("remedy", ""), given.get("slug", default))
+            yield Told(kind, text, given.get("remedy", ""), given.get("slug", default), name != "refusal")
 
 
 def without_slug() -> Iterator[str]:
