@@ -20,7 +20,7 @@ from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
 from keytail.compact.out_of_place.output_tree import MountedTree
 from keytail.expire.command import Request as ExpireRequest
-from keytail.expire.command import expire
+from keytail.expire.driver import expire
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold
 from keytail.undo.command import Request as UndoRequest

@@ -14,7 +14,8 @@ import pytest
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
 from keytail.config.resolve import Setting, from_command_line
-from keytail.expire.command import ExpireRow, Request, expire
+from keytail.expire.command import ExpireRow, Request
+from keytail.expire.driver import expire
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
 from tests.chance import SEED

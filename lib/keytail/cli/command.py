@@ -1,147 +1,63 @@
-"""Code shared by all commands: errors as messages, selection, rows as output, the exit status."""
+"""The declaration of a command, in `command.py` of its folder.
+
+It states the command's flags (the fields of its request), the rows that it returns, their statuses, the exit status,
+the next step and examples. The command line, its help, completion, and the pages REFERENCE and ROWS are made from it.
+"""
 
 from __future__ import annotations
 
-import functools
-import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-import typer
-from rich.markup import escape
+from keytail.cli.output_options import RowsOutput
 
-from keytail import acting_user
-from keytail.cli import options as o
-from keytail.cli import rows as show
-from keytail.cli.output_options import spoken
-from keytail.cli.stopping import Stopped, stoppable
-from keytail.cli.streams import end_of_output
-from keytail.cli.whole_file import refuse_one_file_for_two
-from keytail.errors import KeytailError, UsageProblem, in_words
-from keytail.run.ended import SparkEnded
-from keytail.run.rows import ResultRow, exit_status
+# For examples.
+BROKER = "--config /etc/kafka/server.properties"
 
-if TYPE_CHECKING:
-    from keytail.cli.configuration import Configuration
-    from keytail.cli.selection import Choice
-
-SUBMITTED = "under spark-submit"
+# The statuses of rows that many commands share, with their meaning.
+FAILURES = {
+    "refused": "keytail does not act on this state; nothing was changed",
+    "corrupt": "damaged bytes, with file and position; nothing was changed",
+    "failed": "something else went wrong (a disk error, a killed worker); run again",
+}
 
 
-# Flags for files that a run writes, and the names of their parameters in command functions.
-_FILES = {"--report": "report_file", "--rows-file": "rows_file", "--quarantine-report": "quarantine_report"}
+def _empty(rows: Sequence[Any], request: Any) -> str:
+    return ""
 
 
-def reported(verb: Callable[..., None]) -> Callable[..., None]:
-    """Turn an error that ends the whole run into a message on standard error and an exit status.
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command. Functions that are named by strings are imported when the command runs, so that --help stays fast.
 
-    The command also gets the flags that all commands have for output on standard error.
+    `run` (as `module:function`) is called with a request, and returns rows; or it prints its result itself, and returns
+    the exit status. With `reports_rows` it has a parameter `on_row`, to call with each row as it ends, and then the
+    report of a run that ends early has these rows.
+
+    `show`, `next_step` and `exit_status` are called with the rows and the request, `title` and `log_dirs` with the
+    request.
     """
-    verb = spoken(verb)
 
-    @functools.wraps(verb)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            told(*args, **kwargs)
-        finally:
-            acting_user.give_back()
-
-    def told(*args: Any, **kwargs: Any) -> None:
-        as_json = kwargs.get("output") == o.Output.json
-        with stoppable():  # also during an error message: one of the two is printed in full
-            try:
-                try:
-                    refuse_one_file_for_two({flag: kwargs.get(name) for flag, name in _FILES.items()})
-                    verb(*args, **kwargs)
-                    status = 0
-                except typer.Exit as ended:
-                    status = ended.exit_code
-                except SparkEnded as ended:
-                    status = _tell_stopped(ended.what, ended.rows, 1, as_json)
-                except (KeytailError, OSError, MemoryError) as problem:
-                    _say(in_words(problem))
-                    status = 2 if isinstance(problem, UsageProblem) else 1
-                    if status == 1 and as_json:
-                        show.print_json([])
-            except Stopped as stop:
-                name = signal.Signals(stop.number).name
-                status = _tell_stopped(f"interrupted by {name}", stop.rows, stop.exit_status, as_json)
-        raise typer.Exit(end_of_output(status, changes=bool(kwargs.get("execute"))))
-
-    return run
+    name: str
+    help: str
+    request: type[Any]  # the dataclass of its flags: flags.py
+    run: str
+    examples: tuple[str, ...]  # most frequent first
+    rows: Mapping[str, type[Any]] = field(default_factory=dict)  # by what they are about; the fields are documented
+    statuses: Mapping[str, str] = field(default_factory=dict)  # and what each means
+    exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses with a meaning of this command alone
+    show: Callable[[Sequence[Any], Any], None] | None = None  # prints the rows as a table
+    next_step: Callable[[Sequence[Any], Any], str] = _empty
+    exit_status: Callable[[Sequence[Any], Any], int] | None = None
+    output: type[Any] | None = RowsOutput  # the flags for its output, of cli/output_options.py
+    reads_records: bool = False  # has --max-record-bytes
+    reports_rows: bool = False
+    title: Callable[[Any], str] | None = None  # of the report; otherwise the name
+    log_dirs: Callable[[Any], Sequence[str]] | None = None  # no file may be written there; otherwise those chosen
 
 
-def _say(text: str) -> None:
-    show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
-
-
-def _tell_stopped(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
-    """Report what a run that ended early has done, and how to continue. Returns `status`."""
-    counts = Counter(row.status for row in rows or ())
-    done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    show.tell("", "error")
-    _say(
-        f"{why}{f': {done}' if done else ''}. What is reported as done is complete, no file is partly replaced, and a "
-        "broker may start. To continue, run the same command again"
-    )
-    if rows is not None and as_json:
-        show.print_json(rows)
-    return status
-
-
-def configuration_of(
-    config: str | None,
-    topic_config: list[str] | None = None,
-    topics_have_no_overrides: bool = False,
-    topic_configs: str | None = None,
-    metadata_is_current: bool = False,
-) -> Configuration:
-    from keytail.cli.configuration import read_configuration  # noqa: PLC0415 (--help and --version stay fast)
-
-    return read_configuration(
-        config, topic_config or (), topics_have_no_overrides, topic_configs, metadata_is_current
-    )
-
-
-def choice_of(
-    configuration: Configuration,
-    log_dirs: list[str] | None,
-    topic: list[str] | None,
-    topic_list: list[str] | None,
-    partitions: list[str] | None,
-    also_read: Sequence[str] = (),
-) -> Choice:
-    """Return the selection that the flags describe. If started as root, this process works as the owner of the log dirs
-    from here on; `also_read` are log dirs of other brokers."""
-    from keytail.cli.selection import Choice, chosen_log_dirs  # noqa: PLC0415 (--help and --version stay fast)
-    from keytail.log.fs import LOCAL  # noqa: PLC0415 (as the line above)
-    from keytail.log.owner import work_as_owner  # noqa: PLC0415 (as the line above)
-
-    paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
-    work_as_owner(LOCAL, paths, also_read)
-    return Choice(
-        log_dirs=paths,
-        topic_patterns=tuple(topic or ()),
-        topics=o.comma_lists(topic_list),
-        partitions=o.comma_lists(partitions),
-    )
-
-
-def finish(rows: list[ResultRow], output: o.Output, title: str, next_step: str, named: Sequence[str]) -> NoReturn:
-    if output is o.Output.json:
-        show.print_json(rows)
-    else:
-        show.print_table(rows, title)
-    if next_step:
-        show.tell(f"\n{next_step}")
-    raise typer.Exit(exit_status(rows, frozenset(named)))
-
-
-def refuse_master(submitted: bool, master: str | None) -> None:
-    if submitted and master is not None:
-        raise UsageProblem(
-            "--master after the job's name has no effect under spark-submit",
-            remedy="Give it to spark-submit, before the job's name",
-            slug="master-under-spark-submit",
-        )
+def exit_status_of(rows: Sequence[Any], failures: Collection[str]) -> int:
+    """Return 0 if no row has a status of `failures`, 3 if some have one, 1 if all have."""
+    failed = sum(row.status in failures for row in rows)
+    return 0 if not failed else 1 if failed == len(rows) else 3

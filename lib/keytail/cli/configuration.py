@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
+from keytail.cli import options as o
 from keytail.cli.cluster import NO_METADATA, SETTINGS_COMMAND, Cluster
+from keytail.cli.flags import FromFlags
 from keytail.config.broker_version import BrokerVersion
 from keytail.config.compaction import CompactionConfig
 from keytail.config.files import parse_server_properties
@@ -111,24 +114,44 @@ class Configuration:
 
 
 def read_configuration(
-    path: str | None,
-    topic_config: Iterable[str],
-    topics_have_no_overrides: bool,
-    topic_configs: str | None = None,
-    metadata_is_current: bool = False,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    topic_configs: o.TopicConfigs = None,
+    metadata_is_current: o.MetadataIsCurrent = False,
 ) -> Configuration:
-    """Return the configuration by flags: `path` is the broker's file, `topic_configs` a file of topics' settings."""
+    """Return the configuration by flags. Raises UsageProblem if a file cannot be read or a setting is invalid."""
     broker: Mapping[str, Setting] = {}
-    if path is not None:
-        data = _read(path, "--config", "Give the server.properties with which the broker is started")
-        broker = from_broker(parse_server_properties(data, path), path)
+    if config is not None:
+        data = _read(config, "--config", "Give the server.properties with which the broker is started")
+        broker = from_broker(parse_server_properties(data, config), config)
     of_topics = TopicConfigs()
     if topic_configs is not None:
         remedy = "Give a file with the output of kafka-configs.sh --describe --entity-type topics --all"
         of_topics = parse_topic_configs(_read(topic_configs, "--topic-configs", remedy), topic_configs)
     return Configuration(
-        from_command_line(topic_config), broker, topics_have_no_overrides, of_topics, metadata_is_current
+        from_command_line(topic_config or ()), broker, topics_have_no_overrides, of_topics, metadata_is_current
     )
+
+
+def _broker_settings(config: o.Config = None) -> Configuration:
+    return read_configuration(config)
+
+
+def _known_settings(
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
+    metadata_is_current: o.MetadataIsCurrent = False,
+) -> Configuration:
+    return read_configuration(config, topic_config, False, topic_configs, metadata_is_current)
+
+
+ConfigurationByFlags = Annotated[Configuration, FromFlags(read_configuration)]
+# For commands that remove nothing because of a setting.
+WithoutAssertions = Annotated[Configuration, FromFlags(_known_settings)]
+# For commands that use only the broker's file.
+BrokerSettings = Annotated[Configuration, FromFlags(_broker_settings)]
 
 
 def _read(path: str, flag: str, remedy: str) -> bytes:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -19,22 +18,12 @@ CONFIG = "Configuration"
 RUN = "How to run"
 SAFETY = "Safety assertions"
 
-E = TypeVar("E", bound=StrEnum)
+HighWatermark = Literal["checkpoint", "log-end"]
 
 LONG_MAX = 2**63 - 1  # the largest offset, byte position and size that fits in the files
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest time that can be printed
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-class Output(StrEnum):
-    table = "table"
-    json = "json"
-
-
-class HighWatermark(StrEnum):
-    checkpoint = "checkpoint"
-    log_end = "log-end"
 
 
 def size_bytes(text: str) -> int:
@@ -59,21 +48,20 @@ def within(low: int, high: int) -> Callable[[str | int], int]:
     return parse
 
 
-def one_of(kind: type[E]) -> Callable[[str], E]:
-    """Return a parser of a value of `kind` by its name. Typer's own parser prefixes the error with "Value error"."""
+def one_of(kind: Any) -> Callable[[str], str]:
+    """Return a parser of a value of a Literal. Typer's own parser prefixes the error with "Value error"."""
 
-    def parse(text: str) -> E:
-        try:
-            return kind(text)
-        except ValueError:
-            raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}") from None
+    def parse(text: str) -> str:
+        if text not in get_args(kind):
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(get_args(kind))}")
+        return text
 
     return parse
 
 
-def choices(kind: type[StrEnum]) -> str:
-    """Return the names of the values as the help prints them."""
-    return "|".join(kind)
+def choices(kind: Any) -> str:
+    """Return the values of a Literal as the help prints them."""
+    return "|".join(get_args(kind))
 
 
 LogDirs = Annotated[
@@ -261,46 +249,6 @@ DeltaJars = Annotated[
         metavar="DIR",
         help="Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads "
         "them once (about 30 s) and keeps them. Under spark-submit use its own --packages or --jars.",
-        rich_help_panel=RUN,
-    ),
-]
-QuarantineReport = Annotated[
-    str | None,
-    typer.Option(
-        "--quarantine-report",
-        metavar="FILE",
-        help="Write a JSON array of the refused, corrupt, damaged and failed partitions: what is wrong, where, and "
-        "what to do. The file must be outside of every log dir.",
-        rich_help_panel=RUN,
-    ),
-]
-RowsFile = Annotated[
-    str | None,
-    typer.Option(
-        "--rows-file",
-        metavar="FILE",
-        help="Write the rows of --output json to a file too, for callers that cannot separate standard output. Written "
-        "whole or not at all. The file must be outside of every log dir.",
-        rich_help_panel=RUN,
-    ),
-]
-ReportFile = Annotated[
-    str | None,
-    typer.Option(
-        "--report",
-        metavar="FILE.html",
-        help="Write what the run did as one HTML page, also if it ends early. The file must be outside of every log "
-        "dir. Requires keytail\\[report].",
-        rich_help_panel=RUN,
-    ),
-]
-OutputFlag = Annotated[
-    Output,
-    typer.Option(
-        "--output",
-        metavar=choices(Output),
-        parser=one_of(Output),
-        help="Format; json: an array of rows on standard output, all other output on standard error.",
         rich_help_panel=RUN,
     ),
 ]

@@ -1,129 +1,151 @@
-"""The flags that every command has for output on standard error."""
+"""The flags for the output of a command: its rows, files beside the rows, and messages on standard error."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
-from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import typer
-from typer.models import OptionInfo
 
-from keytail.cli.options import RUN, one_of, size_bytes
+from keytail.cli.options import RUN, choices, one_of, size_bytes
 from keytail.errors import UsageProblem
 from keytail.limits import MAX_RECORD_VARIABLE
 from keytail.telling import Level, Manner, say, speak
 
+Format = Literal["table", "json"]
+LogFormat = Literal["text", "json"]
+
 _PANEL = "Output on standard error"
 
-
-class LogFormat(StrEnum):
-    text = "text"
-    json = "json"
-
-
-_FLAGS = {
-    "quiet": (
-        Annotated[
-            bool,
-            typer.Option("--quiet", "-q", help="Print only warnings and errors.", rich_help_panel=_PANEL),
-        ],
-        False,
+QuarantineReport = Annotated[
+    str | None,
+    typer.Option(
+        "--quarantine-report",
+        metavar="FILE",
+        help="Write a JSON array of the refused, corrupt, damaged and failed partitions: what is wrong, where, and "
+        "what to do. The file must be outside of every log dir.",
+        rich_help_panel=RUN,
     ),
-    "verbose": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--verbose", "-v", rich_help_panel=_PANEL,
-                help="Print a line for each partition and each of its phases, for any number of partitions.",
-            ),
-        ],
-        False,
+]
+RowsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--rows-file",
+        metavar="FILE",
+        help="Write the rows of --output json to a file too, for callers that cannot separate standard output. Written "
+        "whole or not at all. The file must be outside of every log dir.",
+        rich_help_panel=RUN,
     ),
-    "log_format": (
-        Annotated[
-            LogFormat,
-            typer.Option(
-                "--log-format", metavar="text|json", parser=one_of(LogFormat),
-                help="Format; json: one object per line with time, level, message and figures, for log collectors.",
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        LogFormat.text,
+]
+ReportFile = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Write what the run did as one HTML page, also if it ends early. The file must be outside of every log "
+        "dir. Requires keytail\\[report].",
+        rich_help_panel=RUN,
     ),
-}
-
-# Commands that decompress record blocks also have this flag.
-_OPENING_VERBS = {
-    "compact", "verify", "describe", "lookup", "dump", "audit", "rebuild_index", "expire", "export", "salvage"
-}  # fmt: skip
-_OPENING_FLAGS = {
-    "max_record_bytes": (
-        Annotated[
-            int | None,
-            typer.Option(
-                "--max-record-bytes", metavar="SIZE", parser=size_bytes,
-                help="Largest uncompressed record that is held in memory; larger ones are refused. A task uses up to "
-                "five times this size. Default: 64m.",
-                rich_help_panel=RUN,
-            ),
-        ],
-        None,
+]
+OutputFlag = Annotated[
+    Format,
+    typer.Option(
+        "--output",
+        metavar=choices(Format),
+        parser=one_of(Format),
+        help="Format; json: an array of rows on standard output, all other output on standard error.",
+        rich_help_panel=RUN,
     ),
-}
+]
 
 
-def spoken(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with these flags added, and applied when it runs."""
-    opens = verb.__name__ in _OPENING_VERBS
-    hints = get_type_hints(verb, include_extras=True)
-    own = [one.replace(annotation=hints[one.name]) for one in inspect.signature(verb).parameters.values()]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
-        for name, (kind, default) in ({**_OPENING_FLAGS, **_FLAGS} if opens else _FLAGS).items()
-    ]
+@dataclass(frozen=True)
+class MessageFlags:
+    """The flags of every command, for messages on standard error."""
 
-    for one in (*own, *added):
-        _name_no_type(one.annotation)
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.", rich_help_panel=_PANEL)
+    ] = False
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Print a line for each partition and each of its phases, for any number of partitions.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            metavar=choices(LogFormat),
+            parser=one_of(LogFormat),
+            help="Format; json: one object per line with time, level, message and figures, for log collectors.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "text"
 
-    def run(
-        *args: Any,
-        quiet: bool = False,
-        verbose: bool = False,
-        log_format: LogFormat = LogFormat.text,
-        max_record_bytes: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        speak(Manner(quiet and not verbose, verbose, log_format is LogFormat.json))
-        if quiet and verbose:
+    def apply(self) -> None:
+        """Set how this process reports. Raises UsageProblem if the flags contradict each other."""
+        speak(Manner(self.quiet and not self.verbose, self.verbose, self.log_format == "json"))
+        if self.quiet and self.verbose:
             raise UsageProblem(
                 "--quiet and --verbose exclude each other", remedy="Give only one of them", slug="conflicting-flags"
             )
-        if max_record_bytes is not None:
-            os.environ[MAX_RECORD_VARIABLE] = str(max(max_record_bytes, 1))
-        if verbose:
+        if self.verbose:
             _pass_on_logging()
-        verb(*args, **kwargs)
-
-    run.__name__, run.__doc__, run.__module__ = verb.__name__, verb.__doc__, verb.__module__
-    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
-    return run
 
 
-def _name_no_type(annotation: Any) -> None:
-    """Remove the type from the help of a flag that takes no value, where Typer would print <bool>."""
-    kind, *facts = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    for fact in facts:
-        if kind in (bool, bool | None) and isinstance(fact, OptionInfo):
-            fact.metavar = ""
+@dataclass(frozen=True)
+class RecordFlags:
+    """The flag of commands that decompress records."""
+
+    max_record_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-record-bytes",
+            metavar="SIZE",
+            parser=size_bytes,
+            help="Largest uncompressed record that is held in memory; larger ones are refused. A task uses up to five "
+            "times this size. Default: 64m.",
+            rich_help_panel=RUN,
+        ),
+    ] = None
+
+    def apply(self) -> None:
+        """Set the limit for this process and those that it starts."""
+        if self.max_record_bytes is not None:
+            os.environ[MAX_RECORD_VARIABLE] = str(max(self.max_record_bytes, 1))
 
 
-class _Told(logging.Handler):
-    """Prints records of the standard library's logging that keytail emits, in the manner of the run."""
+@dataclass(frozen=True)
+class RowsOutput:
+    """Rows on standard output only."""
+
+    output: OutputFlag = "table"
+
+
+@dataclass(frozen=True)
+class RowsAndReport:
+    report_file: ReportFile = None
+    output: OutputFlag = "table"
+
+
+@dataclass(frozen=True)
+class RowsAndFiles:
+    """Rows on standard output, and everything that can be written about them."""
+
+    quarantine_report: QuarantineReport = None
+    rows_file: RowsFile = None
+    report_file: ReportFile = None
+    output: OutputFlag = "table"
+
+
+class _LoggingHandler(logging.Handler):
+    """Prints records of the standard library's logging that keytail emits, as the flags of the run say."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level: Level = "warning" if record.levelno >= logging.WARNING else "detail"
@@ -133,6 +155,5 @@ class _Told(logging.Handler):
 def _pass_on_logging() -> None:
     logger = logging.getLogger("keytail")
     logger.setLevel(logging.DEBUG)
-    if not any(isinstance(one, _Told) for one in logger.handlers):
-        logger.addHandler(_Told())
-
+    if not any(isinstance(one, _LoggingHandler) for one in logger.handlers):
+        logger.addHandler(_LoggingHandler())

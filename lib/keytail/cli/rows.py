@@ -156,8 +156,13 @@ def change(before: str, after: str) -> str:
     return f"{before} -> {after}"
 
 
-def _count(number: int | None) -> str:
+def count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
+
+
+def plain(number: int | None) -> str:
+    """Return an offset: the digits, as other tools print it."""
+    return "" if number is None else str(number)
 
 
 def styled(status: str) -> str:
@@ -178,14 +183,14 @@ def print_table(rows: Sequence[ResultRow], title: str) -> None:
             dirty = f"{row.first_dirty_offset}..{row.end_dirty_offset}"
         start = [row.name, *([row.log_dir] if many_dirs else []), row.status]
         sizes = [
-            change(_count(row.segments_before), _count(row.segments_after)),
+            change(count(row.segments_before), count(row.segments_after)),
             change(human_bytes(row.bytes_before), human_bytes(row.bytes_after)),
         ]
         if is_plan:
             seconds = "" if row.expected_s is None else human_time(row.expected_s)
             rest = [dirty, row.way or "", seconds, human_bytes(row.expected_scratch_bytes)]
         else:
-            records = change(_count(row.records_before), _count(row.records_after))
+            records = change(count(row.records_before), count(row.records_after))
             rest = [records, dirty, human_seconds(row.start_ms, row.end_ms)]
         lines.append([*start, *sizes, *rest])
     print_lines(title, names, lines, start=len(names) - len(numbers) - 2)

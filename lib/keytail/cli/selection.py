@@ -11,11 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
 
+from keytail.cli import options as o
 from keytail.cli.configuration import Configuration
+from keytail.cli.flags import FromFlags
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.errors import UsageProblem
-from keytail.log.fs import FileSystem
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.owner import work_as_owner
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
 from keytail.run.each_partition import uncollected
 
@@ -46,6 +50,23 @@ def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple
             slug="no-log-dirs",
         )
     return tuple(dict.fromkeys(str(Path(path).absolute()) for path in paths))
+
+
+def choice_of(
+    configuration: Configuration,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+) -> Choice:
+    """Return the selection by flags. If this process was started as root, it works as the owner of the log dirs from
+    here on."""
+    paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
+    work_as_owner(LOCAL, paths)
+    return Choice(paths, tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
+
+
+ChoiceByFlags = Annotated[Choice, FromFlags(choice_of)]
 
 
 @dataclass(frozen=True)

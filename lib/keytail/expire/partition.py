@@ -17,6 +17,7 @@ from typing import Any, Literal
 from keytail.durations import duration_text
 from keytail.errors import refusal
 from keytail.expire.ages import Age, claimed_age, segment_ends
+from keytail.expire.command import ExpiredSegment, Finding, Reason
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs, update_offset, write_epochs
 from keytail.log.fs import FileSystem
@@ -24,7 +25,6 @@ from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
 from keytail.log.writer import make_empty_segment
 
-Reason = Literal["log-start", "size", "time"]
 HighWatermarkSource = Literal["checkpoint", "log-end"]
 
 
@@ -66,21 +66,6 @@ class Retention:
         return now_ms - age.timestamp_ms > self.retention_ms
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredSegment:
-    """A segment to be removed, with the offsets from `base_offset` to below `end_offset`, and the reason.
-
-    `timestamp_ms` is None if its age was not needed.
-    """
-
-    base_offset: int
-    end_offset: int
-    log_bytes: int
-    reason: Reason
-    why: str
-    timestamp_ms: int | None = None
-
-
 @dataclass(frozen=True)
 class Decision:
     """The segments to be removed, ascending, and the resulting `log_start_offset`.
@@ -93,20 +78,6 @@ class Decision:
     log_start_offset: int
     rolls: bool
     kept: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A segment for which a broker's own retention decides differently, because of a wrong index.
-
-    `broker_deletes`: a broker that starts would delete the segment, which must be retained; otherwise a broker would
-    retain a segment that is to be removed.
-    """
-
-    base_offset: int
-    broker_deletes: bool
-    what: str
-    remedy: str
 
 
 def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[str]:
@@ -190,9 +161,7 @@ def decide(
         left -= segment.log_bytes
         why = _why(facts, retention, now_ms, reason, age, left)
         timestamp_ms = None if age is None else age.timestamp_ms
-        expired.append(
-            ExpiredSegment(segment.base_offset, ends[number], segment.log_bytes, reason, why, timestamp_ms)
-        )
+        expired.append(ExpiredSegment(segment.base_offset, ends[number], segment.log_bytes, reason, why, timestamp_ms))
     if count == len(segments):
         return Decision(tuple(expired), facts.log_end_offset, True, "")
     stays = segments[count]

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from keytail import __version__
 from keytail.acting_user import as_caller
+from keytail.cli import options as o
+from keytail.cli.flags import FromFlags
 from keytail.cli.masking import masked, masked_arguments
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.stopping import Stopped
@@ -37,8 +39,8 @@ _STATUS = {0: "done", 3: "partly", 1: "failed"}
 class LedgerFlags:
     """The ledger flags of the command line. `jars` is a folder of Delta's jars."""
 
-    path: str | None = None
-    jars: str | None = None
+    path: o.LedgerFlag = None
+    jars: o.DeltaJars = None
 
     def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
         """Return the flags with an absolute path. Neither a path nor a file URI may be in a log dir; a URI is not
@@ -73,6 +75,9 @@ class LedgerFlags:
         if flags.path is not None:
             require_delta(spark)
         return flags
+
+
+LedgerByFlags = Annotated[LedgerFlags, FromFlags(LedgerFlags)]
 
 
 def is_named_by(spark: Any) -> bool:

@@ -14,24 +14,18 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 
 import contextlib
 import os
+import pkgutil
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
+from rich.markup import escape
 
 from keytail import __version__
-from keytail.cli.command import SUBMITTED
+from keytail.cli.command import Command
 from keytail.cli.stopping import die_quietly, stop_with_parent
 from keytail.cli.streams import end_of_output, guard
-from keytail.main import cleaning as cli_cleaning
-from keytail.main import doctor as cli_doctor
-from keytail.main import inspection as cli_inspection
-from keytail.main import ledger as cli_ledger
-from keytail.main import maintenance as cli_maintenance
-from keytail.main import moving as cli_moving
-from keytail.main import report as cli_report
-from keytail.main import rescue as cli_rescue
-from keytail.main.examples import epilog
+from keytail.main.running import SUBMITTED, function_of
 
 app = typer.Typer(
     name="keytail",
@@ -41,24 +35,29 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-VERBS = {
-    "plan": cli_cleaning.plan,
-    "compact": cli_cleaning.compact,
-    "verify": cli_inspection.verify,
-    "describe": cli_inspection.describe,
-    "rebuild-index": cli_maintenance.rebuild_index,
-    "expire": cli_maintenance.expire,
-    "lookup": cli_inspection.lookup,
-    "dump": cli_inspection.dump,
-    "audit": cli_inspection.audit,
-    "import": cli_moving.import_logs,
-    "export": cli_moving.export,
-    "salvage": cli_rescue.salvage,
-    "undo": cli_rescue.undo,
-    "history": cli_ledger.history,
-    "report": cli_report.report,
-    "doctor": cli_doctor.doctor,
-}
+NAMES = [
+    "keytail.compact.command:PLAN",
+    "keytail.compact.command:COMPACT",
+    "keytail.verify.command:VERIFY",
+    "keytail.describe.command:DESCRIBE",
+    "keytail.rebuild_index.command:REBUILD_INDEX",
+    "keytail.expire.command:EXPIRE",
+    "keytail.lookup.command:LOOKUP",
+    "keytail.dump.command:DUMP",
+    "keytail.audit.command:AUDIT",
+    "keytail.import_.command:IMPORT",
+    "keytail.export.command:EXPORT",
+    "keytail.salvage.command:SALVAGE",
+    "keytail.undo.command:UNDO",
+    "keytail.ledger.command:HISTORY",
+    "keytail.report.command:REPORT",
+    "keytail.doctor.command:DOCTOR",
+]
+COMMANDS: dict[str, Command] = {}
+for _name in NAMES:  # becomes a tuple of imported commands when all of them are declared
+    with contextlib.suppress(ImportError, AttributeError):
+        _command = pkgutil.resolve_name(_name)
+        COMMANDS[_command.name] = _command
 
 
 def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> NoReturn:
@@ -94,8 +93,13 @@ def keytail(
     """
 
 
-for name, verb in VERBS.items():
-    app.command(name, epilog=epilog(name))(verb)
+def _epilog(command: Command) -> str:
+    """Return the text below the flags in `--help`; each paragraph there is printed as a line."""
+    return "\n\n".join(["[bold]Examples:[/]", *map(escape, command.examples)])
+
+
+for _command in COMMANDS.values():
+    app.command(_command.name, help=_command.help, epilog=_epilog(_command))(function_of(_command))
 
 
 def _separate_standard_error(parent: int) -> None:

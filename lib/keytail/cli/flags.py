@@ -1,0 +1,97 @@
+"""The flags of a command, from the declaration of its request.
+
+A request is a dataclass. Each of its fields is one of these:
+
+- a flag: its annotation contains a typer.Option or a typer.Argument;
+- made from flags: its annotation contains FromFlags with a function. The function's parameters are declared like the
+  fields of a request; a parameter that is neither a flag nor made from flags gets the field of that name;
+- neither: its default, unless the caller gives a value.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from typer.models import ArgumentInfo, OptionInfo
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FromFlags:
+    """Marks a field whose value is returned by `make`, a function whose parameters are flags."""
+
+    make: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One field of a request, or one parameter of a function that makes a field."""
+
+    name: str
+    annotation: Any
+    default: Any  # inspect.Parameter.empty: none
+    is_flag: bool
+    made_by: FromFlags | None
+
+    @property
+    def is_declared(self) -> bool:
+        return self.is_flag or self.made_by is not None
+
+
+def flags_of(source: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the flags of a request's class as the parameters from which Typer makes a command line, by name.
+
+    A flag that several functions need is declared by each of them, and stands where the first of them has it.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    for one in _inputs(source):
+        if one.made_by is not None:
+            flags = flags_of(one.made_by.make)
+        elif one.is_flag:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            flags = {one.name: inspect.Parameter(one.name, kind, default=one.default, annotation=one.annotation)}
+        else:
+            continue
+        found = found | {name: flag for name, flag in flags.items() if name not in found}
+    return found
+
+
+def request_of(kind: type[T], flags: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> T:
+    """Return the request of class `kind` for the values of flags; `given` are values for its fields that are not
+    flags. A flag without a value has its default."""
+    inputs = {one.name: one for one in _inputs(kind)}
+    fields = {name: value for name, value in (given or {}).items() if name in inputs}
+
+    def field(name: str) -> Any:
+        if name not in fields:
+            fields[name] = made(inputs[name])
+        return fields[name]
+
+    def made(one: _Input) -> Any:
+        if one.is_flag:
+            return flags.get(one.name, one.default)
+        if one.made_by is None:
+            raise TypeError(f"{one.name} of {kind} is neither a flag nor given")
+        return one.made_by.make(
+            **{each.name: made(each) if each.is_declared else field(each.name) for each in _inputs(one.made_by.make)}
+        )
+
+    return kind(**{name: field(name) for name, one in inputs.items() if one.is_declared or name in fields})
+
+
+def _inputs(source: Callable[..., Any]) -> Iterator[_Input]:
+    hints = get_type_hints(source, include_extras=True)
+    for name, parameter in inspect.signature(source).parameters.items():
+        marks = get_args(hints[name])[1:] if get_origin(hints[name]) is Annotated else ()
+        is_flag = False
+        for mark in marks:
+            if isinstance(mark, OptionInfo | ArgumentInfo):
+                is_flag = True
+                if get_args(hints[name])[0] in (bool, bool | None):
+                    mark.metavar = ""  # a flag without a value: otherwise Typer prints <bool>
+        made_by = next((mark for mark in marks if isinstance(mark, FromFlags)), None)
+        yield _Input(name, hints[name], parameter.default, is_flag, made_by)

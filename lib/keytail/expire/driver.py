@@ -1,0 +1,241 @@
+"""Applies retention to the chosen partitions by log start offset, size and time, like a broker.
+
+`keytail expire` and jobs/expire.py under spark-submit run this code. Segments whose age is needed are read by threads;
+no Spark is required. Without `execute` nothing is changed and no lock is taken; with it, locks are held from before the
+first survey until after the last removal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from keytail.cli.configuration import Configuration
+from keytail.cli.metadata import with_metadata
+from keytail.cli.progress import Reporter
+from keytail.cli.selection import choose
+from keytail.compact.plan import refusals as refusals_of_removal
+from keytail.compact.planning import check_clock
+from keytail.config.compaction import CompactionConfig
+from keytail.errors import KeytailError
+from keytail.expire import partition as expiry
+from keytail.expire.ages import Age, AgeTask, age_tasks, claimed_age, read_age
+from keytail.expire.command import ExpireRow, Request, exit_status
+from keytail.expire.partition import Decision, Retention
+from keytail.expire.settings import unknown_retention
+from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import LockLost, hold, is_held
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.log.recover import recover
+from keytail.run.rows import status_of
+from keytail.run.session import session_of_run
+from keytail.run.storage import refuse_shared_storage
+
+
+@dataclass
+class _LookedAt:
+    """A partition with the facts for its decision, or with the reason why there is none."""
+
+    facts: PartitionFacts
+    retention: Retention | None = None
+    status: str = "refused"
+    error: str = ""
+    notes: tuple[str, ...] = ()
+    in_use: bool = False
+    start_ms: int = 0
+    tasks: tuple[AgeTask, ...] = ()  # for segments whose ages may be needed, ascending
+    reading: list[Future[Age]] = field(default_factory=list)  # ages of the first tasks
+
+    @property
+    def bytes_to_read(self) -> int:
+        return sum(task.log_bytes for task in self.tasks[: len(self.reading)])
+
+
+def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
+    """Apply retention, or report it only without `execute`. Returns a row for each chosen partition, by log dir."""
+    with contextlib.ExitStack() as run:
+        now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
+        choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
+        flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
+        spark = session_of_run(run, None, submitted=True) if request.submitted else None
+        if spark is not None and request.execute:
+            flags = flags.in_session(spark, fs, request.choice.log_dirs)
+        if request.execute:
+            if not request.shared_storage:
+                refuse_shared_storage(fs, request.choice.log_dirs)
+            run.enter_context(hold(request.choice.log_dirs, fs))
+        chosen = choose(fs, request.choice)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, now_ms)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "ages") as pool:
+            looked_at = [
+                _look(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
+            ]
+            for one in looked_at:
+                _begin_reading(fs, pool, one, now_ms)
+            rows = []
+            sizes = [(os.path.basename(one.facts.path), one.bytes_to_read) for one in looked_at]
+            with Reporter("expire", sizes) as reporter:
+                if spark is None and flags.path is not None:
+                    reporter.note("starting Spark, for the ledger")
+                    spark = session_of_run(run, None, submitted=False, extra=flags.session_settings())
+                recorded = recording(
+                    flags, spark, run_id_at(now_ms, secrets.token_hex(4)), command="expire",
+                    log_dirs=request.choice.log_dirs, now_ms=now_ms, configuration=configuration,
+                    shared_storage=request.shared_storage, on_note=reporter.note, fs=fs,
+                )  # fmt: skip
+                with recorded as record:
+                    record.intend([_planned_row(one) for one in looked_at if one.retention is not None])
+                    for one in looked_at:
+                        row = _settle(fs, one, request, now_ms)
+                        rows.append(row)
+                        reporter.done(row.name, row.status, one.bytes_to_read, row.error)
+                    record.end(rows, exit_status(rows))
+        return record.recorded(rows)
+
+
+def _planned_row(one: _LookedAt) -> ExpireRow:
+    facts = one.facts
+    size = sum(segment.log_bytes for segment in facts.segments)
+    return ExpireRow(
+        facts.topic, facts.partition, facts.log_dir, "begun", segments_before=len(facts.segments), bytes_before=size
+    )
+
+
+def _look(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    request: Request,
+    now_ms: int,
+) -> _LookedAt:
+    """Survey one partition. An executing run first resolves leftovers of an interrupted one."""
+    start_ms = time.time_ns() // 1_000_000
+    facts = survey_partition(fs, log_dir, entry)
+    notes: list[str] = []
+    try:
+        resolved = configuration.of(entry.topic)
+        if configuration.cluster is not None:
+            configuration.cluster.refuse_stray(fs, entry)
+        config = CompactionConfig.from_values(resolved.values())
+        unknown = unknown_retention(configuration, resolved)
+        may_resolve = not unknown and not config.remote_storage_enable and not entry.problems
+        if request.execute and facts.leftovers and may_resolve:
+            notes = recover(fs, facts.path)
+            facts = survey_partition(fs, log_dir, entry)
+        log_start = log_dir.log_starts.get((entry.topic, entry.partition))
+        reasons = refusals_of_removal(
+            facts,
+            config,
+            unknown,
+            now_ms,
+            high_watermark=request.high_watermark,
+            unsafe_clock=request.unsafe_clock,
+        )
+        reasons += expiry.refusals(facts, log_start)
+        if reasons:
+            return _LookedAt(facts, error="; ".join([*reasons, *resolved.doubts()]), notes=tuple(notes))
+        if request.execute:
+            fs.refuse_unless_like(fs.stat(facts.path))
+    except KeytailError as problem:
+        return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes))
+    except OSError as problem:
+        return _LookedAt(facts, None, "failed", str(problem), tuple(notes))
+    retention = expiry.Retention.from_values(resolved.values())
+    candidates = expiry.age_candidates(facts, retention, request.high_watermark)
+    in_use = not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs)
+    tasks = tuple(age_tasks(facts, candidates, now_ms, retention.retention_ms))
+    return _LookedAt(facts, retention, "kept", "", tuple(notes), in_use, start_ms, tasks)
+
+
+def _begin_reading(fs: FileSystem, pool: ThreadPoolExecutor, one: _LookedAt, now_ms: int) -> None:
+    """Start to read, in parallel, the segments that expire if their indexes are right, and the next one."""
+    if one.retention is None:
+        return
+    by_base = {segment.base_offset: segment for segment in one.facts.segments}
+    for task in one.tasks:
+        one.reading.append(pool.submit(read_age, fs, task))
+        if not one.retention.is_over(claimed_age(by_base[task.base_offset]), now_ms):
+            return
+
+
+def _ages(fs: FileSystem, one: _LookedAt, now_ms: int) -> dict[int, Age]:
+    """Return the ages by base offset, up to the first segment that is too young to expire."""
+    assert one.retention is not None
+    ages: dict[int, Age] = {}
+    for number, task in enumerate(one.tasks):
+        age = one.reading[number].result() if number < len(one.reading) else read_age(fs, task)
+        ages[task.base_offset] = age
+        if not one.retention.is_over(age, now_ms):
+            break
+    return ages
+
+
+def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> ExpireRow:
+    """Decide, and in an executing run remove segments."""
+    facts = one.facts
+    row = ExpireRow(
+        topic=facts.topic,
+        partition=facts.partition,
+        log_dir=facts.log_dir,
+        status=one.status,
+        error=one.error,
+        segments_before=len(facts.segments),
+        bytes_before=sum(segment.log_bytes for segment in facts.segments),
+        log_start_before=facts.log_start_offset,
+        log_end_offset=facts.log_end_offset,
+        in_use=one.in_use,
+        notes=one.notes,
+        start_ms=one.start_ms or None,
+    )
+    if one.retention is not None:
+        source = request.high_watermark
+        try:
+            ages = _ages(fs, one, now_ms)
+            decision = expiry.decide(facts, one.retention, now_ms, ages, high_watermark=source)
+            found = expiry.findings(facts, one.retention, now_ms, ages, high_watermark=source)
+            notes = [*one.notes, *([_ROLLS] if decision.rolls else [])]
+            if request.execute:
+                notes += expiry.remove(fs, facts, decision)
+            row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
+        except LockLost as problem:  # possibly during the removal
+            row = replace(row, status="failed", error=f"{problem}; the next run completes what was begun")
+        except KeytailError as problem:
+            row = replace(row, status=status_of(problem), error=str(problem))
+        except OSError as problem:
+            row = replace(row, status="failed", error=f"{problem}; the next run completes what was begun")
+        row = replace(row, end_ms=time.time_ns() // 1_000_000)
+    for future in one.reading:  # those after a segment that is retained
+        future.cancel()
+    if row.status in ("refused", "corrupt"):
+        row = replace(row, segments_after=row.segments_before, bytes_after=row.bytes_before)
+        row = replace(row, log_start_after=row.log_start_before)
+    return row
+
+
+_ROLLS = (
+    "no segment remains: an empty one is created at the log end offset, and a broker that starts there has no producer "
+    "state, as after its own retention and a restart"
+)
+
+
+def _decided(row: ExpireRow, decision: Decision, executed: bool) -> ExpireRow:
+    assert row.segments_before is not None
+    assert row.bytes_before is not None
+    status = "kept"
+    if decision.expired:
+        status = "expired" if executed else "would-expire"
+    return replace(
+        row,
+        status=status,
+        kept=decision.kept,
+        segments_after=row.segments_before - len(decision.expired) + decision.rolls,
+        bytes_after=row.bytes_before - sum(segment.log_bytes for segment in decision.expired),
+        log_start_after=decision.log_start_offset,
+        expired=decision.expired,
+    )

@@ -1,0 +1,134 @@
+"""Run a declared command: make its request from flags, show its rows, turn errors into messages and an exit status."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+from keytail import acting_user
+from keytail.cli import rows as show
+from keytail.cli.command import Command
+from keytail.cli.flags import flags_of, request_of
+from keytail.cli.output_options import MessageFlags, RecordFlags
+from keytail.cli.quarantine import report
+from keytail.cli.stopping import Stopped, stoppable
+from keytail.cli.streams import end_of_output
+from keytail.cli.whole_file import refuse_one_file_for_two
+from keytail.errors import KeytailError, UsageProblem, in_words
+from keytail.report.writing import Page, reporting
+from keytail.run.ended import SparkEnded
+
+SUBMITTED = "under spark-submit"
+
+# Flags for files that a run writes, and the names of their parameters.
+_FILES = {"--report": "report_file", "--rows-file": "rows_file", "--quarantine-report": "quarantine_report"}
+
+
+def function_of(command: Command) -> Callable[..., None]:
+    """Return the function from whose parameters Typer makes the command line."""
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = {"context": context}
+    for source in (command.request, command.output, RecordFlags if command.reads_records else None, MessageFlags):
+        if source is not None:
+            parameters |= {name: flag for name, flag in flags_of(source).items() if name not in parameters}
+
+    def function(context: typer.Context, **flags: Any) -> None:
+        submitted = context.obj == SUBMITTED
+        try:
+            status = _stoppable(command, flags, submitted)
+        finally:
+            acting_user.give_back()
+        raise typer.Exit(end_of_output(status, changes=bool(flags.get("execute"))))
+
+    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    function.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return function
+
+
+def _stoppable(command: Command, flags: Mapping[str, Any], submitted: bool) -> int:
+    """Run the command and return its exit status; report the error or the signal that ends it."""
+    as_json = flags.get("output") == "json"
+    with stoppable():  # also during an error message: one of the two is printed in full
+        try:
+            try:
+                request_of(MessageFlags, flags).apply()
+                request_of(RecordFlags, flags).apply()
+                refuse_one_file_for_two({flag: flags.get(name) for flag, name in _FILES.items()})
+                _run(command, flags, submitted)
+            except typer.Exit as ended:
+                return ended.exit_code
+            except SparkEnded as ended:
+                return _report_stop(ended.what, ended.rows, 1, as_json)
+            except (KeytailError, OSError, MemoryError) as problem:
+                _say(in_words(problem))
+                if isinstance(problem, UsageProblem):
+                    return 2
+                if as_json:
+                    show.print_json([])
+                return 1
+        except Stopped as stop:
+            name = signal.Signals(stop.number).name
+            return _report_stop(f"interrupted by {name}", stop.rows, stop.exit_status, as_json)
+    return 0
+
+
+def _run(command: Command, flags: Mapping[str, Any], submitted: bool) -> None:
+    """Run the command, print its rows, and raise typer.Exit with its status: files beside the rows are written then."""
+    if submitted and flags.get("master") is not None:
+        raise UsageProblem(
+            "--master after the job's name has no effect under spark-submit",
+            remedy="Give it to spark-submit, before the job's name",
+            slug="master-under-spark-submit",
+        )
+    request = request_of(command.request, flags, {"submitted": submitted})
+    known = {name: getattr(request, name) for name in ("execute", "now_ms", "configuration") if hasattr(request, name)}
+    page = Page(command.name, title=command.title(request) if command.title else "", **known)
+    log_dirs = command.log_dirs(request) if command.log_dirs else _log_dirs(request)
+    with reporting(flags.get("report_file"), page, log_dirs), report(
+        flags.get("quarantine_report"), log_dirs, flags.get("rows_file")
+    ) as listed:
+        run = pkgutil.resolve_name(command.run)
+        rows = run(request, on_row=page.heard) if command.reports_rows else run(request)
+        if isinstance(rows, int):
+            raise typer.Exit(rows)
+        assert command.show is not None
+        assert command.exit_status is not None
+        listed.extend(rows)
+        page.done(rows, command.next_step(rows, request))
+        if flags["output"] == "json":
+            show.print_json(rows)
+        else:
+            command.show(rows, request)
+        if page.next_step:
+            show.tell(f"\n{page.next_step}")
+        raise typer.Exit(command.exit_status(rows, request))
+
+
+def _log_dirs(request: Any) -> Sequence[str]:
+    return request.choice.log_dirs if hasattr(request, "choice") else ()
+
+
+def _say(text: str) -> None:
+    show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
+
+
+def _report_stop(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
+    """Report what a run that ended early has done, and how to continue. Returns `status`."""
+    counts = Counter(row.status for row in rows or ())
+    done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    show.tell("", "error")
+    _say(
+        f"{why}{f': {done}' if done else ''}. What is reported as done is complete, no file is partly replaced, and a "
+        "broker may start. To continue, run the same command again"
+    )
+    if rows is not None and as_json:
+        show.print_json(rows)
+    return status
