@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from keytail.cli import options as o
-from keytail.cli.configuration import Configuration
+from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.errors import UsageProblem
@@ -66,7 +66,19 @@ def choice_of(
     return Choice(paths, tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
 
 
+def _choice_alone(
+    configuration: BrokerSettings,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+) -> Choice:
+    return choice_of(configuration, log_dirs, topic, topic_list, partitions)
+
+
 ChoiceByFlags = Annotated[Choice, FromFlags(choice_of)]
+# For requests without a configuration.
+ChoiceAlone = Annotated[Choice, FromFlags(_choice_alone)]
 
 
 @dataclass(frozen=True)

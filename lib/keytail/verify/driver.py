@@ -1,23 +1,38 @@
-"""Verifies many partitions, in tasks of Spark or of Processes, or, for little data, in this process.
+"""Verifies the chosen partitions: reads every byte, and lists the problems that a broker would have.
 
-Reads only. This module schedules the tasks; verify/task.py inspects a partition.
+Takes no lock and changes nothing. The tasks are those of Spark or of Processes, or, for little data, run in this
+process; verify/task.py inspects a partition. Needs no topic configuration: the checks apply to every topic.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from keytail.log.fs import LOCAL
-from keytail.run.hosts import SeenLogs, refuse_other_logs
+from keytail.cli.progress import Reporter
+from keytail.cli.selection import Chosen, choose
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import is_held
+from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
+from keytail.run.rates import HERE_BYTES, VERIFIED_BYTES_PER_S
+from keytail.run.rows import status_of
 from keytail.run.session import concurrent_tasks, end_jobs
 from keytail.run.tasks import Outcome, attempt_one, run_bundle
 from keytail.run.watching import telling
-from keytail.verify.scope import NO_CLAIMS, Claims
+from keytail.run.workers import workers_of_run
+from keytail.telling import say
+from keytail.verify.command import Request, VerifyRow
+from keytail.verify.findings import Finding, Findings
+from keytail.verify.log_dir import verify_log_dir
+from keytail.verify.scope import NO_CLAIMS, Claims, claims_of
 from keytail.verify.task import VerifyReport, verify_partition
 
 BUNDLE_BYTES = 256 << 20
@@ -52,6 +67,111 @@ def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
 def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
     for task in tasks:
         heard(task, attempt_one(verify_on_worker, task, "here"))
+
+
+@dataclass
+class _Run:
+    entries: dict[str, PartitionEntry]
+    twice: frozenset[tuple[str, int]]  # partitions with a directory in two log dirs
+    reporter: Reporter
+    on_row: Callable[[VerifyRow], None]
+    rows: dict[str, VerifyRow] = field(default_factory=dict)
+
+    def heard(self, task: VerifyTask, outcome: Any) -> None:
+        entry = self.entries[task.path]
+        row = _row(entry, task, outcome, twice=(entry.topic, entry.partition) in self.twice)
+        if outcome.trace:
+            say(outcome.trace, "error")
+        self.rows[task.path] = row
+        self.on_row(row)
+        self.reporter.done(row.name, row.status, row.bytes, row.error)
+
+
+def verify(
+    request: Request, on_row: Callable[[VerifyRow], None] = lambda row: None, fs: FileSystem = LOCAL
+) -> list[VerifyRow]:
+    """Return a row for each log dir with findings of its own, then one for each chosen partition. `on_row` is called
+    with the row of each partition when it is done.
+
+    Starts Spark only if there is much to read, or the request names a master or is of spark-submit.
+    """
+    chosen = choose(fs, request.choice)
+    tasks = _tasks(fs, chosen)
+    homes = Counter((entry.topic, entry.partition) for facts in chosen.log_dirs for entry in facts.partitions)
+    twice = frozenset(key for key, count in homes.items() if count > 1)
+    sizes = [(os.path.basename(task.path), task.size_bytes) for task in tasks]
+    size = sum(task.size_bytes for task in tasks)
+    with contextlib.ExitStack() as run, Reporter("verify", sizes) as reporter:
+        state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter, on_row)
+        seconds = [task.size_bytes / VERIFIED_BYTES_PER_S for task in tasks]
+        if not request.submitted and request.master is None and size <= HERE_BYTES:
+            reporter.watch()
+            verify_here(tasks, state.heard)
+        else:
+            workers = workers_of_run(run, reporter, request.master, seconds, submitted=request.submitted)
+            verify_all(workers, tasks, state.heard)
+    return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
+
+
+def _tasks(fs: FileSystem, chosen: Chosen) -> list[VerifyTask]:
+    # A broker removes .kafka_cleanshutdown as soon as it has the lock.
+    live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
+    tasks = []
+    for facts, entry in chosen.partitions:
+        claims = claims_of(facts, entry.topic, entry.partition)
+        seen = None
+        with contextlib.suppress(OSError):  # the task will report it
+            seen = seen_logs(fs, entry.path)
+        size_bytes = seen.size_bytes if seen is not None else 0
+        tasks.append(VerifyTask(entry.path, size_bytes, claims, live=live[facts.path], seen=seen))
+    return tasks
+
+
+def _log_dir_rows(fs: FileSystem, log_dirs: Sequence[LogDirFacts]) -> list[VerifyRow]:
+    rows = []
+    for facts in log_dirs:
+        findings = verify_log_dir(fs, facts.path)
+        if findings:
+            rows.append(_with_findings(VerifyRow(None, None, facts.path, "sound"), findings))
+    return rows
+
+
+def _row(entry: PartitionEntry, task: VerifyTask, outcome: Any, *, twice: bool) -> VerifyRow:
+    row = VerifyRow(
+        topic=entry.topic,
+        partition=entry.partition,
+        log_dir=entry.log_dir,
+        status="sound",
+        live=task.live,
+        bytes=task.size_bytes,
+        start_ms=outcome.start_ms or None,
+        end_ms=outcome.end_ms or None,
+    )
+    if outcome.problem is not None:
+        status = status_of(outcome.problem)
+        return replace(row, status="damaged" if status == "corrupt" else status, error=str(outcome.problem),
+                       problem=outcome.problem)  # fmt: skip
+    about_itself = Findings(entry.path)
+    if twice:
+        about_itself.add("two-homes", "")
+    report = outcome.value
+    counts = report.counts
+    row = replace(
+        row, segments=counts.segments, bytes=counts.bytes, batches=counts.batches, records=counts.records
+    )
+    return _with_findings(row, [*about_itself.found, *report.findings])
+
+
+def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
+    if not findings:
+        return row
+    errors = sum(finding.severity == "error" for finding in findings)
+    return replace(
+        row,
+        status="damaged" if errors else "suspect",
+        error=f"{len(findings)} finding{'s' if len(findings) != 1 else ''}",
+        findings=tuple(asdict(finding) for finding in findings),
+    )
 
 
 def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:

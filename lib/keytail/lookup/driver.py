@@ -1,0 +1,101 @@
+"""Finds an offset or a time in the chosen partitions, and shows how a broker finds it.
+
+Takes no lock, changes nothing and starts no Spark; works beside a live broker.
+"""
+
+from __future__ import annotations
+
+from keytail.cli.options import parse_time
+from keytail.cli.selection import choose
+from keytail.errors import KeytailError, UsageProblem
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.listed import again_beside_a_broker
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.lookup.command import LookupRow, Request
+from keytail.lookup.steps import Lookup, lookup_offset, lookup_time
+from keytail.run.rows import status_of
+
+_PREVIEW_CHARACTERS = 60
+
+
+def lookup(request: Request, fs: FileSystem = LOCAL) -> list[LookupRow]:
+    """Return a row for each chosen partition, for one offset or one time."""
+    if request.offset is not None and request.timestamp is not None:
+        raise UsageProblem(
+            "--offset and --timestamp exclude each other", remedy="Give one of them", slug="conflicting-flags"
+        )
+    if request.offset is None and request.timestamp is None:
+        raise UsageProblem(
+            "no offset or time to look up", remedy="Give one of --offset and --timestamp", slug="missing-flag"
+        )
+    timestamp_ms = parse_time(request.timestamp) if request.timestamp is not None else None
+    return [
+        _look(fs, log_dir, entry, request.offset, timestamp_ms, request.explain)
+        for log_dir, entry in choose(fs, request.choice).partitions
+    ]
+
+
+def _look(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    offset: int | None,
+    timestamp_ms: int | None,
+    explain: bool,
+) -> LookupRow:
+    def look() -> LookupRow:
+        facts = survey_partition(fs, log_dir, entry)
+        if not facts.segments:
+            problem = facts.problems[-1] if facts.problems else f"no segments in {entry.path}"
+            raise KeytailError(
+                problem, remedy="Run `keytail verify`, which lists what is wrong with the partition", slug="no-segments"
+            )
+        if offset is not None:
+            result = lookup_offset(fs, facts, offset)
+        else:
+            assert timestamp_ms is not None
+            result = lookup_time(fs, facts, timestamp_ms)
+        return _row(facts, result, explain)
+
+    try:
+        return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
+    except (KeytailError, OSError) as problem:
+        status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
+        return LookupRow(entry.topic, entry.partition, entry.log_dir, status, str(problem))
+
+
+def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
+    record = result.record
+    place = (facts.topic, facts.partition, facts.log_dir, result.status)
+    rest = {"reason": result.reason, "notes": (*facts.problems, *result.notes)}
+    steps = result.steps if explain else ()
+    if record is None:
+        return LookupRow(*place, **rest, steps=steps)  # type: ignore[arg-type]
+    return LookupRow(
+        *place,
+        offset=record.offset,
+        timestamp_ms=record.timestamp_ms,
+        leader_epoch=record.leader_epoch,
+        batch_base_offset=record.batch_base_offset,
+        batch_last_offset=record.batch_last_offset,
+        byte_position=record.byte_position,
+        batch_bytes=record.batch_bytes,
+        codec=record.codec,
+        segment=record.segment,
+        key=preview(record.key),
+        value=preview(record.value),
+        control=record.control or None,
+        **rest,  # type: ignore[arg-type]
+        steps=steps,
+    )
+
+
+def preview(data: bytes | None) -> str | None:
+    """Return the beginning of a key or value as printable text, other bytes as \\x escapes; None for null."""
+    if data is None:
+        return None
+    text = data[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= _PREVIEW_CHARACTERS and len(data) <= 4 * _PREVIEW_CHARACTERS:
+        return text
+    return f"{text[:_PREVIEW_CHARACTERS]}... ({len(data):,} bytes)"
