@@ -1,110 +1,240 @@
-"""The command `dump`: print the content of files of a log dir line by line, and check it.
-
-Takes no lock, changes nothing and starts no Spark. Lines are written to standard output immediately, findings to
-standard error; JSON is one object a line, including the findings.
-"""
+"""The command `dump`, as it is declared: the flags of Kafka's DumpLogSegments under their names, and ranges."""
 
 from __future__ import annotations
 
-import codecs
-import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from keytail.dump.files import DumpOptions, dump
-from keytail.dump.index import IndexChecks
-from keytail.dump.range import Range
-from keytail.dump.report import Report
-from keytail.errors import UsageProblem, visible_lines
-from keytail.format.coordinator import offsets_text, transaction_text
-from keytail.log.fs import LOCAL, FileSystem
-from keytail.telling import Unfailing, say
+import numpy as np
+import typer
 
-READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
+from keytail.cli import options as o
+from keytail.cli.command import Command
+from keytail.cli.flags import FromFlags
+from keytail.cli.options import LONG_MAX, choices, one_of, within
+from keytail.cli.output_options import Format
+from keytail.errors import UsageProblem
+from keytail.log.fs import LOCAL
+from keytail.log.owner import work_as_owner_of_files
+
+_WHAT = "Content of logs to print"
+_INDEXES = "Indexes"
+_RANGE = "Range of each log to print"
+
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FILE...", help="Files of a log dir, or partition directories.", show_default=False),
+]
+FileList = Annotated[
+    list[str] | None,
+    typer.Option("--files", metavar="A,B", help="Comma-separated list of such files, as for Kafka's tool."),
+]
+PrintDataLog = Annotated[
+    bool, typer.Option("--print-data-log", help="Print records with their keys and payloads.", rich_help_panel=_WHAT)
+]
+DeepIteration = Annotated[
+    bool, typer.Option("--deep-iteration", help="Print records without keys and payloads.", rich_help_panel=_WHAT)
+]
+SkipRecordMetadata = Annotated[
+    bool,
+    typer.Option(
+        "--skip-record-metadata",
+        help="Print only those fields of records that --print-data-log adds; none of control records.",
+        rich_help_panel=_WHAT,
+    ),
+]
+OffsetsDecoder = Annotated[
+    bool,
+    typer.Option(
+        "--offsets-decoder",
+        help="Decode keys and payloads of __consumer_offsets; implies --print-data-log.",
+        rich_help_panel=_WHAT,
+    ),
+]
+TransactionLogDecoder = Annotated[
+    bool,
+    typer.Option(
+        "--transaction-log-decoder",
+        help="Decode keys and payloads of __transaction_state; implies --print-data-log.",
+        rich_help_panel=_WHAT,
+    ),
+]
+VerifyIndexOnly = Annotated[
+    bool,
+    typer.Option(
+        "--verify-index-only",
+        help="Check index entries against the log without printing them.",
+        rich_help_panel=_INDEXES,
+    ),
+]
+IndexSanityCheck = Annotated[
+    bool,
+    typer.Option(
+        "--index-sanity-check",
+        help="Check only the index itself: its size and its last entry.",
+        rich_help_panel=_INDEXES,
+    ),
+]
+MaxBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--max-bytes",
+        metavar="BYTES",
+        parser=within(0, LONG_MAX),
+        help="Print only complete batches within the first BYTES bytes of each log. Default: all.",
+        rich_help_panel=_RANGE,
+    ),
+]
+FromOffset = Annotated[
+    int | None,
+    typer.Option(
+        "--from-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records from this offset on.",
+        rich_help_panel=_RANGE,
+    ),
+]  # fmt: skip
+ToOffset = Annotated[
+    int | None,
+    typer.Option(
+        "--to-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records below this offset.",
+        rich_help_panel=_RANGE,
+    ),
+]  # fmt: skip
+FromPosition = Annotated[
+    int | None,
+    typer.Option(
+        "--from-position", metavar="BYTE", parser=within(0, LONG_MAX),
+        help="Print only batches that begin at or after this byte position.", rich_help_panel=_RANGE,
+    ),
+]  # fmt: skip
+ToPosition = Annotated[
+    int | None,
+    typer.Option(
+        "--to-position", metavar="BYTE", parser=within(0, LONG_MAX),
+        help="Print only batches that begin before this byte position.", rich_help_panel=_RANGE,
+    ),
+]  # fmt: skip
+OutputFlag = Annotated[
+    Format,
+    typer.Option(
+        "--output",
+        metavar=choices(Format),
+        parser=one_of(Format),
+        help="Output format. table: the lines of Kafka's tool. json: one object per line, including the problems.",
+    ),
+]
+Escape = Annotated[
+    bool | None,
+    typer.Option(
+        "--escape/--no-escape",
+        show_default=False,
+        help="Write control characters of the data as text such as \\x1b. Default: only on a terminal, which would "
+        "interpret them; otherwise the bytes are those of Kafka's tool.",
+    ),
+]
 
 
-def options_of(
-    *,
-    print_data_log: bool,
-    deep_iteration: bool,
-    skip_record_metadata: bool,
-    offsets_decoder: bool,
-    transaction_log_decoder: bool,
-    checks: IndexChecks,
-    max_bytes: int | None,
-    wanted: Range,
-) -> DumpOptions:
-    """Return the options; UsageProblem for flags that exclude each other."""
-    if offsets_decoder and transaction_log_decoder:
-        raise UsageProblem(
-            "--offsets-decoder and --transaction-log-decoder exclude each other",
-            remedy="Dump the two topics separately",
-            slug="conflicting-flags",
-        )
-    decoder = offsets_text if offsets_decoder else transaction_text if transaction_log_decoder else None
-    return DumpOptions(
-        print_data_log=print_data_log,
-        deep_iteration=deep_iteration,
-        skip_record_metadata=skip_record_metadata,
-        max_bytes=max_bytes,
-        index_checks=checks,
-        decoder=decoder,
-        wanted=wanted,
-    )
+@dataclass(frozen=True)
+class IndexChecks:
+    """What to check of an index."""
+
+    verify_only: VerifyIndexOnly = False
+    sanity_only: IndexSanityCheck = False
 
 
-def run(
-    paths: Sequence[str], options: DumpOptions, *, as_json: bool, escape: bool | None = None, fs: FileSystem = LOCAL
-) -> int:
-    """Dump to this process's standard output; return the exit status, which is 1 if there were findings.
+@dataclass(frozen=True)
+class Range:
+    """The batches with offsets in [from_offset, to_offset) that begin at a byte in [from_position, to_position). None:
+    no bound."""
 
-    `escape`: write control characters of the data as text. None: only if standard output is a terminal, which would
-    interpret them.
-    """
-    if not paths:
-        raise UsageProblem(
-            "no file is given", remedy="Pass files of a log dir, or a partition directory", slug="no-files-given"
-        )
-    stream = Unfailing.of(sys.stdout)
-    stream.write("")  # reports a closed standard output
-    out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
-    if sys.stdout.isatty() if escape is None else escape:
-        out = _escaping(out, as_json)
-    report = Report(out, say, as_json=as_json)
-    try:
-        dumped = dump(fs, paths, options, report)
-        _or_lost(sys.stdout.buffer.flush)
-    except _OutputLost as lost:
-        stream.give_up(lost.problem)
-        if isinstance(lost.problem, BrokenPipeError):
-            stream.take_problem()
-            return READER_GONE
-        return 0  # cli/streams.py reports the rest
-    if not dumped:
-        raise UsageProblem(
-            "none of the files has a type that can be dumped",
-            remedy="Pass segments, their indexes, snapshots, checkpoints or partition.metadata",
-            slug="no-dumpable-file",
-        )
-    return 1 if report.wrong else 0
+    from_offset: FromOffset = None
+    to_offset: ToOffset = None
+    from_position: FromPosition = None
+    to_position: ToPosition = None
+
+    def __post_init__(self) -> None:
+        for name, first, last in (
+            ("offset", self.from_offset, self.to_offset),
+            ("position", self.from_position, self.to_position),
+        ):
+            if min(first or 0, last or 0) < 0:
+                raise UsageProblem(
+                    f"--from-{name} and --to-{name} must not be negative",
+                    remedy=f"Give them as the first {name} of the range and the first {name} after it, from 0 on",
+                    slug="negative-range-bound",
+                )
+            if first is not None and last is not None and last <= first:
+                raise UsageProblem(
+                    f"--to-{name} {last} is not above --from-{name} {first}",
+                    remedy=f"Set --to-{name} to the first {name} after the range",
+                    slug="empty-range",
+                )
+
+    @property
+    def is_all(self) -> bool:
+        return self == Range()
+
+    def rows(self, batches: np.ndarray) -> slice:
+        """Return which rows (BATCH_TABLE, in the order of the file) are in the range; the slice stops before the end of
+        `batches` if the range does."""
+        first, stop = 0, len(batches)
+        last_offsets = np.maximum.accumulate(batches["last_offset"])
+        if self.from_offset is not None:
+            first = int(np.searchsorted(last_offsets, self.from_offset))
+        if self.from_position is not None:
+            first = max(first, int(np.searchsorted(batches["position"], self.from_position)))
+        if self.to_position is not None:
+            stop = int(np.searchsorted(batches["position"], self.to_position))
+        if self.to_offset is not None:
+            beyond = np.flatnonzero(batches["base_offset"] >= self.to_offset)
+            # An old message has the offset of its last record: its other records may be below.
+            beyond = beyond[batches["magic"][beyond] >= 2]
+            stop = min(stop, int(beyond[0]) if len(beyond) else stop)
+        return slice(min(first, stop), stop)
+
+    def records(self, offsets: np.ndarray) -> np.ndarray | None:
+        """Return which records are in the range (bool); None: all records of its batches."""
+        if self.from_offset is None and self.to_offset is None:
+            return None
+        low = self.from_offset if self.from_offset is not None else -(2**63)
+        high = self.to_offset if self.to_offset is not None else 2**63 - 1
+        return np.asarray((offsets >= low) & (offsets < high))
 
 
-class _OutputLost(Exception):
-    """Standard output failed. It is not an OSError, which stands for an error of the dumped file."""
-
-    def __init__(self, problem: OSError) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
-def _or_lost(work: Callable[..., object], *given: object) -> None:
-    try:
-        work(*given)
-    except OSError as problem:
-        raise _OutputLost(problem) from problem
+def _paths(files: Files = None, file_list: FileList = None) -> tuple[str, ...]:
+    """Return the files to dump. If this process was started as root, it works as their owner from here on."""
+    paths = (*(files or ()), *o.comma_lists(file_list))
+    work_as_owner_of_files(LOCAL, paths)
+    return paths
 
 
-def _escaping(out: Callable[..., None], as_json: bool) -> Callable[..., None]:
-    """Return a sink that writes to `out` with control characters as text (errors.visible_lines)."""
-    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-    return lambda data: out(visible_lines(decoder.decode(data), as_json=as_json).encode())
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `dump`, with the defaults of its flags."""
+
+    paths: Annotated[tuple[str, ...], FromFlags(_paths)]
+    print_data_log: PrintDataLog = False
+    deep_iteration: DeepIteration = False
+    skip_record_metadata: SkipRecordMetadata = False
+    offsets_decoder: OffsetsDecoder = False
+    transaction_log_decoder: TransactionLogDecoder = False
+    checks: Annotated[IndexChecks, FromFlags(IndexChecks)] = field(default_factory=IndexChecks)
+    max_bytes: MaxBytes = None
+    wanted: Annotated[Range, FromFlags(Range)] = field(default_factory=Range)
+    escape: Escape = None
+    output: OutputFlag = "table"
+
+
+DUMP = Command(
+    name="dump",
+    help="Print the contents of segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only."
+    "\n\n"
+    "With --output json, one object per line. The exit status is 1 if a checksum, an index entry or a record is wrong.",
+    request=Request,
+    run="keytail.dump.driver:run",
+    examples=(
+        "keytail dump --print-data-log --from-offset 7 --to-offset 9 /var/lib/kafka/orders-0/00000000000000000000.log",
+        "keytail dump --output json --offsets-decoder /var/lib/kafka/__consumer_offsets-0",
+    ),
+    output=None,
+    reads_records=True,
+)

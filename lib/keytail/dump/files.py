@@ -14,8 +14,9 @@ import numpy as np
 
 from keytail.dump import small_files as files
 from keytail.dump.batch_lines import Decoder, DumpWriter, Shown
-from keytail.dump.index import IndexChecks, dump_offset_index, dump_time_index, dump_txn_index
-from keytail.dump.range import Range, start_of
+from keytail.dump.command import IndexChecks, Range
+from keytail.dump.index import dump_offset_index, dump_time_index, dump_txn_index
+from keytail.dump.range import start_of
 from keytail.dump.report import Report
 from keytail.dump.segment import LogReader, Part, Problem
 from keytail.errors import UsageProblem

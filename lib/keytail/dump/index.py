@@ -7,10 +7,10 @@ continues.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 
+from keytail.dump.command import IndexChecks
 from keytail.dump.report import Report
 from keytail.dump.segment import LogReader
 from keytail.dump.templates import LineWriter, Literals, Rows, Template
@@ -24,14 +24,6 @@ _PROBE_BYTES = 8 << 20
 _NO_OFFSET = -1
 _NO_TIMESTAMP = -1
 _NOT_FOUND = -2
-
-
-@dataclass(frozen=True)
-class IndexChecks:
-    """The flags of Kafka's tool: check entries without printing them, or check only the sanity of the index itself."""
-
-    verify_only: bool = False
-    sanity_only: bool = False
 
 
 def dump_offset_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, report: Report) -> None:

@@ -7,74 +7,14 @@ does not rise, or the log contradicts the entry, the log is read from byte 0.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.errors import UsageProblem
+from keytail.dump.command import Range
 from keytail.format import index, names
 from keytail.format.batch import HEADER_BYTES
 from keytail.kernels import dump as kernels
 from keytail.log.fs import FileSystem
-
-
-@dataclass(frozen=True)
-class Range:
-    """The batches with offsets in [from_offset, to_offset) that begin at a byte in [from_position, to_position). None:
-    no bound."""
-
-    from_offset: int | None = None
-    to_offset: int | None = None
-    from_position: int | None = None
-    to_position: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, first, last in (
-            ("offset", self.from_offset, self.to_offset),
-            ("position", self.from_position, self.to_position),
-        ):
-            if min(first or 0, last or 0) < 0:
-                raise UsageProblem(
-                    f"--from-{name} and --to-{name} must not be negative",
-                    remedy=f"Give them as the first {name} of the range and the first {name} after it, from 0 on",
-                    slug="negative-range-bound",
-                )
-            if first is not None and last is not None and last <= first:
-                raise UsageProblem(
-                    f"--to-{name} {last} is not above --from-{name} {first}",
-                    remedy=f"Set --to-{name} to the first {name} after the range",
-                    slug="empty-range",
-                )
-
-    @property
-    def is_all(self) -> bool:
-        return self == Range()
-
-    def rows(self, batches: np.ndarray) -> slice:
-        """Return which rows (BATCH_TABLE, in the order of the file) are in the range; the slice stops before the end of
-        `batches` if the range does."""
-        first, stop = 0, len(batches)
-        last_offsets = np.maximum.accumulate(batches["last_offset"])
-        if self.from_offset is not None:
-            first = int(np.searchsorted(last_offsets, self.from_offset))
-        if self.from_position is not None:
-            first = max(first, int(np.searchsorted(batches["position"], self.from_position)))
-        if self.to_position is not None:
-            stop = int(np.searchsorted(batches["position"], self.to_position))
-        if self.to_offset is not None:
-            beyond = np.flatnonzero(batches["base_offset"] >= self.to_offset)
-            # An old message has the offset of its last record: its other records may be below.
-            beyond = beyond[batches["magic"][beyond] >= 2]
-            stop = min(stop, int(beyond[0]) if len(beyond) else stop)
-        return slice(min(first, stop), stop)
-
-    def records(self, offsets: np.ndarray) -> np.ndarray | None:
-        """Return which records are in the range (bool); None: all records of its batches."""
-        if self.from_offset is None and self.to_offset is None:
-            return None
-        low = self.from_offset if self.from_offset is not None else -(2**63)
-        high = self.to_offset if self.to_offset is not None else 2**63 - 1
-        return np.asarray((offsets >= low) & (offsets < high))
 
 
 def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range) -> tuple[int, str]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from keytail.audit.table import WHAT
+from keytail.audit.command import WHAT
 from keytail.cli.rows import fields_of
 from keytail.compact.detail import Detail
 from keytail.report.facts import Finding, Partition

@@ -1,0 +1,98 @@
+"""Prints the content of files of a log dir line by line, and checks it.
+
+Takes no lock, changes nothing and starts no Spark. Lines are written to standard output immediately, findings to
+standard error; JSON is one object a line, including the findings.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from keytail.dump.command import Request
+from keytail.dump.files import DumpOptions, dump
+from keytail.dump.report import Report
+from keytail.errors import UsageProblem, visible_lines
+from keytail.format.coordinator import offsets_text, transaction_text
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.telling import Unfailing, say
+
+READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
+
+
+def run(request: Request, fs: FileSystem = LOCAL) -> int:
+    """Dump to this process's standard output; return the exit status, which is 1 if there were findings.
+
+    Control characters of the data are written as text if `escape` says so, or, if it is None, on a terminal, which
+    would interpret them.
+    """
+    options, as_json = _options(request), request.output == "json"
+    if not request.paths:
+        raise UsageProblem(
+            "no file is given", remedy="Pass files of a log dir, or a partition directory", slug="no-files-given"
+        )
+    stream = Unfailing.of(sys.stdout)
+    stream.write("")  # reports a closed standard output
+    out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
+    if sys.stdout.isatty() if request.escape is None else request.escape:
+        out = _escaping(out, as_json)
+    report = Report(out, say, as_json=as_json)
+    try:
+        dumped = dump(fs, request.paths, options, report)
+        _or_lost(sys.stdout.buffer.flush)
+    except _OutputLost as lost:
+        stream.give_up(lost.problem)
+        if isinstance(lost.problem, BrokenPipeError):
+            stream.take_problem()
+            return READER_GONE
+        return 0  # cli/streams.py reports the rest
+    if not dumped:
+        raise UsageProblem(
+            "none of the files has a type that can be dumped",
+            remedy="Pass segments, their indexes, snapshots, checkpoints or partition.metadata",
+            slug="no-dumpable-file",
+        )
+    return 1 if report.wrong else 0
+
+
+def _options(request: Request) -> DumpOptions:
+    """Return the options; UsageProblem for flags that exclude each other."""
+    if request.offsets_decoder and request.transaction_log_decoder:
+        raise UsageProblem(
+            "--offsets-decoder and --transaction-log-decoder exclude each other",
+            remedy="Dump the two topics separately",
+            slug="conflicting-flags",
+        )
+    decoder = offsets_text if request.offsets_decoder else None
+    return DumpOptions(
+        print_data_log=request.print_data_log,
+        deep_iteration=request.deep_iteration,
+        skip_record_metadata=request.skip_record_metadata,
+        max_bytes=request.max_bytes,
+        index_checks=request.checks,
+        decoder=transaction_text if request.transaction_log_decoder else decoder,
+        wanted=request.wanted,
+    )
+
+
+class _OutputLost(Exception):
+    """Standard output failed. It is not an OSError, which stands for an error of the dumped file."""
+
+    def __init__(self, problem: OSError) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def _or_lost(work: Callable[..., object], *given: object) -> None:
+    try:
+        work(*given)
+    except OSError as problem:
+        raise _OutputLost(problem) from problem
+
+
+def _escaping(out: Callable[..., None], as_json: bool) -> Callable[..., None]:
+    """Return a sink that writes to `out` with control characters as text (errors.visible_lines)."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    return lambda data: out(visible_lines(decoder.decode(data), as_json=as_json).encode())
