@@ -17,7 +17,7 @@ import typer.main
 from keytail.audit.command import AuditRow
 from keytail.cli.rows import NOT_TOLD
 from keytail.describe.command import DescribeRow
-from keytail.doctor.row import CheckRow
+from keytail.doctor.command import CheckRow
 from keytail.expire.command import ExpireRow
 from keytail.expire.partition import ExpiredSegment, Finding
 from keytail.export.command import ExportRow

@@ -20,7 +20,7 @@ from keytail.cli.configuration import Configuration
 from keytail.doctor import executors as spark_doctor
 from keytail.doctor import log_dirs as doctor_log_dirs
 from keytail.doctor import machine
-from keytail.doctor.row import CheckRow
+from keytail.doctor.command import CheckRow
 from keytail.log.fs import FileSystem, Sizes
 from keytail.log.lock import hold
 from tests.command_line import Run

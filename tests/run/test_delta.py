@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keytail.doctor.machine import delta
-from keytail.doctor.row import CheckRow
+from keytail.doctor.command import CheckRow
 from keytail.errors import KeytailError, UsageProblem
 from keytail.run.delta import (
     IVY_NOISE,

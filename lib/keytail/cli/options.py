@@ -155,24 +155,6 @@ Execute = Annotated[
         rich_help_panel=RUN,
     ),
 ]
-RebuildAll = Annotated[
-    bool,
-    typer.Option(
-        "--all",
-        help="Rebuild every index file that differs from what a recovering broker writes, even if it is valid: it "
-        "differs after a restart of the broker, or if index.interval.bytes was changed.",
-        rich_help_panel=RUN,
-    ),
-]
-Truncate = Annotated[
-    bool,
-    typer.Option(
-        "--truncate",
-        help="Truncate a log that was torn by a crash, where a broker would at its start, and print what is lost. "
-        "Only above the recovery point, and only if the broker did not stop cleanly.",
-        rich_help_panel=SAFETY,
-    ),
-]
 Now = Annotated[
     int | None,
     typer.Option(

@@ -1,90 +1,102 @@
-"""The command `doctor`: check whether this machine is ready for the other commands; with --warm, compile the kernels.
-
-Changes only the cache of compiled kernels and takes no lock, so it may run beside a broker.
-"""
+"""The command `doctor`, as it is declared: flags, rows, statuses, exit status."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
+import typer
 from rich.markup import escape
-from rich.table import Table
 
+from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.configuration import Configuration
-from keytail.cli.progress import Reporter
-from keytail.doctor import machine
-from keytail.doctor.log_dirs import clock, log_dirs
-from keytail.doctor.row import FAIL, OK, CheckRow
-from keytail.errors import KeytailError
-from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.owner import work_as_owner
+from keytail.cli.command import BROKER, Command
+from keytail.cli.configuration import BrokerSettings, Configuration
+from keytail.cli.flags import FromFlags
+from keytail.cli.selection import chosen_log_dirs
+from keytail.cli.table import STATUS, Column, print_line, print_rows
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+Warm = Annotated[
+    bool,
+    typer.Option(
+        "--warm",
+        help="Compile all kernels now, as the user that will run the other commands: about a minute, once for each "
+        "version. Otherwise the first run of each command compiles them.",
+    ),
+]
 
 
-def doctor(
-    *,
-    warm: bool,
-    now_ms: int,
-    paths: Sequence[str] = (),
-    configuration: Configuration | None = None,
-    master: str | None = None,
-    delta_jars: str | None = None,
-    fs: FileSystem = LOCAL,
-) -> list[CheckRow]:
-    """Return a row for each check. `warm` fills the cache of kernels before it is checked. The log dirs are checked if
-    `paths` are given, and the executors if `master` is given."""
-    if warm:
-        _warm()
-    rows = [machine.python(), machine.java(), machine.spark(), machine.delta(delta_jars), machine.native()]
-    rows += [machine.cache(), machine.descriptors(), machine.memory()]
-    work_as_owner(fs, [path for path in paths if fs.exists(path)])
-    rows += log_dirs(fs, paths, now_ms, configuration or Configuration()) if paths else [clock(now_ms, None)]
-    return rows + (_executors(master, paths) if master else [])
+def _log_dirs(configuration: Configuration, log_dirs: o.LogDirs = None, config: o.Config = None) -> tuple[str, ...]:
+    return chosen_log_dirs(o.comma_lists(log_dirs), configuration) if log_dirs or config else ()
 
 
-def _warm() -> None:
-    with Reporter("doctor", []) as reporter:
-        reporter.note("compiling the kernels that are not in the cache; about a minute the first time")
-        from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (brings in the compiler)
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `doctor`, with the defaults of its flags."""
 
-        compiled, left = compile_all(reporter.note)
-        rest = f"; {left} for rare cases are compiled when they are needed" if left else ""
-        reporter.note(f"{compiled} kernels are compiled{rest}")
-
-
-def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:
-    from keytail.doctor.executors import ask_executors, differences, look  # noqa: PLC0415 (brings in Spark)
-    from keytail.run.session import session_of_run  # noqa: PLC0415 (as the line above)
-
-    with contextlib.ExitStack() as run, Reporter("doctor", []) as reporter:
-        reporter.note(f"starting Spark on {master}")
-        try:
-            seen, problems = ask_executors(session_of_run(run, master, submitted=False), paths)
-        except KeytailError as problem:
-            return [CheckRow(f"executors of {master}", FAIL, problem.what, problem.remedy or "")]
-    here, rows = look(paths), []
-    remedy = "Mount the log dirs at the same path on all hosts, and install the same keytail on them (run/CLUSTER.md)"
-    for host, there in sorted(seen.items()):
-        different = differences(here, there)
-        found = "; ".join(different) or f"Python {there.python}, {', '.join(there.versions)}, the same log dirs"
-        rows.append(CheckRow(f"executor on {host}", FAIL if different else OK, found, remedy if different else ""))
-    rows += [CheckRow(f"executors of {master}", FAIL, problem, remedy) for problem in problems]
-    return rows
+    warm: Warm = False
+    log_dirs: Annotated[tuple[str, ...], FromFlags(_log_dirs)] = ()
+    configuration: BrokerSettings = field(default_factory=Configuration)
+    master: o.Master = None
+    delta_jars: o.DeltaJars = None
 
 
-def exit_status(rows: Sequence[CheckRow]) -> int:
+@dataclass(frozen=True)
+class CheckRow:
+    """One check."""
+
+    check: str
+    status: str
+    found: str
+    remedy: Annotated[str, "what to do about `warn` and `fail`"] = ""
+    log_dir: Annotated[str | None, "of a check of a log dir"] = None
+    clean_shutdown: Annotated[
+        bool | None, "of a log dir: whether the last broker stopped cleanly; `null`: not checked, or unknown"
+    ] = None
+    held: Annotated[bool | None, "of a log dir: whether a broker or another run has its lock; `null` as above"] = None
+
+
+def exit_status(rows: Sequence[CheckRow], request: Request | None = None) -> int:
     return 1 if any(row.status == FAIL for row in rows) else 0
 
 
-def print_table(rows: Sequence[CheckRow]) -> None:
-    console = show.output_console()
-    table = Table(title="This machine", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("check", "status", "found"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(escape(row.check), show.styled(row.status), escape(row.found))
-    console.print(table)
+_COLUMNS: tuple[Column[CheckRow], ...] = (
+    Column("check", lambda row: row.check, is_number=False),
+    STATUS,
+    Column("found", lambda row: row.found, is_number=False),
+)
+
+
+def show_rows(rows: Sequence[CheckRow], request: Request) -> None:
+    print_rows("This machine", _COLUMNS, rows)
     for row in rows:
         if row.remedy:
-            console.print(f"\n{escape(row.check)} {show.styled(row.status)}: {escape(row.remedy)}", soft_wrap=True)
+            print_line(f"\n{escape(row.check)} {show.styled(row.status)}: {escape(row.remedy)}")
+
+
+DOCTOR = Command(
+    name="doctor",
+    help="Check whether this machine is ready for the other commands; with --warm, compile their kernels in advance."
+    "\n\n"
+    "With --log-dirs or --config, check the log dirs too: owner, storage, free space, lock. With --master, a small job "
+    "checks whether all executors have the same packages, and the same log dirs at the same paths.",
+    request=Request,
+    run="keytail.doctor.driver:doctor",
+    examples=(
+        f"keytail doctor {BROKER}",
+        "keytail doctor --warm",
+        "keytail doctor --master spark://host:7077 --log-dirs /var/lib/kafka",
+    ),
+    rows={"": CheckRow},
+    statuses={
+        "ok": "as it should be",
+        "warn": "everything works, but not as fast as it could, or not completely",
+        "fail": "runs would not work",
+    },
+    exits={1: "if a check failed"},
+    show=show_rows,
+    exit_status=exit_status,
+)

@@ -18,7 +18,7 @@ from keytail.cli.metadata import read_cluster
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
 from keytail.config.kafka_version import Inferred
-from keytail.doctor.row import FAIL, OK, WARN, CheckRow
+from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names

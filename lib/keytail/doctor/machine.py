@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from keytail.cli import rows as show
-from keytail.doctor.row import FAIL, OK, WARN, CheckRow
+from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.errors import UsageProblem
 from keytail.run.java import java_version, require_java
 from keytail.run.memory import map_memory_bytes, physical_bytes

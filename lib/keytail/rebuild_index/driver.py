@@ -1,307 +1,233 @@
-"""The driver of an index rebuild: runs segments and slices of many partitions as tasks, then completes each partition.
+"""Compares the index files of the chosen partitions with their logs, and rebuilds them.
 
-Tasks read logs and write scratch files only. Results that need all segments of a partition, and the renaming of new
-files, are handled here, in the driver. The caller holds the locks of an executing run.
+`keytail rebuild-index` and jobs/rebuild_indexes.py under spark-submit run the same code here. Without `execute` nothing
+is changed and no lock is taken. With it, locks are held from before the first read until after the last rename.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from keytail.errors import CorruptLog, KeytailError
+from keytail.cli.configuration import Configuration
+from keytail.cli.metadata import with_metadata
+from keytail.cli.progress import Reporter
+from keytail.cli.quarantine import Place
+from keytail.cli.selection import choose
+from keytail.errors import KeytailError, in_words
+from keytail.format import names
+from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import LockLost
-from keytail.rebuild_index.indexes import (
-    Scan,
-    SegmentResult,
-    SegmentTask,
-    Slice,
-    cut,
-    finish,
-    index_segment,
-    scan,
-)
-from keytail.rebuild_index.partition import (
-    PartitionPlan,
-    PartitionResult,
-    Rest,
-    install,
-    mend_rest,
-    remove_scratch,
-    segment_tasks,
-    settle,
-)
-from keytail.rebuild_index.partition import cut as cut_log
-from keytail.rebuild_index.tail import Cut
-from keytail.run.ended import sweep
-from keytail.run.hosts import refuse_network_here, refuse_unseen
-from keytail.run.session import end_jobs, parallel_tasks
-from keytail.run.tasks import Outcome, attempt_one, explained, run_bundle
-from keytail.run.watching import telling
-
-# In flight at a time: enough to keep a cluster busy, little enough that a killed run loses little.
-BUNDLE_BYTES = 16 << 30
-BUNDLE_PARTITIONS = 256
-# Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
-SLICE_BYTES = 256 << 20
-_TASKS_A_CORE = 3
-_CHUNKS_A_CORE = 8
+from keytail.log.lock import hold, is_held
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, hosted, survey_partition
+from keytail.log.recover import recover
+from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_status
+from keytail.rebuild_index.partition import PartitionPlan, cut_sentence, plan_partition, refusals
+from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
+from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
+from keytail.run.rows import status_of
+from keytail.run.session import session_of_run
+from keytail.run.storage import refuse_shared_storage
+from keytail.run.watching import address_of_driver
+from keytail.run.workers import workers_of_run
+from keytail.telling import say
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of one task: index a whole segment, scan one slice, or join the scans of all slices."""
-
-    task: SegmentTask
-    slice: Slice | None = None
-    scans: tuple[Scan, ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        return self.slice.end - self.slice.start if self.slice else self.task.log_bytes
-
-
-@dataclass(frozen=True)
-class PartitionOutcome:
-    """The outcome for one partition: its result, or the problem that prevented it. `installed`: new files have been
-    renamed.
-
-    `done_cut`: the truncation that was made before `result` was determined.
-    """
-
-    plan: PartitionPlan
-    result: PartitionResult | None
-    rest: Rest
-    problem: KeytailError | None
-    start_ms: int
-    end_ms: int
-    installed: bool = False
-    done_cut: Cut | None = None
-
-
-@dataclass
-class Rebuild:
-    """One run over many partitions. `on_outcome` is called with each outcome as it ends, one at a time; `on_trace` with
-    a task's Python traceback. Without `spark` everything runs in this process. `hosted` contains the partitions of each
-    log dir, whose entries its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are on a
-    network file system."""
-
-    plans: Sequence[PartitionPlan]
-    spark: Any = None
-    hosted: Mapping[str, Collection[tuple[str, int]]] = field(default_factory=dict)
-    on_outcome: Callable[[PartitionOutcome], None] = lambda outcome: None
-    on_trace: Callable[[str], None] = lambda text: None
-    fs: FileSystem = LOCAL
-    slice_bytes: int = SLICE_BYTES
-    shared_storage: bool = False
-    _cores: int = field(default=1, init=False)
-    _stopped: bool = field(default=False, init=False)
-
-    def run(self) -> list[PartitionOutcome]:
-        """Return an outcome for each plan, in their order."""
-        done: dict[str, PartitionOutcome] = {}
-        bundles = list(_bundles(self.plans))
-        threads = 1
-        if self.spark is not None:
-            self._cores = parallel_tasks(self.spark)
-            threads = 2  # while one bundle is finished in the driver, the next one keeps the cores busy
-        with ThreadPoolExecutor(threads, "bundles") as pool:
-            begun = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
-            try:
-                for future in begun:
-                    for outcome in future.result():
-                        done[outcome.plan.facts.path] = outcome
-                        self.on_outcome(outcome)
-            except BaseException:  # a signal: an installation in progress is completed, nothing else starts
-                self._stopped = True
-                pool.shutdown(wait=False, cancel_futures=True)
-                end_jobs(self.spark, lambda: any(future.running() for future in begun))
-                self._remove_scratch()
-                raise
-        return [done[plan.facts.path] for plan in self.plans]
-
-    def _remove_scratch(self) -> None:
-        """Remove scratch files of a stopped run's tasks."""
-        sweep(lambda: sum(_scratch_removed(self.fs, plan) for plan in self.plans if plan.execute))
-
-    def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
-        start_ms = time.time_ns() // 1_000_000
-        tasks = [task for plan in plans for task in segment_tasks(plan)]
-        work = [Work(task, part) for task in tasks for part in self._slices(task, len(tasks))]
-        outcomes: dict[tuple[str, int], Outcome[SegmentResult | Scan]] = {}
-        scans: dict[tuple[str, int], list[Outcome[SegmentResult | Scan]]] = {}
-        for one, outcome in self._do(work, "rebuild-index"):
-            if one.slice is None:
-                outcomes[_key(one.task)] = outcome
+def rebuild(
+    request: Request, on_row: Callable[[RebuildRow], None] = lambda row: None, fs: FileSystem = LOCAL
+) -> list[RebuildRow]:
+    """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
+    examined partition, as it ends."""
+    with contextlib.ExitStack() as run:
+        choose(fs, request.choice)  # mistakes in flags, before any lock
+        flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
+        spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
+        if spark is not None and request.execute:
+            flags = flags.in_session(spark, fs, request.choice.log_dirs)
+        if request.execute:
+            if not request.shared_storage:
+                refuse_shared_storage(fs, request.choice.log_dirs)
+            run.enter_context(hold(request.choice.log_dirs, fs))
+        chosen = choose(fs, request.choice)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+        run_id = secrets.token_hex(4)
+        looked_at = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
+        plans = [one.plan for one in looked_at if one.plan is not None]
+        size = sum(plan.log_bytes for plan in plans)
+        sizes = [(os.path.basename(plan.facts.path), plan.log_bytes) for plan in plans]
+        with Reporter("rebuild-index", sizes) as reporter:
+            if spark is None and (request.master or size > HERE_BYTES or flags.path) and fs is LOCAL:
+                seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
+                spark = workers_of_run(
+                    run, reporter, request.master, seconds, needs_spark=flags.path is not None,
+                    extra=flags.session_settings(),
+                )  # fmt: skip
             else:
-                scans.setdefault(_key(one.task), []).append(outcome)
-        joins = []
-        for task in tasks:
-            if parts := scans.get(_key(task)):
-                failed = next((part for part in parts if part.problem is not None), None)
-                if failed is not None:
-                    outcomes[_key(task)] = failed
-                else:
-                    joins.append(Work(task, scans=tuple(part.value for part in parts)))  # type: ignore[misc]
-        for one, outcome in self._do(joins, "rebuild-index: slices together"):
-            outcomes[_key(one.task)] = outcome
-        return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
+                reporter.watch(address_of_driver(spark))
+            notes = {one.facts.path: one.notes for one in looked_at}
+            rows: dict[str, RebuildRow] = {}
 
-    def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
-        """Return slices only if there are few segments for the cores: a join reads the entries a second time."""
-        if n_tasks >= _TASKS_A_CORE * self._cores or self._cores == 1:
-            return (None,)
-        slices = cut(self.fs, task, self.slice_bytes)
-        return slices if len(slices) > 1 else (None,)
+            def heard(outcome: PartitionOutcome) -> None:
+                row = _row(outcome, notes[outcome.plan.facts.path])
+                rows[outcome.plan.facts.path] = row
+                on_row(row)
+                reporter.done(row.name, row.status, row.bytes, row.error)
 
-    def _do(self, work: Sequence[Work], name: str) -> Iterator[tuple[Work, Outcome[Any]]]:
-        """Run the largest work first; yield the outcomes in the order of `work`."""
-        order = sorted(range(len(work)), key=lambda number: work[number].size_bytes, reverse=True)
-        payloads = [work[number] for number in order]
-        if self.spark is None:
-            found = [attempt_one(self._here, payload, "here") for payload in payloads]
-        else:
-            found = self._on_spark(payloads, name)
-        by_number = dict(zip(order, found, strict=True))
-        for number, one in enumerate(work):
-            if by_number[number].trace:
-                self.on_trace(by_number[number].trace)
-            yield one, by_number[number]
-
-    def _here(self, work: Work, attempt: str) -> SegmentResult | Scan:
-        self._refuse_stopped()
-        return do(self.fs, work, attempt)
-
-    def _refuse_stopped(self) -> None:
-        if self._stopped:
-            raise KeytailError("interrupted", slug="run-interrupted")
-
-    def _on_spark(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
-        """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the
-        pieces of its task are run again, each by itself."""
-        chunks = _chunks(work, self._cores)
-        found: list[Outcome[Any]] = []
-        function = partial(do_on_worker, shared_storage=self.shared_storage)
-        run = partial(run_bundle, self.spark, function=function, stopped=lambda: self._stopped)
-        for chunk, outcome in zip(chunks, run(chunks, name=name), strict=True):
-            if outcome.value is not None:
-                found += outcome.value
-                continue
-            if self._stopped:
-                found += [Outcome(None, outcome.problem) for _ in chunk]
-                continue
-            alone = run([[one] for one in chunk], name=f"{name}, one by one")
-            found += [one.value[0] if one.value is not None else Outcome(None, one.problem) for one in alone]
-        return found
-
-    def _finish(
-        self, plan: PartitionPlan, outcomes: Sequence[Outcome[Any]], start_ms: int
-    ) -> PartitionOutcome:
-        result, rest, installed = None, Rest(), False
-        problem = next((outcome.problem for outcome in _worst_first(outcomes) if outcome.problem is not None), None)
-        try:
-            self._refuse_stopped()
-            if problem is None:
-                for outcome in outcomes:
-                    files = outcome.value.files if outcome.value is not None else ()
-                    written = [verdict.clean.name for verdict in files if verdict.clean is not None]
-                    refuse_unseen(self.fs, plan.facts.path, written, outcome.host)
-                result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
-                if result.torn is not None and plan.execute and plan.truncate:
-                    return self._cut(plan, result.torn, start_ms)
-                if plan.execute:
-                    install(self.fs, plan, result)
-                    installed = True
-                rest = mend_rest(self.fs, plan, result)
-        except KeytailError as known:
-            problem = known
-        except OSError as system:
-            problem = explained(system)
-        if plan.execute:
-            try:
-                remove_scratch(self.fs, plan.facts.path, plan.run_id)
-            except KeytailError as known:
-                problem = problem or known
-            except OSError as system:
-                problem = problem or explained(system)
-        return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
-
-    def _cut(self, plan: PartitionPlan, torn: Cut, start_ms: int) -> PartitionOutcome:
-        """Truncate the log first, then process the partition again, which is then intact."""
-        remove_scratch(self.fs, plan.facts.path, plan.run_id)
-        again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
-        [outcome] = self._run_bundle([replace(again, truncate=False)])
-        return replace(outcome, start_ms=start_ms, done_cut=torn)
+            of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
+            now_ms = time.time_ns() // 1_000_000
+            recorded = recording(
+                flags, spark, run_id_at(now_ms, run_id), command="rebuild-index", log_dirs=request.choice.log_dirs,
+                now_ms=now_ms, configuration=configuration, shared_storage=request.shared_storage,
+                on_note=reporter.note, fs=fs,
+            )  # fmt: skip
+            with recorded as record:
+                record.intend([replace(one.refused_row(), status="begun") for one in looked_at if one.plan is not None])
+                Rebuild(
+                    plans, spark, of_dirs, heard, lambda trace: say(trace, "error"), fs,
+                    shared_storage=request.shared_storage,
+                ).run()  # fmt: skip
+                done = [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
+                made = {row.name: [one.base_offset for one in row.segments if one.status == "rebuilt"] for row in done}
+                record.end(done, exit_status(done), made)
+        return record.recorded(done)
 
 
-def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
+@dataclass(frozen=True)
+class _LookedAt:
+    """A partition with its plan, or with the reason why it has none."""
+
+    facts: PartitionFacts
+    plan: PartitionPlan | None
+    status: str = "refused"
+    error: str = ""
+    notes: tuple[str, ...] = ()
+    problem: KeytailError | None = None
+
+    def refused_row(self) -> RebuildRow:
+        facts = self.facts
+        size = sum(segment.log_bytes for segment in facts.segments)
+        return RebuildRow(
+            facts.topic, facts.partition, facts.log_dir, self.status, self.error, size, notes=self.notes,
+            problem=self.problem,
+        )  # fmt: skip
+
+
+def _plan(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    request: Request,
+    run_id: str,
+) -> _LookedAt:
+    """Survey and plan one partition; an executing run first resolves what an interrupted run left in it."""
+    facts = survey_partition(fs, log_dir, entry)
+    notes: list[str] = []
     try:
-        return remove_scratch(fs, plan.facts.path, plan.run_id)
-    except (OSError, LockLost):  # the next run removes it too
-        return 0
+        if configuration.cluster is not None:
+            configuration.cluster.refuse_stray(fs, entry)
+        if request.execute and facts.leftovers and not entry.problems:
+            notes = recover(fs, facts.path)
+            facts = survey_partition(fs, log_dir, entry)
+        values = configuration.of(entry.topic).values()
+        reasons = refusals(facts, bool(values["remote.storage.enable"]))
+        if reasons:
+            return _LookedAt(facts, None, "refused", "; ".join(reasons), tuple(notes))
+        if request.execute:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        plan = plan_partition(
+            fs,
+            facts,
+            index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
+            segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
+            rebuild_all=request.rebuild_all,
+            execute=request.execute,
+            truncate=request.truncate,
+            is_in_use=not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs),
+            run_id=run_id,
+        )
+    except KeytailError as problem:
+        return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes), problem)
+    except OSError as problem:
+        return _LookedAt(facts, None, "failed", in_words(problem), tuple(notes))
+    return _LookedAt(facts, plan, notes=tuple(notes))
 
 
-def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
-    """Do the work of one task."""
-    task = replace(work.task, attempt=attempt)
-    with telling(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
-        if work.scans:
-            return finish(fs, task, work.scans)
-        return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
+def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
+    plan, result = outcome.plan, outcome.result
+    facts = plan.facts
+    segments: tuple[SegmentRow, ...] = ()
+    batches = files_wrong = None
+    status, error = "sound", ""
+    told = [*notes, *outcome.rest.wrong]
+    if outcome.done_cut is not None:
+        told.insert(0, cut_sentence(outcome.done_cut, True))
+    if result is not None:
+        log_bytes = {segment.base_offset: segment.log_bytes for segment in facts.segments}
+        segments = tuple(_segment_row(one, log_bytes[one.base_offset], outcome) for one in result.segments)
+        batches = sum(segment.batches for segment in result.segments)
+        files_wrong = len(result.wrong) + outcome.rest.files
+        if files_wrong or result.torn is not None or outcome.done_cut is not None:
+            status = "rebuilt" if outcome.installed else "would-rebuild"
+        if result.torn is not None:
+            error = cut_sentence(result.torn, False)
+    if outcome.rest.refused:
+        status, error = "refused", "; ".join(outcome.rest.refused)
+    if outcome.problem is not None:
+        status, error = status_of(outcome.problem), str(outcome.problem)
+    return RebuildRow(
+        topic=facts.topic,
+        partition=facts.partition,
+        log_dir=facts.log_dir,
+        status=status,
+        error=error,
+        bytes=plan.log_bytes,
+        batches=batches,
+        files_wrong=files_wrong,
+        in_use=plan.is_in_use,
+        segments=segments,
+        notes=tuple(told),
+        start_ms=outcome.start_ms,
+        end_ms=outcome.end_ms,
+        problem=outcome.problem,
+        places=_torn_places(outcome),
+    )
 
 
-def do_on_worker(
-    chunk: Sequence[Work], attempt: str, *, shared_storage: bool = False
-) -> list[Outcome[SegmentResult | Scan]]:
-    """Do the work of one Spark task: each piece of work has its own outcome."""
-
-    def one(work: Work, attempt: str) -> SegmentResult | Scan:
-        if work.task.execute and not shared_storage:
-            refuse_network_here(LOCAL, os.path.dirname(work.task.partition_path))
-        return do(LOCAL, work, attempt)
-
-    return [attempt_one(one, work, attempt) for work in chunk]
+def _torn_places(outcome: PartitionOutcome) -> tuple[Place, ...]:
+    """Return what a truncation removes, or would remove."""
+    torn = outcome.done_cut or (outcome.result.torn if outcome.result else None)
+    if torn is None:
+        return ()
+    path = os.path.join(outcome.plan.facts.path, names.segment_file(torn.tail.base_offset, names.LOG))
+    tail = torn.tail
+    return (Place(tail.what, path, tail.byte_position, tail.log_bytes, torn.next_offset, torn.lost_end),)
 
 
-def _chunks(work: Sequence[Work], cores: int) -> list[list[Work]]:
-    """Return the same work in the same order, in parts of about equal size, some for each core."""
-    target = sum(one.size_bytes for one in work) // (_CHUNKS_A_CORE * cores)
-    chunks: list[list[Work]] = []
-    size = 0
-    for one in work:
-        if chunks and size + one.size_bytes <= target:
-            chunks[-1].append(one)
-            size += one.size_bytes
-        else:
-            chunks.append([one])
-            size = one.size_bytes
-    return chunks
+def _segment_row(segment: Any, log_bytes: int, outcome: PartitionOutcome) -> SegmentRow:
+    by_suffix = {verdict.suffix: verdict for verdict in segment.files}
+    wrong = [verdict for verdict in segment.files if verdict.state != "sound"]
+    status = "sound"
+    if wrong:
+        status = "rebuilt" if outcome.installed else "would-rebuild"
+    error = "; ".join(f"{verdict.suffix}: {verdict.why}" for verdict in wrong)
+    if segment.damage is not None:
+        status, error = "damaged", "; ".join([str(segment.damage), *([error] if error else [])])
+    states = {suffix: verdict.state for suffix, verdict in by_suffix.items()}
+    return SegmentRow(
+        base_offset=segment.base_offset,
+        status=status,
+        log_bytes=log_bytes,
+        batches=segment.batches,
+        index=states.get(names.INDEX, ""),
+        time_index=states.get(names.TIME_INDEX, ""),
+        txn_index=states.get(names.TXN_INDEX, ""),
+        error=error,
+    )
 
 
-def _key(task: SegmentTask) -> tuple[str, int]:
-    return task.partition_path, task.base_offset
-
-
-def _worst_first(outcomes: Sequence[Outcome[Any]]) -> list[Outcome[Any]]:
-    """Order outcomes with damage first: it is more important than other failures."""
-    return sorted(outcomes, key=lambda outcome: not isinstance(outcome.problem, CorruptLog))
-
-
-def _bundles(plans: Sequence[PartitionPlan]) -> Iterator[list[PartitionPlan]]:
-    """Yield bundles of one large partition or many small ones, largest first."""
-    bundle: list[PartitionPlan] = []
-    size = 0
-    for plan in sorted(plans, key=lambda plan: plan.log_bytes, reverse=True):
-        if bundle and (len(bundle) == BUNDLE_PARTITIONS or size + plan.log_bytes > BUNDLE_BYTES):
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(plan)
-        size += plan.log_bytes
-    if bundle:
-        yield bundle

@@ -1,82 +1,101 @@
-"""The command `salvage`: writes the good batches of damaged partitions to another directory, and lists the losses.
-
-The source is only read, and no lock is taken, since that would create a file in the log dir. If a broker holds the
-lock, the partition is refused. Without `execute` nothing is written anywhere.
-"""
+"""The command `salvage`, as it is declared: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 
 import os
-import secrets
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from rich.markup import escape
-from rich.table import Table
+import typer
 
-from keytail.acting_user import as_caller
+from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.configuration import Configuration
-from keytail.cli.metadata import with_metadata
-from keytail.cli.outside import refuse_unwritable
-from keytail.cli.progress import Reporter
-from keytail.cli.selection import Choice, choose
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
-from keytail.format import names
-from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import is_held
-from keytail.log.partition import LogDirFacts, PartitionEntry
-from keytail.run.rows import status_of
-from keytail.run.watching import telling
+from keytail.cli.command import FAILURES, Command, exit_status_of
+from keytail.cli.configuration import Configuration, WithoutAssertions
+from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
 
-if TYPE_CHECKING:
-    from keytail.salvage.partition import Loss, OpenTransaction, Salvage
-
-_BAD = ("refused", "corrupt", "failed")
 _MOST_LINES = 40
+
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="DIR",
+        help="Directory for the new partition directories: empty or new, and outside of every log dir.",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class Request:
-    """All parameters of `salvage`."""
+    """All parameters of `salvage`, with the defaults of its flags."""
 
-    choice: Choice
-    to: str
-    configuration: Configuration = field(default_factory=Configuration)
-    execute: bool = False
+    choice: ChoiceByFlags
+    to: To
+    configuration: WithoutAssertions = field(default_factory=Configuration)
+    execute: o.Execute = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Something that is not in the result: bytes `start_byte` to below `end_byte` of `file`. The lost records have
+    offsets from `first_offset` to below `end_offset`, but not necessarily all of them."""
+
+    kind: Annotated[
+        str,
+        "`damaged` (bytes that are no intact batch), `missing-segment` (it has index files, but no log), `tail` and "
+        "`head` (by checkpoints the log had more than the files have), `gap` (between two segments), `repeated` and "
+        "`zeros` (bytes without contents of their own)",
+    ]
+    file: str
+    start_byte: int
+    end_byte: int
+    first_offset: int
+    end_offset: Annotated[int | None, "`null`: unknown"]
+    certain: Annotated[bool, "data existed that is lost"]
+    why: str
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """A transaction that is open where a loss begins (`at_offset`), or at the end of the log (None)."""
+
+    producer_id: int
+    producer_epoch: int
+    first_offset: int
+    at_offset: Annotated[int | None, "the loss before which it is open; `null`: the end of the log"]
 
 
 @dataclass(frozen=True)
 class SalvageRow:
-    """One partition. `status`: `would-salvage`, `salvaged`, `refused`, `failed`.
-
-    `losses` and `transactions` are those of salvage/partition.py; `to` is the directory that was created.
-    `last_batch_end` is the offset after the last good batch, `log_end_offset` the end of the new log.
-    """
+    """One partition."""
 
     topic: str
     partition: int
     log_dir: str
     status: str
     error: str = ""
-    to: str = ""
+    to: Annotated[str, "the new directory"] = ""
     segments: int = 0
-    segments_kept: int = 0
-    bytes: int = 0
+    segments_kept: Annotated[int, "in the new directory"] = 0
+    bytes: Annotated[int, "of `.log` files"] = 0
     bytes_kept: int = 0
-    batches: int = 0
-    records: int = 0
+    batches: Annotated[int, "kept"] = 0
+    records: Annotated[int, "kept"] = 0
     log_start_offset: int | None = None
-    last_batch_end: int | None = None
-    log_end_offset: int | None = None
-    gaps: int = 0
-    gap_offsets: int = 0
-    left_out: int = 0
+    last_batch_end: Annotated[int | None, "the offset behind the last intact batch"] = None
+    log_end_offset: Annotated[int | None, "of the new log"] = None
+    gaps: Annotated[int, "between adjacent intact batches"] = 0
+    gap_offsets: Annotated[int, "the offsets in them"] = 0
+    left_out: Annotated[
+        int,
+        "batches that were not saved although they can be read, or might be: their checksum is right, the search ended "
+        "before the file did, or the file may not be opened",
+    ] = 0
     losses: tuple[Loss, ...] = ()
-    transactions: tuple[OpenTransaction, ...] = ()
+    transactions: Annotated[tuple[OpenTransaction, ...], "that a loss or the end of the log leaves open"] = ()
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
@@ -90,193 +109,62 @@ class SalvageRow:
         return not any(loss.certain for loss in self.losses)
 
 
-def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
-    """Salvage, or only scan without `execute`. Returns a row for each chosen partition, by log dir."""
-    chosen = choose(fs, request.choice)
-    with as_caller():
-        target = os.path.realpath(request.to)
-    _check_target(fs, target, request.choice.log_dirs)
-    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
-    if request.execute and chosen.partitions and not fs.exists(target):
-        fs.mkdir(target, fs.stat(os.path.dirname(target)))
-        fs.fsync_dir(os.path.dirname(target))
-    run_id = secrets.token_hex(4)
-    rows = []
-    sizes = [(os.path.basename(entry.path), _log_bytes(fs, entry.path)) for _, entry in chosen.partitions]
-    with Reporter("salvage", sizes) as reporter:
-        reporter.watch()
-        for log_dir, entry in chosen.partitions:
-            start_ms = time.time_ns() // 1_000_000
-            try:
-                with telling(entry.path, "here", "salvage"):
-                    row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
-            except (KeytailError, OSError, MemoryError) as problem:
-                status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
-                row = SalvageRow(
-                    entry.topic, entry.partition, entry.log_dir, status, in_words(problem), start_ms=start_ms
-                )
-            rows.append(row)
-            reporter.done(row.name, row.status, row.bytes, row.error)
-    return rows
-
-
-def _log_bytes(fs: FileSystem, path: str) -> int:
-    try:
-        return sum(size for _, size, _ in fs.scan_sizes(path, names.LOG).sized)
-    except OSError:  # its row has the reason
-        return 0
-
-
-def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
-    for log_dir in map(os.path.realpath, log_dirs):
-        if os.path.commonpath([target, log_dir]) in (target, log_dir):
-            raise UsageProblem(
-                "--to is inside a log dir or contains one",
-                path=target,
-                remedy="Give a directory elsewhere: a broker does not start on a log dir that contains other "
-                "directories",
-                slug="overlaps-log-dir",
-            )
-    refuse_unwritable(target, "--to")
-    if fs.exists(target):
-        if not fs.stat(target).is_dir:
-            raise UsageProblem(
-                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
-            )
-        if fs.scan(target):
-            raise UsageProblem(
-                "--to is not empty",
-                path=target,
-                remedy="Give an empty directory, or a new name",
-                slug="directory-not-empty",
-            )
-    elif not fs.exists(os.path.dirname(target)):
-        raise UsageProblem(
-            "the parent directory of --to does not exist",
-            path=os.path.dirname(target),
-            remedy="Create it, or give another --to",
-            slug="no-parent-directory",
-        )
-
-
-def _one(
-    fs: FileSystem,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    configuration: Configuration,
-    request: Request,
-    target: str,
-    run_id: str,
-    start_ms: int,
-) -> SalvageRow:
-    from keytail.salvage.partition import Settings, salvage_partition  # noqa: PLC0415 (brings in the kernels)
-    from keytail.salvage.write import NewPartition  # noqa: PLC0415 (brings in the kernels)
-
-    if is_held(log_dir.path, fs):
-        raise Refused(
-            "the log dir is in use, or its lock cannot be checked",
-            path=log_dir.path,
-            remedy="Stop the broker, or salvage from a copy of the log dir that was made while it was stopped",
-            slug="log-dir-in-use",
-        )
-    values = configuration.of(entry.topic).values()
-    settings = Settings(
-        index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
-        segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
-    )
-    new = None
-    if request.execute:
-        new = NewPartition(fs, target, entry, run_id=run_id, topic_id=_topic_id(configuration, entry.topic))
-    found = salvage_partition(fs, log_dir, entry, settings, new)
-    return _row(entry, found, start_ms)
-
-
-def _topic_id(configuration: Configuration, topic: str) -> str | None:
-    cluster = configuration.cluster
-    if cluster is None or cluster.metadata is None or topic not in cluster.metadata.topics:
-        return None
-    return cluster.metadata.topics[topic].topic_id
-
-
-def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
-    return SalvageRow(
-        topic=entry.topic,
-        partition=entry.partition,
-        log_dir=entry.log_dir,
-        status="salvaged" if found.to else "would-salvage",
-        to=found.to,
-        segments=found.segments,
-        segments_kept=found.segments_kept,
-        bytes=found.bytes,
-        bytes_kept=found.bytes_kept,
-        batches=found.batches,
-        records=found.records,
-        log_start_offset=found.log_start_offset,
-        last_batch_end=found.last_batch_end,
-        log_end_offset=found.log_end_offset,
-        gaps=found.gaps,
-        gap_offsets=found.gap_offsets,
-        left_out=found.left_out,
-        losses=tuple(found.losses),
-        transactions=tuple(found.transactions),
-        notes=tuple(found.notes),
-        start_ms=start_ms,
-        end_ms=time.time_ns() // 1_000_000,
-    )
-
-
-def exit_status(rows: Sequence[SalvageRow]) -> int:
+def exit_status(rows: Sequence[SalvageRow], request: Request | None = None) -> int:
     """Return 0 if everything readable was or would be written, and a dry run found no losses; 1 if a dry run found
     losses or batches to leave out, or all partitions failed; 3 if some failed, or readable batches were left out."""
-    bad = [row for row in rows if row.status in _BAD]
-    if bad:
-        return 3 if len(bad) < len(rows) else 1
+    if status := exit_status_of(rows, FAILURES):
+        return status
     if any(row.status == "would-salvage" and (row.left_out or not row.is_whole) for row in rows):
         return 1
     return 3 if any(row.status == "salvaged" and row.left_out for row in rows) else 0
 
 
-def print_table(rows: Sequence[SalvageRow], title: str) -> None:
+def _if_known(row: SalvageRow, text: str) -> str:
+    return "" if row.log_end_offset is None else text
+
+
+def _log_size(row: SalvageRow) -> str:
+    return show.change(show.human_bytes(row.bytes), show.human_bytes(row.bytes_kept))
+
+
+_COLUMNS: tuple[Column[SalvageRow], ...] = (
+    PARTITION,
+    STATUS,
+    Column("segments", lambda row: _if_known(row, show.change(str(row.segments), str(row.segments_kept)))),
+    Column("log size", lambda row: _if_known(row, _log_size(row))),
+    Column("batches", lambda row: _if_known(row, f"{row.batches:,}")),
+    Column("records", lambda row: _if_known(row, f"{row.records:,}")),
+    Column("offsets", lambda row: _if_known(row, f"{row.log_start_offset}..{row.log_end_offset}")),
+    Column("losses", lambda row: _if_known(row, str(sum(loss.certain for loss in row.losses)))),
+    TOOK,
+)
+
+
+def show_rows(rows: Sequence[SalvageRow], request: Request) -> None:
     """Print a line for each partition, then the losses of each, then totals."""
-    console = show.output_console()
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("partition", overflow="fold")
-    table.add_column("status")
-    for name in ("segments", "log size", "batches", "records", "offsets", "losses", "took"):
-        table.add_column(name, justify="right")
+    print_rows("Salvage" if request.execute else "Dry run: nothing was written", _COLUMNS, rows)
+    print_errors(rows)
     for row in rows:
-        is_known = row.log_end_offset is not None
-        table.add_row(
-            escape(row.name),
-            show.styled(row.status),
-            show.change(str(row.segments), str(row.segments_kept)) if is_known else "",
-            show.change(show.human_bytes(row.bytes), show.human_bytes(row.bytes_kept)) if is_known else "",
-            f"{row.batches:,}" if is_known else "",
-            f"{row.records:,}" if is_known else "",
-            f"{row.log_start_offset}..{row.log_end_offset}" if is_known else "",
-            str(sum(loss.certain for loss in row.losses)) if is_known else "",
-            show.human_seconds(row.start_ms, row.end_ms),
-        )
-    console.print(table)
-    show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
-    for row in rows:
-        lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes]
-        if row.gaps:
-            lines.append(
-                f"{row.gap_offsets:,} offsets missing in {row.gaps:,} gaps between good batches, as after compaction"
-            )
-        if row.last_batch_end is not None and row.last_batch_end != row.log_end_offset:
-            lines.append(
-                f"the last good batch ends before offset {row.last_batch_end}; an empty segment keeps the log end "
-                f"offset at {row.log_end_offset}, so that no offset is assigned twice"
-            )
+        lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes, *_about_end(row)]
         for line in lines[:_MOST_LINES]:
-            console.print(f"{escape(row.name)}: {escape(line)}", soft_wrap=True)
+            print_about(row.name, line)
         if len(lines) > _MOST_LINES:
-            console.print(f"{escape(row.name)}: {len(lines) - _MOST_LINES} more lines; --output json shows all")
-    counts = Counter(row.status for row in rows)
-    found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
-    console.print(f"\n{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}.", soft_wrap=True)
+            print_about(row.name, f"{len(lines) - _MOST_LINES} more lines; --output json shows all")
+    print_line(f"\n{total(rows)}")
+
+
+def _about_end(row: SalvageRow) -> list[str]:
+    lines = []
+    if row.gaps:
+        lines.append(
+            f"{row.gap_offsets:,} offsets missing in {row.gaps:,} gaps between good batches, as after compaction"
+        )
+    if row.last_batch_end is not None and row.last_batch_end != row.log_end_offset:
+        lines.append(
+            f"the last good batch ends before offset {row.last_batch_end}; an empty segment keeps the log end "
+            f"offset at {row.log_end_offset}, so that no offset is assigned twice"
+        )
+    return lines
 
 
 def _loss_line(loss: Loss) -> str:
@@ -300,12 +188,14 @@ def _transaction_line(open_one: OpenTransaction) -> str:
     )
 
 
-def next_steps(rows: Sequence[SalvageRow], execute: bool) -> str:
+def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     """Return what the operator should do next; SALVAGE.md has the reasons."""
     done = [row for row in rows if row.status == "salvaged"]
-    if not execute:
-        return "This was a dry run: nothing was written. If another replica is intact, use that one. To write the "\
-            "good batches of this one, run the same command with --execute."
+    if not request.execute:
+        return (
+            "This was a dry run: nothing was written. If another replica is intact, use that one. To write the good "
+            "batches of this one, run the same command with --execute."
+        )
     if not done:
         return ""
     lines = [
@@ -327,3 +217,29 @@ def next_steps(rows: Sequence[SalvageRow], execute: bool) -> str:
             "--start-offset FIRST"
         )
     return "\n".join(lines)
+
+
+SALVAGE = Command(
+    name="salvage",
+    help="Save the intact batches of damaged partitions to another directory, and list what is lost.\n\n"
+    "For a partition that nothing else can repair and no replica has. The log dirs are only read. Without --execute it "
+    "lists what would be lost, and the exit status is 1 if anything would be.",
+    request=Request,
+    run="keytail.salvage.driver:salvage",
+    examples=(
+        "keytail salvage --log-dirs /var/lib/kafka --partitions orders-0 --to /backup/saved",
+        "keytail salvage --log-dirs /var/lib/kafka --partitions orders-0 --to /backup/saved --execute",
+    ),
+    rows={"": SalvageRow},
+    statuses={
+        "would-salvage": "in a dry run: the intact batches would be saved",
+        "salvaged": "the intact batches are in the new directory",
+        "refused": "keytail does not act on this state; nothing was written",
+        "failed": "something else went wrong; run again",
+    },
+    exits={1: "also if a dry run found losses", 3: "also if something was written and `left_out` is not 0"},
+    show=show_rows,
+    next_step=next_step,
+    exit_status=exit_status,
+    reads_records=True,
+)

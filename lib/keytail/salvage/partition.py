@@ -23,6 +23,7 @@ from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.producers import ProducerStates
+from keytail.salvage.command import Loss, OpenTransaction
 from keytail.salvage.scan import ZEROS, FileScan, Hole, scan_file
 from keytail.salvage.sources import LogFile, Sources, find_sources
 from keytail.salvage.write import NewPartition
@@ -38,36 +39,6 @@ class Settings:
 
     index_interval_bytes: int
     segment_index_bytes: int
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Something that is not in the result. `kind`: `damaged` (bytes that are no good batch), `missing-segment` (it has
-    index files, but no log), `tail` and `head` (by checkpoints the log had more than the files have), `gap` (between
-    two segments), `repeated` and `zeros` (bytes without contents of their own).
-
-    Bytes [start_byte, end_byte) of `file`. The lost records have offsets within [first_offset, end_offset), but not
-    necessarily all of them; an `end_offset` of None is unknown. `certain`: data existed that is lost.
-    """
-
-    kind: str
-    file: str
-    start_byte: int
-    end_byte: int
-    first_offset: int
-    end_offset: int | None
-    certain: bool
-    why: str
-
-
-@dataclass(frozen=True)
-class OpenTransaction:
-    """A transaction that is open where a loss begins (`at_offset`), or at the end of the log (None)."""
-
-    producer_id: int
-    producer_epoch: int
-    first_offset: int
-    at_offset: int | None
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""Checks whether this machine is ready for the other commands; with --warm, compiles their kernels.
+
+Changes only the cache of compiled kernels and takes no lock, so it may run beside a broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from keytail.cli.progress import Reporter
+from keytail.doctor import machine
+from keytail.doctor.command import FAIL, OK, CheckRow, Request
+from keytail.doctor.log_dirs import clock, log_dirs
+from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.owner import work_as_owner
+
+
+def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
+    """Return a row for each check. The log dirs are checked if there are any, and the executors if there is a
+    master."""
+    paths, now_ms = request.log_dirs, time.time_ns() // 1_000_000
+    if request.warm:
+        _warm()
+    rows = [machine.python(), machine.java(), machine.spark(), machine.delta(request.delta_jars), machine.native()]
+    rows += [machine.cache(), machine.descriptors(), machine.memory()]
+    work_as_owner(fs, [path for path in paths if fs.exists(path)])
+    rows += log_dirs(fs, paths, now_ms, request.configuration) if paths else [clock(now_ms, None)]
+    return rows + (_executors(request.master, paths) if request.master else [])
+
+
+def _warm() -> None:
+    with Reporter("doctor", []) as reporter:
+        reporter.note("compiling the kernels that are not in the cache; about a minute the first time")
+        from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (brings in the compiler)
+
+        compiled, left = compile_all(reporter.note)
+        rest = f"; {left} for rare cases are compiled when they are needed" if left else ""
+        reporter.note(f"{compiled} kernels are compiled{rest}")
+
+
+def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:
+    from keytail.doctor.executors import ask_executors, differences, look  # noqa: PLC0415 (brings in Spark)
+    from keytail.run.session import session_of_run  # noqa: PLC0415 (as the line above)
+
+    with contextlib.ExitStack() as run, Reporter("doctor", []) as reporter:
+        reporter.note(f"starting Spark on {master}")
+        try:
+            seen, problems = ask_executors(session_of_run(run, master, submitted=False), paths)
+        except KeytailError as problem:
+            return [CheckRow(f"executors of {master}", FAIL, problem.what, problem.remedy or "")]
+    here, rows = look(paths), []
+    remedy = "Mount the log dirs at the same path on all hosts, and install the same keytail on them (run/CLUSTER.md)"
+    for host, there in sorted(seen.items()):
+        different = differences(here, there)
+        found = "; ".join(different) or f"Python {there.python}, {', '.join(there.versions)}, the same log dirs"
+        rows.append(CheckRow(f"executor on {host}", FAIL if different else OK, found, remedy if different else ""))
+    rows += [CheckRow(f"executors of {master}", FAIL, problem, remedy) for problem in problems]
+    return rows

@@ -1,0 +1,307 @@
+"""The driver of an index rebuild: runs segments and slices of many partitions as tasks, then completes each partition.
+
+Tasks read logs and write scratch files only. Results that need all segments of a partition, and the renaming of new
+files, are handled here, in the driver. The caller holds the locks of an executing run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from keytail.errors import CorruptLog, KeytailError
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import LockLost
+from keytail.rebuild_index.indexes import (
+    Scan,
+    SegmentResult,
+    SegmentTask,
+    Slice,
+    cut,
+    finish,
+    index_segment,
+    scan,
+)
+from keytail.rebuild_index.partition import (
+    PartitionPlan,
+    PartitionResult,
+    Rest,
+    install,
+    mend_rest,
+    remove_scratch,
+    segment_tasks,
+    settle,
+)
+from keytail.rebuild_index.partition import cut as cut_log
+from keytail.rebuild_index.tail import Cut
+from keytail.run.ended import sweep
+from keytail.run.hosts import refuse_network_here, refuse_unseen
+from keytail.run.session import end_jobs, parallel_tasks
+from keytail.run.tasks import Outcome, attempt_one, explained, run_bundle
+from keytail.run.watching import telling
+
+# In flight at a time: enough to keep a cluster busy, little enough that a killed run loses little.
+BUNDLE_BYTES = 16 << 30
+BUNDLE_PARTITIONS = 256
+# Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
+SLICE_BYTES = 256 << 20
+_TASKS_A_CORE = 3
+_CHUNKS_A_CORE = 8
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one task: index a whole segment, scan one slice, or join the scans of all slices."""
+
+    task: SegmentTask
+    slice: Slice | None = None
+    scans: tuple[Scan, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.slice.end - self.slice.start if self.slice else self.task.log_bytes
+
+
+@dataclass(frozen=True)
+class PartitionOutcome:
+    """The outcome for one partition: its result, or the problem that prevented it. `installed`: new files have been
+    renamed.
+
+    `done_cut`: the truncation that was made before `result` was determined.
+    """
+
+    plan: PartitionPlan
+    result: PartitionResult | None
+    rest: Rest
+    problem: KeytailError | None
+    start_ms: int
+    end_ms: int
+    installed: bool = False
+    done_cut: Cut | None = None
+
+
+@dataclass
+class Rebuild:
+    """One run over many partitions. `on_outcome` is called with each outcome as it ends, one at a time; `on_trace` with
+    a task's Python traceback. Without `spark` everything runs in this process. `hosted` contains the partitions of each
+    log dir, whose entries its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are on a
+    network file system."""
+
+    plans: Sequence[PartitionPlan]
+    spark: Any = None
+    hosted: Mapping[str, Collection[tuple[str, int]]] = field(default_factory=dict)
+    on_outcome: Callable[[PartitionOutcome], None] = lambda outcome: None
+    on_trace: Callable[[str], None] = lambda text: None
+    fs: FileSystem = LOCAL
+    slice_bytes: int = SLICE_BYTES
+    shared_storage: bool = False
+    _cores: int = field(default=1, init=False)
+    _stopped: bool = field(default=False, init=False)
+
+    def run(self) -> list[PartitionOutcome]:
+        """Return an outcome for each plan, in their order."""
+        done: dict[str, PartitionOutcome] = {}
+        bundles = list(_bundles(self.plans))
+        threads = 1
+        if self.spark is not None:
+            self._cores = parallel_tasks(self.spark)
+            threads = 2  # while one bundle is finished in the driver, the next one keeps the cores busy
+        with ThreadPoolExecutor(threads, "bundles") as pool:
+            begun = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
+            try:
+                for future in begun:
+                    for outcome in future.result():
+                        done[outcome.plan.facts.path] = outcome
+                        self.on_outcome(outcome)
+            except BaseException:  # a signal: an installation in progress is completed, nothing else starts
+                self._stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                end_jobs(self.spark, lambda: any(future.running() for future in begun))
+                self._remove_scratch()
+                raise
+        return [done[plan.facts.path] for plan in self.plans]
+
+    def _remove_scratch(self) -> None:
+        """Remove scratch files of a stopped run's tasks."""
+        sweep(lambda: sum(_scratch_removed(self.fs, plan) for plan in self.plans if plan.execute))
+
+    def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
+        start_ms = time.time_ns() // 1_000_000
+        tasks = [task for plan in plans for task in segment_tasks(plan)]
+        work = [Work(task, part) for task in tasks for part in self._slices(task, len(tasks))]
+        outcomes: dict[tuple[str, int], Outcome[SegmentResult | Scan]] = {}
+        scans: dict[tuple[str, int], list[Outcome[SegmentResult | Scan]]] = {}
+        for one, outcome in self._do(work, "rebuild-index"):
+            if one.slice is None:
+                outcomes[_key(one.task)] = outcome
+            else:
+                scans.setdefault(_key(one.task), []).append(outcome)
+        joins = []
+        for task in tasks:
+            if parts := scans.get(_key(task)):
+                failed = next((part for part in parts if part.problem is not None), None)
+                if failed is not None:
+                    outcomes[_key(task)] = failed
+                else:
+                    joins.append(Work(task, scans=tuple(part.value for part in parts)))  # type: ignore[misc]
+        for one, outcome in self._do(joins, "rebuild-index: slices together"):
+            outcomes[_key(one.task)] = outcome
+        return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
+
+    def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
+        """Return slices only if there are few segments for the cores: a join reads the entries a second time."""
+        if n_tasks >= _TASKS_A_CORE * self._cores or self._cores == 1:
+            return (None,)
+        slices = cut(self.fs, task, self.slice_bytes)
+        return slices if len(slices) > 1 else (None,)
+
+    def _do(self, work: Sequence[Work], name: str) -> Iterator[tuple[Work, Outcome[Any]]]:
+        """Run the largest work first; yield the outcomes in the order of `work`."""
+        order = sorted(range(len(work)), key=lambda number: work[number].size_bytes, reverse=True)
+        payloads = [work[number] for number in order]
+        if self.spark is None:
+            found = [attempt_one(self._here, payload, "here") for payload in payloads]
+        else:
+            found = self._on_spark(payloads, name)
+        by_number = dict(zip(order, found, strict=True))
+        for number, one in enumerate(work):
+            if by_number[number].trace:
+                self.on_trace(by_number[number].trace)
+            yield one, by_number[number]
+
+    def _here(self, work: Work, attempt: str) -> SegmentResult | Scan:
+        self._refuse_stopped()
+        return do(self.fs, work, attempt)
+
+    def _refuse_stopped(self) -> None:
+        if self._stopped:
+            raise KeytailError("interrupted", slug="run-interrupted")
+
+    def _on_spark(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
+        """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the
+        pieces of its task are run again, each by itself."""
+        chunks = _chunks(work, self._cores)
+        found: list[Outcome[Any]] = []
+        function = partial(do_on_worker, shared_storage=self.shared_storage)
+        run = partial(run_bundle, self.spark, function=function, stopped=lambda: self._stopped)
+        for chunk, outcome in zip(chunks, run(chunks, name=name), strict=True):
+            if outcome.value is not None:
+                found += outcome.value
+                continue
+            if self._stopped:
+                found += [Outcome(None, outcome.problem) for _ in chunk]
+                continue
+            alone = run([[one] for one in chunk], name=f"{name}, one by one")
+            found += [one.value[0] if one.value is not None else Outcome(None, one.problem) for one in alone]
+        return found
+
+    def _finish(
+        self, plan: PartitionPlan, outcomes: Sequence[Outcome[Any]], start_ms: int
+    ) -> PartitionOutcome:
+        result, rest, installed = None, Rest(), False
+        problem = next((outcome.problem for outcome in _worst_first(outcomes) if outcome.problem is not None), None)
+        try:
+            self._refuse_stopped()
+            if problem is None:
+                for outcome in outcomes:
+                    files = outcome.value.files if outcome.value is not None else ()
+                    written = [verdict.clean.name for verdict in files if verdict.clean is not None]
+                    refuse_unseen(self.fs, plan.facts.path, written, outcome.host)
+                result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
+                if result.torn is not None and plan.execute and plan.truncate:
+                    return self._cut(plan, result.torn, start_ms)
+                if plan.execute:
+                    install(self.fs, plan, result)
+                    installed = True
+                rest = mend_rest(self.fs, plan, result)
+        except KeytailError as known:
+            problem = known
+        except OSError as system:
+            problem = explained(system)
+        if plan.execute:
+            try:
+                remove_scratch(self.fs, plan.facts.path, plan.run_id)
+            except KeytailError as known:
+                problem = problem or known
+            except OSError as system:
+                problem = problem or explained(system)
+        return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
+
+    def _cut(self, plan: PartitionPlan, torn: Cut, start_ms: int) -> PartitionOutcome:
+        """Truncate the log first, then process the partition again, which is then intact."""
+        remove_scratch(self.fs, plan.facts.path, plan.run_id)
+        again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
+        [outcome] = self._run_bundle([replace(again, truncate=False)])
+        return replace(outcome, start_ms=start_ms, done_cut=torn)
+
+
+def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
+    try:
+        return remove_scratch(fs, plan.facts.path, plan.run_id)
+    except (OSError, LockLost):  # the next run removes it too
+        return 0
+
+
+def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
+    """Do the work of one task."""
+    task = replace(work.task, attempt=attempt)
+    with telling(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
+        if work.scans:
+            return finish(fs, task, work.scans)
+        return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
+
+
+def do_on_worker(
+    chunk: Sequence[Work], attempt: str, *, shared_storage: bool = False
+) -> list[Outcome[SegmentResult | Scan]]:
+    """Do the work of one Spark task: each piece of work has its own outcome."""
+
+    def one(work: Work, attempt: str) -> SegmentResult | Scan:
+        if work.task.execute and not shared_storage:
+            refuse_network_here(LOCAL, os.path.dirname(work.task.partition_path))
+        return do(LOCAL, work, attempt)
+
+    return [attempt_one(one, work, attempt) for work in chunk]
+
+
+def _chunks(work: Sequence[Work], cores: int) -> list[list[Work]]:
+    """Return the same work in the same order, in parts of about equal size, some for each core."""
+    target = sum(one.size_bytes for one in work) // (_CHUNKS_A_CORE * cores)
+    chunks: list[list[Work]] = []
+    size = 0
+    for one in work:
+        if chunks and size + one.size_bytes <= target:
+            chunks[-1].append(one)
+            size += one.size_bytes
+        else:
+            chunks.append([one])
+            size = one.size_bytes
+    return chunks
+
+
+def _key(task: SegmentTask) -> tuple[str, int]:
+    return task.partition_path, task.base_offset
+
+
+def _worst_first(outcomes: Sequence[Outcome[Any]]) -> list[Outcome[Any]]:
+    """Order outcomes with damage first: it is more important than other failures."""
+    return sorted(outcomes, key=lambda outcome: not isinstance(outcome.problem, CorruptLog))
+
+
+def _bundles(plans: Sequence[PartitionPlan]) -> Iterator[list[PartitionPlan]]:
+    """Yield bundles of one large partition or many small ones, largest first."""
+    bundle: list[PartitionPlan] = []
+    size = 0
+    for plan in sorted(plans, key=lambda plan: plan.log_bytes, reverse=True):
+        if bundle and (len(bundle) == BUNDLE_PARTITIONS or size + plan.log_bytes > BUNDLE_BYTES):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(plan)
+        size += plan.log_bytes
+    if bundle:
+        yield bundle

@@ -1,0 +1,161 @@
+"""Writes the good batches of damaged partitions to another directory, and lists the losses.
+
+The source is only read, and no lock is taken, since that would create a file in the log dir. If a broker holds the
+lock, the partition is refused. Without `execute` nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+
+from keytail.acting_user import as_caller
+from keytail.cli.configuration import Configuration
+from keytail.cli.metadata import with_metadata
+from keytail.cli.outside import refuse_unwritable
+from keytail.cli.progress import Reporter
+from keytail.cli.selection import choose
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.format import names
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import is_held
+from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.rows import status_of
+from keytail.run.watching import telling
+from keytail.salvage.command import Request, SalvageRow
+from keytail.salvage.partition import Salvage, Settings, salvage_partition
+from keytail.salvage.write import NewPartition
+
+
+def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
+    """Salvage, or only scan without `execute`. Returns a row for each chosen partition, by log dir."""
+    chosen = choose(fs, request.choice)
+    with as_caller():
+        target = os.path.realpath(request.to)
+    _check_target(fs, target, request.choice.log_dirs)
+    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+    if request.execute and chosen.partitions and not fs.exists(target):
+        fs.mkdir(target, fs.stat(os.path.dirname(target)))
+        fs.fsync_dir(os.path.dirname(target))
+    run_id = secrets.token_hex(4)
+    rows = []
+    sizes = [(os.path.basename(entry.path), _log_bytes(fs, entry.path)) for _, entry in chosen.partitions]
+    with Reporter("salvage", sizes) as reporter:
+        reporter.watch()
+        for log_dir, entry in chosen.partitions:
+            start_ms = time.time_ns() // 1_000_000
+            try:
+                with telling(entry.path, "here", "salvage"):
+                    row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
+            except (KeytailError, OSError, MemoryError) as problem:
+                status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
+                row = SalvageRow(
+                    entry.topic, entry.partition, entry.log_dir, status, in_words(problem), start_ms=start_ms
+                )
+            rows.append(row)
+            reporter.done(row.name, row.status, row.bytes, row.error)
+    return rows
+
+
+def _log_bytes(fs: FileSystem, path: str) -> int:
+    try:
+        return sum(size for _, size, _ in fs.scan_sizes(path, names.LOG).sized)
+    except OSError:  # its row has the reason
+        return 0
+
+
+def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
+    for log_dir in map(os.path.realpath, log_dirs):
+        if os.path.commonpath([target, log_dir]) in (target, log_dir):
+            raise UsageProblem(
+                "--to is inside a log dir or contains one",
+                path=target,
+                remedy="Give a directory elsewhere: a broker does not start on a log dir that contains other "
+                "directories",
+                slug="overlaps-log-dir",
+            )
+    refuse_unwritable(target, "--to")
+    if fs.exists(target):
+        if not fs.stat(target).is_dir:
+            raise UsageProblem(
+                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
+            )
+        if fs.scan(target):
+            raise UsageProblem(
+                "--to is not empty",
+                path=target,
+                remedy="Give an empty directory, or a new name",
+                slug="directory-not-empty",
+            )
+    elif not fs.exists(os.path.dirname(target)):
+        raise UsageProblem(
+            "the parent directory of --to does not exist",
+            path=os.path.dirname(target),
+            remedy="Create it, or give another --to",
+            slug="no-parent-directory",
+        )
+
+
+def _one(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    request: Request,
+    target: str,
+    run_id: str,
+    start_ms: int,
+) -> SalvageRow:
+    if is_held(log_dir.path, fs):
+        raise Refused(
+            "the log dir is in use, or its lock cannot be checked",
+            path=log_dir.path,
+            remedy="Stop the broker, or salvage from a copy of the log dir that was made while it was stopped",
+            slug="log-dir-in-use",
+        )
+    values = configuration.of(entry.topic).values()
+    settings = Settings(
+        index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
+        segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
+    )
+    new = None
+    if request.execute:
+        new = NewPartition(fs, target, entry, run_id=run_id, topic_id=_topic_id(configuration, entry.topic))
+    found = salvage_partition(fs, log_dir, entry, settings, new)
+    return _row(entry, found, start_ms)
+
+
+def _topic_id(configuration: Configuration, topic: str) -> str | None:
+    cluster = configuration.cluster
+    if cluster is None or cluster.metadata is None or topic not in cluster.metadata.topics:
+        return None
+    return cluster.metadata.topics[topic].topic_id
+
+
+def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
+    return SalvageRow(
+        topic=entry.topic,
+        partition=entry.partition,
+        log_dir=entry.log_dir,
+        status="salvaged" if found.to else "would-salvage",
+        to=found.to,
+        segments=found.segments,
+        segments_kept=found.segments_kept,
+        bytes=found.bytes,
+        bytes_kept=found.bytes_kept,
+        batches=found.batches,
+        records=found.records,
+        log_start_offset=found.log_start_offset,
+        last_batch_end=found.last_batch_end,
+        log_end_offset=found.log_end_offset,
+        gaps=found.gaps,
+        gap_offsets=found.gap_offsets,
+        left_out=found.left_out,
+        losses=tuple(found.losses),
+        transactions=tuple(found.transactions),
+        notes=tuple(found.notes),
+        start_ms=start_ms,
+        end_ms=time.time_ns() // 1_000_000,
+    )
