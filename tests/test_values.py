@@ -185,7 +185,7 @@ ANSWERS = (
     "compact.fan_out.write:Written", "export.latest:Latest", "compact.proof.state:ProofSoFar",
     "compact.task:CleaningResult", "audit.stages:Audit", "audit.shard:ShardFindings", "audit.scan:Gap",
     "verify.task:VerifyReport", "import_.segments:Written", "run.contents:Answer",
-    "doctor.executors:Seen", "rebuild_index.driver:Scan", "rebuild_index.driver:SegmentResult", "run.tasks:Outcome",
+    "doctor.executors:Seen", "rebuild_index.tasks:Scan", "rebuild_index.tasks:SegmentResult", "run.tasks:Outcome",
 )  # fmt: skip
 
 

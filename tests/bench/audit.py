@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from keytail.audit import command as story
-from keytail.cli.selection import Choice
+from keytail.audit import driver as story
 from keytail.compact.cleaner import clean_partition, install
 from keytail.log.fs import LOCAL
 from keytail.run.session import local_session
@@ -82,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
             for _ in range(options.runs + 1):
                 for name, pair in cases:
                     started, cpu = time.perf_counter(), cpu_seconds()
-                    [rows[name]] = story.audit([str(home / one) for one in pair], Choice())
+                    [rows[name]] = story.audit(story.Request(tuple(str(home / one) for one in pair)))
                     figures[name].append((time.perf_counter() - started, cpu_seconds() - cpu))
                     wrong += rows[name].status != "alike"
         finally:

@@ -28,7 +28,7 @@ from keytail.log.freeing import Freeing
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.heap import keep_freed_memory
 from keytail.log.partition import survey_log_dirs, survey_partition
-from keytail.rebuild_index.driver import Rebuild
+from keytail.rebuild_index.tasks import Rebuild
 from tests.bench.limits import limits
 from tests.bench.memory import peak_private
 from tests.bench.stage import plans_of

@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from keytail.cli import options as o
+from keytail.cli.options import parse_time
 from keytail.errors import UsageProblem
-from keytail.lookup.command import parse_time
 from keytail.main.main import app
 from tests.command_line import Run
 from tests.log_dirs import BASE_MS

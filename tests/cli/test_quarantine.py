@@ -90,7 +90,7 @@ def test_what_is_cut_has_both_ends(logs: Path, tmp_path: Path) -> None:
     (logs / "bad-0" / f"{6:020d}.log").write_bytes(torn + torn[:30])
     row_of: list[Any] = []
     from keytail.cli.selection import Choice
-    from keytail.rebuild_index import command as rebuild
+    from keytail.rebuild_index import driver as rebuild
 
     row_of += rebuild.rebuild(rebuild.Request(Choice((str(logs),), partitions=("bad-0",))))
     [place] = row_of[0].places

@@ -11,8 +11,8 @@ import pytest
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.log.recover import recover
-from keytail.rebuild_index.driver import Rebuild
 from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.tasks import Rebuild
 from tests.chance import SEED
 from tests.crash.compactions import INTERVAL_BYTES, Log, LogDir
 from tests.crash.driver import Counts, Failed, State, digest_of, for_every_fault, for_every_stop

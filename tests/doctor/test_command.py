@@ -48,7 +48,7 @@ from keytail.kernels import jit
 from keytail.log.fs import LOCAL
 from keytail.log.one_partition import survey
 from keytail.rebuild_index.partition import plan_partition
-from keytail.rebuild_index.driver import Rebuild
+from keytail.rebuild_index.tasks import Rebuild
 path = sys.argv[1]
 verify_partition(LOCAL, path)
 facts = survey(path)

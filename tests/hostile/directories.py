@@ -333,8 +333,8 @@ def _without_spark() -> Iterator[None]:
     """Run without a JVM: damaged files of terabytes would start one, and it needs more memory than a parser has."""
     with (
         without_spark(),
-        mock.patch("keytail.verify.command.HERE_BYTES", 1 << 62),
-        mock.patch("keytail.rebuild_index.command.HERE_BYTES", 1 << 62),
+        mock.patch("keytail.verify.driver.HERE_BYTES", 1 << 62),
+        mock.patch("keytail.rebuild_index.driver.HERE_BYTES", 1 << 62),
     ):
         yield
 

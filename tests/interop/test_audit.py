@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from keytail.audit.command import audit
-from keytail.cli.selection import Choice
+from keytail.audit.command import Request
+from keytail.audit.driver import audit
 from keytail.errors import KeytailError
 from tests.chance import SEED
 from tests.interop import test_differential as differential
@@ -97,7 +97,7 @@ def test_replicas_cleaned_by_whom_and_when_they_like_do_not_differ(
                 for _ in range(rng.choice([0, 1, 2])):
                     seen[f"rounds of {broker.cleaner}"] += broker.clean(traffic, end)
                 broker.write_checkpoints(end)
-        [row] = audit([f"{broker.cleaner}={broker.path}" for broker in brokers], Choice())
+        [row] = audit(Request(tuple(f"{broker.cleaner}={broker.path}" for broker in brokers)))
         told = f"KEYTAIL_SEED={SEED}, log {number}: {row}"
         assert (row.status, row.divergences, row.not_compared) == ("alike", {}, ()), told
         assert row.records_compared is not None

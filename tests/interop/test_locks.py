@@ -18,7 +18,7 @@ from keytail.cli.selection import Choice
 from keytail.errors import Refused
 from keytail.log import lock
 from keytail.log.fs import FileSystem
-from keytail.rebuild_index import command as rebuild
+from keytail.rebuild_index import driver as rebuild
 from tests import golden
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire

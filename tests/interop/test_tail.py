@@ -16,7 +16,6 @@ from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts
 from keytail.log.stride import SegmentReader
-from keytail.rebuild_index.driver import Rebuild
 from keytail.rebuild_index.epochs import epochs_seen, plan_epochs, write_plan
 from keytail.rebuild_index.partition import plan_partition
 from keytail.rebuild_index.snapshots import (
@@ -26,6 +25,7 @@ from keytail.rebuild_index.snapshots import (
     survey_snapshots,
     wanted_snapshots,
 )
+from keytail.rebuild_index.tasks import Rebuild
 from tests.chance import SEED
 from tests.crash.driver import Counts, State, for_every_stop
 from tests.crash.partitions import PARTITION

@@ -17,11 +17,12 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact.planning import Rules
-from keytail.describe.command import describe
+from keytail.describe.command import Request as DescribeRequest
+from keytail.describe.driver import describe
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs
-from keytail.verify.command import verify
+from keytail.verify.command import Request
+from keytail.verify.driver import verify
 from keytail.verify.findings import Finding
 from keytail.verify.log_dir import verify_log_dir
 from keytail.verify.scope import claims_of
@@ -166,13 +167,13 @@ def test_beside_a_broker_the_row_says_so_and_the_tail_is_not_judged(kafka: Kafka
     active = sorted((log_dir / "t-0").glob("*.log"))[-1]
     active.write_bytes(active.read_bytes() + b"half a batch")
     choice = Choice(log_dirs=(str(log_dir),))
-    [crashed] = verify(choice)
+    [crashed] = verify(Request(choice))
     assert (crashed.live, crashed.status) == (False, "suspect")
     assert [finding["kind"] for finding in crashed.findings] == ["cut-active"]
     assert kafka.lock(log_dir)
     try:
-        [row] = verify(choice)
-        [described] = describe(choice, Configuration(), Rules(now_ms=0), count_records=True)
+        [row] = verify(Request(choice))
+        [described] = describe(DescribeRequest(choice, Configuration(), now_ms=0, count_records=True))
     finally:
         kafka.unlock(log_dir)
     assert (row.live, row.status, row.findings) == (True, "sound", ())

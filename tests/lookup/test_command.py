@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from keytail.cli.options import parse_time
 from keytail.errors import UsageProblem
-from keytail.lookup.command import parse_time, preview
+from keytail.lookup.driver import preview
 from tests.command_line import Run, rows_of
 from tests.log_dirs import BASE_MS, records_of, snapshot
 
@@ -106,7 +107,7 @@ def test_a_directory_that_is_no_log_dir(run: Run, log_dir: Path) -> None:
 def test_a_segment_that_a_running_broker_deletes_meanwhile_is_no_error(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keytail.lookup import command as module
+    from keytail.lookup import driver as module
 
     (log_dir / ".kafka_cleanshutdown").unlink()
     looked = []

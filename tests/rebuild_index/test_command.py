@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keytail.log.lock import hold
-from keytail.rebuild_index import command as rebuild
+from keytail.rebuild_index import driver as rebuild
 from tests.command_line import Run, rows_of
 from tests.log_dirs import snapshot
 from tests.reference.batches import decode_log

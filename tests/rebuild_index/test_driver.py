@@ -15,9 +15,9 @@ import pytest
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
-from keytail.rebuild_index import driver as rebuild
-from keytail.rebuild_index.driver import Rebuild
+from keytail.rebuild_index import tasks as rebuild
 from keytail.rebuild_index.partition import PartitionPlan, plan_partition
+from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.tasks import Outcome, attempt_one, run_bundle
 from tests.log_dirs import random_records, snapshot, write_log_dir
 from tests.run.test_submit import submit

@@ -28,7 +28,7 @@ from keytail.report import writing
 from keytail.report.writing import Page, reporting
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
-from keytail.verify import command as verification
+from keytail.verify import driver as verification
 from tests import golden
 from tests.compact.test_command import keytail
 from tests.log_dirs import BASE_MS, snapshot, write_log_dir

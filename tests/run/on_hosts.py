@@ -21,12 +21,12 @@ from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
 from keytail.compact import driver as compact
-from keytail.rebuild_index import command as rebuild
-from keytail.rebuild_index import driver as spark_rebuild
+from keytail.rebuild_index import driver as rebuild
+from keytail.rebuild_index import tasks as spark_rebuild
 from keytail.run import workers
 from keytail.run.session import local_session
-from keytail.verify import command as verification
 from keytail.verify import driver as spark_verify
+from keytail.verify import driver as verification
 
 HOSTS = 2
 LONGEST_S = 60.0
@@ -63,7 +63,7 @@ def main() -> None:
             choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master
         )
         answer[log_dir] = {
-            "verify": step(f"{log_dir}-verify", lambda: verification.verify(choice, master=master)),
+            "verify": step(f"{log_dir}-verify", lambda: verification.verify(verification.Request(choice, master))),
             "rebuild-index": step(f"{log_dir}-rebuild", lambda: rebuild.rebuild(indexes)),
             "compact": step(f"{log_dir}-compact", lambda: compaction.compact(cleaning)),
         }

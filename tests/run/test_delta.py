@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from keytail.doctor.machine import delta
 from keytail.doctor.command import CheckRow
+from keytail.doctor.machine import delta
 from keytail.errors import KeytailError, UsageProblem
 from keytail.run.delta import (
     IVY_NOISE,

@@ -19,8 +19,8 @@ from keytail.compact.fan_out import on_spark as spark_fan_out
 from keytail.compact.fan_out.stages import fan_out
 from keytail.errors import Refused
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.rebuild_index import command as rebuild
-from keytail.rebuild_index import driver as spark_rebuild
+from keytail.rebuild_index import driver as rebuild
+from keytail.rebuild_index import tasks as spark_rebuild
 from keytail.run.hosts import refuse_network_here, refuse_other_logs, refuse_unseen, seen_logs
 from keytail.run.tasks import Outcome
 from keytail.verify.driver import VerifyTask, verify_on_worker

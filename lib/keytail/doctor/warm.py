@@ -41,8 +41,8 @@ from keytail.log.fs import LOCAL
 from keytail.log.one_partition import survey
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts
 from keytail.lookup.steps import lookup_offset, lookup_time
-from keytail.rebuild_index.driver import Rebuild
 from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.tasks import Rebuild
 from keytail.salvage.partition import Settings, salvage_partition
 from keytail.verify.task import verify_partition
 

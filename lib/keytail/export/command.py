@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from keytail.acting_user import as_caller
 from keytail.cli.configuration import Configuration
+from keytail.cli.options import parse_time
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
 from keytail.cli.selection import Choice, choose
@@ -29,7 +30,6 @@ from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.listed import again_beside_a_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
-from keytail.lookup.command import parse_time
 from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import status_of
