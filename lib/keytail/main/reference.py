@@ -14,8 +14,7 @@ import typer
 from rich.text import Text
 
 from keytail.config.keys import BROKER_KEYS, TOPIC_KEYS, Key
-from keytail.main.examples import EXAMPLES
-from keytail.main.main import VERBS, app
+from keytail.main.main import COMMANDS, app
 
 _TOP = """\
 # Reference
@@ -38,21 +37,21 @@ _NOT_PRINTED = ("--help", "--install-completion", "--show-completion")
 
 def page() -> str:
     """Return the whole page, as Markdown."""
-    verbs: Any = typer.main.get_command(app)
-    context = verbs.make_context("keytail", [], resilient_parsing=True)
-    parts = [_TOP, *(_verb(name, verbs.commands[name], context) for name in VERBS), _SETTINGS]
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("keytail", [], resilient_parsing=True)
+    parts = [_TOP, *(_command(name, group.commands[name], context) for name in COMMANDS), _SETTINGS]
     parts.append(_keys("Topic setting", TOPIC_KEYS))
     parts.append(_keys("Broker setting", BROKER_KEYS))
     return "\n".join(parts)
 
 
-def _verb(name: str, command: Any, context: Any) -> str:
+def _command(name: str, command: Any, context: Any) -> str:
     about = inspect.cleandoc(command.help or "").split("\n\n")
     lines = [f"## `keytail {name}`", ""]
     for paragraph in map(_plain, about):
         text = " ".join(paragraph.split())
         lines += [textwrap.fill(text, 120), ""]
-    lines += [*(" \\\n".join(_wrapped(example)) for example in EXAMPLES[name]), ""]
+    lines += [*(" \\\n".join(_wrapped(example)) for example in COMMANDS[name].examples), ""]
     groups: dict[str, list[str]] = {}
     for parameter in command.params:
         if not set(parameter.opts) & set(_NOT_PRINTED):

@@ -1,0 +1,133 @@
+"""Generates the page of rows and exit statuses from the declarations of the commands.
+
+`python -m keytail.main.reference_rows` prints it; cli/ROWS.md is its last output.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from keytail.cli.command import Command
+from keytail.cli.rows import NOT_TOLD
+from keytail.main.main import COMMANDS
+from keytail.main.reference import cell
+
+_TOP = """\
+# Rows and exit statuses
+
+The rows that commands return. With `--output json` standard output is an array of these rows and nothing else; tables
+show a part of the fields. `--rows-file FILE` writes the same array. The reason for a status is in `error`; see also
+[troubleshoot](../guide/troubleshoot.md). `slugs` are those of the errors in it, for programs, since the words of a
+message may change and its slug does not; [ERRORS](../main/ERRORS.md) lists them. A number that is not known or was not
+counted is `null`. Sizes are in bytes, those of logs are of `.log` files; times are in ms since 1970. Offsets named
+`end` are not included. `make reference` generates this page from the program, and a test compares the two.
+"""
+_END = """\
+## Exit statuses
+
+| Exit status | Means |
+|---|---|
+| 0 | every partition is done: compacted, clean or skipped, sound, alike, ... |
+| 1 | no partition is, or the run could not begin (a broker holds the lock); or a check found something |
+| 2 | wrong usage: an unknown flag or topic, a directory that is not a log dir |
+| 3 | some partitions are, some were refused, corrupt or failed; or all are, and the ledger lacks the result |
+| 130 | interrupted from the keyboard (SIGINT): the rows report how far each partition came |
+| 143 | stopped by SIGTERM: likewise |
+| 141 | of `dump`: the process that read its output (`head`) has ended |
+
+Output that cannot be written (a full disk, a reader that has ended) does not change what was done: a run with
+`--execute` has the exit status of the table above, and standard error reports once that output is missing. A command
+that only reads ends with 1 instead of 0, since the requested output is missing. A closed standard output (`>&-`) is
+treated like `/dev/null`: the exit status is that of the run, as it is if standard error cannot be written. Closed
+descriptors 0 to 2 are opened on `/dev/null` first, so that no output is written into a file.
+
+A partition that is named by `--partitions` and is skipped counts as refused.
+
+## The quarantine report
+
+With `--quarantine-report FILE`, `compact`, `verify` and `rebuild-index` write a JSON array of all partitions that were
+refused, corrupt, damaged or failed, with one object each: `topic`, `partition`, `log_dir`, `status`, `error`;
+`problems`, each with `file`, `byte_position`, `byte_end` (behind the last byte, if known), `offset`, `offset_end`,
+`what`, `remedy`; and `helps`, the remedies that apply (`re-fetch`, `truncate`, `salvage`) with their texts
+([undo-and-salvage](../guide/undo-and-salvage.md#a-partition-is-damaged)). The file is written whole or not at all, with
+an empty array if there is no such partition. A path in a log dir is wrong usage, and so is anything but a regular file
+or a new name: a device, a pipe, a directory, a symbolic link. `--rows-file` and `--report` have the same rule, which is
+checked before the work begins and again before the file gets its name.
+"""
+# The meaning of fields that most rows have.
+_COMMON = {
+    "status": "listed below",
+    "error": "why the status is what it is; empty if there is nothing to say",
+    "start_ms": "when its work began",
+    "end_ms": "when its work ended",
+    "notes": "other findings and actions, a sentence each",
+}
+_TYPES = {str: "string", int: "number", float: "number", bool: "boolean"}
+
+
+def page() -> str:
+    """Return the whole page, as Markdown."""
+    sections = [text for command in COMMANDS.values() if command.rows for text in _section(command)]
+    return "\n".join([_TOP, *sections, _END])
+
+
+def _section(command: Command) -> Iterator[str]:
+    yield f"## `{command.name}`\n"
+    for about, row in command.rows.items():
+        yield f"{about or 'A row for each partition'}:\n"
+        yield "\n".join(["| Field | Type | Means |", "|---|---|---|", *_fields(row, ""), ""])
+    if command.statuses:
+        lines = [f"| `{name}` | {cell(meaning)} |" for name, meaning in command.statuses.items()]
+        yield "\n".join(["| Status | Means |", "|---|---|", *lines, ""])
+    for status, meaning in command.exits.items():
+        yield f"Exit status {status}: {meaning}.\n"
+
+
+def _fields(row: type[Any], prefix: str) -> Iterator[str]:
+    hints = get_type_hints(row, include_extras=True)
+    for field in fields(row):
+        if field.name in NOT_TOLD:
+            continue
+        kind, meaning = _unwrapped(hints[field.name])
+        text = meaning or ("" if prefix else _COMMON.get(field.name, ""))
+        yield f"| `{prefix}{field.name}` | {_type_text(kind)} | {cell(text)} |"
+        if field.name == "error" and not prefix:
+            yield "| `slugs` | list | the slugs of the errors in `error` |"
+        if (of_item := _item(kind)) is not None:
+            yield from _fields(of_item, f"{prefix}{field.name}[].")
+
+
+def _unwrapped(hint: Any) -> tuple[Any, str]:
+    """Return the type of a field, and the text with which it is annotated."""
+    if get_origin(hint) is Annotated:
+        kind, *marks = get_args(hint)
+        return kind, next((mark for mark in marks if isinstance(mark, str)), "")
+    return hint, ""
+
+
+def _item(kind: Any) -> type[Any] | None:
+    """Return the dataclass of the items of a tuple, if they are of one."""
+    first = next(iter(get_args(kind)), None)
+    return first if get_origin(kind) is tuple and is_dataclass(first) and isinstance(first, type) else None
+
+
+def _type_text(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        texts = [_type_text(one) for one in get_args(kind) if one is not type(None)]
+        return f"{' or '.join(dict.fromkeys(texts))} or `null`"
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(kind))
+    if origin in (tuple, list):
+        return "list"
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return "object"
+    return _TYPES.get(kind, "any")
+
+
+if __name__ == "__main__":
+    print(page(), end="")
