@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from keytail.compact import command as compaction
-from keytail.compact import driver
-from keytail.compact.out_of_place import command as out_of_place
+from keytail.compact import compaction as scheduling
+from keytail.compact import execution as compaction
+from keytail.compact.out_of_place import driver as out_of_place
 from keytail.run.tasks import Outcome, attempt_one
 
 
@@ -25,6 +25,6 @@ def without_spark() -> Iterator[None]:
     with (
         patch.object(compaction, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
         patch.object(out_of_place, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
-        patch.object(driver, "run_bundle", run_bundle),
+        patch.object(scheduling, "run_bundle", run_bundle),
     ):
         yield

@@ -25,7 +25,7 @@ from keytail.import_.command import ImportRow
 from keytail.ledger.history import PartitionRow, RunRow
 from keytail.ledger.maintain import MaintainRow
 from keytail.lookup.command import LookupRow
-from keytail.main.main import VERBS, app
+from keytail.main.main import COMMANDS, app
 from keytail.rebuild_index.command import RebuildRow, SegmentRow
 from keytail.run.rows import ResultRow
 from keytail.salvage.command import SalvageRow
@@ -58,7 +58,7 @@ def test_every_flag_is_one_of_the_verbs() -> None:
     assert told - NOT_OURS - MISTYPED <= known
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_is_in_the_readmes_table(verb: str) -> None:
     table = README[README.index("| Command |") :]
     assert f"`{verb}`" in table[: table.index("\n\n")]

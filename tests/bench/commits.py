@@ -19,7 +19,7 @@ from typing import Any
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
+from keytail.compact import execution as compaction
 from keytail.log.fs import FileSystem
 from tests.log_dirs import BASE_MS, write_log_dir
 from tests.reference.batches import Rec

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-from keytail.compact.driver import Compaction
+from keytail.compact.compaction import Compaction
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL

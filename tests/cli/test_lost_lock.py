@@ -17,7 +17,7 @@ import pytest
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
+from keytail.compact import execution as compaction
 from keytail.compact.out_of_place.output_tree import MountedTree
 from keytail.expire.command import Request as ExpireRequest
 from keytail.expire.driver import expire

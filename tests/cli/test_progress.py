@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from keytail import telling
 from keytail.cli import progress
 from keytail.cli.progress import PACE_S, WAITING, Reporter, Standing
-from keytail.main.main import VERBS, app
+from keytail.main.main import COMMANDS, app
 from keytail.run.watching import Sign
 from keytail.telling import Manner
 from tests.chance import chance
@@ -216,7 +216,7 @@ def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "keytail: [2/2] t-1 refused (1 B, at 1 min 40 s): why\n"
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_has_the_flags(verb: str) -> None:
     told = CliRunner().invoke(app, [verb, "--help"]).stdout
     assert "--quiet" in told

@@ -10,21 +10,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 
-from keytail.cli import command, stopping
-from keytail.cli.options import Output
+from keytail.cli import stopping
+from keytail.cli.command import Command
 from keytail.cli.stopping import Stopped, stop_with_parent, stoppable
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.lock import is_held
 from keytail.log.recover import recover
+from keytail.main import running
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
 from tests.chance import SEED
@@ -272,17 +273,23 @@ def test_an_import_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
     assert [log.stat().st_size for log in logs.rglob("*.log")] == [0, 0]
 
 
-@command.reported
-def verb(problem: BaseException, output: Output = Output.json) -> None:
-    raise problem
+@dataclass(frozen=True)
+class Failing:
+    """The request of a command that ends with `problem`."""
+
+    problem: BaseException
+
+
+def fail(request: Failing) -> list[ResultRow]:
+    raise request.problem
 
 
 def told(problem: BaseException, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Return status, standard output and standard error of a command that ends with `problem`."""
-    with pytest.raises(typer.Exit) as ending:
-        verb(problem, output=Output.json)
+    command = Command(name="fail", help="", request=Failing, run="tests.cli.test_stopping:fail")
+    status = running._status_of(command, {"output": "json"}, {"problem": problem})
     out, err = capfd.readouterr()
-    return ending.value.exit_code, out, err
+    return status, out, err
 
 
 def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureFixture[str]) -> None:
@@ -297,7 +304,7 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureF
 def test_a_signal_while_an_error_is_told_ends_in_one_message(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say = command._say
+    say = running._say
     signals = iter([signal.SIGTERM])
 
     def interrupted(text: str) -> None:
@@ -305,7 +312,7 @@ def test_a_signal_while_an_error_is_told_ends_in_one_message(
             signal.raise_signal(number)
         say(text)
 
-    monkeypatch.setattr(command, "_say", interrupted)
+    monkeypatch.setattr(running, "_say", interrupted)
     status, _, err = told(KeytailError("the disk is full"), capfd)
     assert status == 143
     assert "interrupted by SIGTERM. What is reported as done is complete" in err

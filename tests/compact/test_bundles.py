@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.compact import bundles, rounds
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
 from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, bundles_in_flight
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
-from keytail.compact.driver import Compaction
+from keytail.compact.compaction import Compaction
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog

@@ -11,7 +11,7 @@ import pytest
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
+from keytail.compact import execution as compaction
 from keytail.errors import KeytailError
 from keytail.log.directory import Directory
 from keytail.log.fs import LOCAL, FileSystem

@@ -343,7 +343,7 @@ def test_a_checkpoint_outside_the_log_is_set_right_where_nothing_is_due(run: Run
 def test_grouping_and_fan_out_reach_the_tasks(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], grouping: str, fan_out: str
 ) -> None:
-    from keytail.compact import command as compaction
+    from keytail.compact import execution as compaction
 
     seen: list[CleaningTask] = []
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
 from keytail.compact import rounds
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes

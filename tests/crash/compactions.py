@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.compact.cleaner import clean_partition
-from keytail.compact.driver import Compaction
+from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import select
 from keytail.compact.task import CleaningTask

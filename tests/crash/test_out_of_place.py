@@ -19,10 +19,10 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact import driver
+from keytail.compact import compaction as scheduling
 from keytail.compact.command import Request
-from keytail.compact.out_of_place import command as out_of_place
-from keytail.compact.out_of_place import driver as placing
+from keytail.compact.out_of_place import driver as out_of_place
+from keytail.compact.out_of_place import placing as placing
 from keytail.compact.out_of_place.output_record import decode_record
 from keytail.config.resolve import from_command_line
 from keytail.errors import Refused
@@ -84,9 +84,9 @@ def _here(fs: FileSystem) -> Iterator[None]:
         patch.object(out_of_place, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
         patch.object(out_of_place, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
-        patch.object(driver, "run_bundle", run_bundle),
-        patch.object(driver, "bundles_in_flight", lambda *_: 1),
-        patch.object(placing, "on_worker", lambda _, task, attempt: (fs, driver.replace(task, attempt=attempt))),
+        patch.object(scheduling, "run_bundle", run_bundle),
+        patch.object(scheduling, "bundles_in_flight", lambda *_: 1),
+        patch.object(placing, "on_worker", lambda _, task, attempt: (fs, scheduling.replace(task, attempt=attempt))),
     ):
         yield
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.log.fs import FileSystem
 from keytail.run.tasks import Outcome, attempt_one

@@ -12,19 +12,18 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from keytail.main.examples import EXAMPLES
-from keytail.main.main import VERBS, app
+from keytail.main.main import COMMANDS, app
 from tests.documentation.pages import blocks, commands, pages, text_of
 from tests.documentation.prepared import place, unpacked
 from tests.documentation.running import Host
 
 JOBS = {"rebuild_indexes": "rebuild-index", "import_logs": "import"}
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PARSERS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def parses(verb: str, words: list[str]) -> None:
     """Raises a usage error of click where the verb has no such flag, or a value is none of it."""
-    COMMANDS[verb].make_context(verb, words)
+    PARSERS[verb].make_context(verb, words)
 
 
 def _of_keytail(command: str) -> tuple[str, list[str]] | None:
@@ -33,7 +32,7 @@ def _of_keytail(command: str) -> tuple[str, list[str]] | None:
         return None
     words = shlex.split(re.split(r" \|(?: |$)", command)[0], comments=True)
     for at, word in enumerate(words):
-        if word.rpartition("/")[2] == "keytail" and at + 1 < len(words) and words[at + 1] in VERBS:
+        if word.rpartition("/")[2] == "keytail" and at + 1 < len(words) and words[at + 1] in COMMANDS:
             return words[at + 1], words[at + 2 :]
         if job := re.fullmatch(r".*jobs/(\w+)\.py", word):
             return JOBS.get(job[1], job[1]), words[at + 1 :]
@@ -60,17 +59,17 @@ def test_commands_of_all_pages_parse() -> None:
 
 
 def test_every_verb_has_a_command_on_a_page() -> None:
-    assert {verb for _, verb, _ in SAID} == set(VERBS)
+    assert {verb for _, verb, _ in SAID} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_examples_parse_and_are_shown(verb: str) -> None:
-    assert EXAMPLES[verb]
+    assert COMMANDS[verb].examples
     shown = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "160"})
     lines = [line.strip() for line in shown.output.splitlines()]
     after = lines[lines.index("Examples:") :]
     section = text_of("lib/keytail/main/REFERENCE.md").partition(f"\n## `keytail {verb}`\n")[2].partition("\n## ")[0]
-    for example in EXAMPLES[verb]:
+    for example in COMMANDS[verb].examples:
         said, words = _of_keytail(example) or ("", [])
         assert said == verb
         parses(verb, words)
@@ -92,8 +91,8 @@ NOT_RUN = {
 STAND_INS = {"orders": "gzip", "users": "zstd"}
 RUN = [
     example
-    for verb in VERBS
-    for example in EXAMPLES[verb]
+    for verb in COMMANDS
+    for example in COMMANDS[verb].examples
     if not any(example.startswith(f"keytail {one}") for one in NOT_RUN)
 ]
 

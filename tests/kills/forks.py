@@ -20,9 +20,11 @@ from unittest.mock import patch
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
-from keytail.compact import driver, rounds
-from keytail.compact.command import Request, compact
+from keytail.compact import compaction as scheduling
+from keytail.compact import execution as compaction
+from keytail.compact import rounds
+from keytail.compact.command import Request
+from keytail.compact.execution import compact
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import ResultRow
 from keytail.run.tasks import Outcome, attempt_one
@@ -66,8 +68,8 @@ def _without_spark(fs: FileSystem) -> Iterator[None]:
 
     with (
         patch.object(compaction, "session_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
-        patch.object(driver, "run_bundle", run_bundle),
-        patch.object(driver, "LOCAL", fs),  # of the tasks
+        patch.object(scheduling, "run_bundle", run_bundle),
+        patch.object(scheduling, "LOCAL", fs),  # of the tasks
         patch.object(rounds, "_MARGIN_BYTES", 0),
     ):
         yield

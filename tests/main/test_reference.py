@@ -13,7 +13,7 @@ import typer
 
 from keytail.config.keys import KEYS
 from keytail.main import reference, reference_errors
-from keytail.main.main import VERBS, app
+from keytail.main.main import COMMANDS, app
 
 PAGE = Path(reference.__file__).with_name("REFERENCE.md")
 
@@ -25,7 +25,7 @@ def test_the_page_is_made_from_the_program() -> None:
 def test_nothing_is_undocumented() -> None:
     page = PAGE.read_text()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for verb in VERBS:
+    for verb in COMMANDS:
         assert f"## `keytail {verb}`\n" in page
         for parameter in commands[verb].params:
             assert parameter.help, f"{verb} {parameter.opts} has no help"
@@ -36,7 +36,7 @@ def test_nothing_is_undocumented() -> None:
 
 def test_every_verb_has_an_example() -> None:
     sections = PAGE.read_text().split("\n## ")
-    for verb in VERBS:
+    for verb in COMMANDS:
         [section] = [one for one in sections if one.startswith(f"`keytail {verb}`\n")]
         assert f"\n    keytail {verb}" in section
 

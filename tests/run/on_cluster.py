@@ -19,8 +19,8 @@ from pathlib import Path
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
+from keytail.compact import execution as compaction
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL

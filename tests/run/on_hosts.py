@@ -19,8 +19,8 @@ from typing import Any
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
+from keytail.compact import execution as compaction
 from keytail.rebuild_index import driver as rebuild
 from keytail.rebuild_index import tasks as spark_rebuild
 from keytail.run import workers

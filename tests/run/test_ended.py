@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.accumulators import AccumulatorTCPServer
 
 from keytail.cli.stopping import Stopped, stoppable
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
 from keytail.compact.rounds import least_scratch_bytes
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError

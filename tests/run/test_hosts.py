@@ -12,7 +12,7 @@ import pytest
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
+from keytail.compact import execution as compaction
 from keytail.compact import worker
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.fan_out import on_spark as spark_fan_out

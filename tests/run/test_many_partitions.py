@@ -13,7 +13,7 @@ from click.testing import Result
 from keytail.cli import rows
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice, choose
-from keytail.compact import command as compaction
+from keytail.compact import driver as compaction
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import LOCAL
 from keytail.run import each_partition

@@ -13,7 +13,8 @@ import pytest
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact.command import Request, compact
+from keytail.compact.command import Request
+from keytail.compact.execution import compact
 from keytail.config.broker_version import parse_broker_version
 from keytail.format.batch import DELETE_HORIZON
 from tests.chance import chance

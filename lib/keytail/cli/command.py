@@ -43,7 +43,8 @@ class Command:
     help: str
     request: type[Any]  # the dataclass of its flags: flags.py
     run: str
-    examples: tuple[str, ...]  # most frequent first
+    only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all
+    examples: tuple[str, ...] = ()  # most frequent first
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # by what they are about; the fields are documented
     statuses: Mapping[str, str] = field(default_factory=dict)  # and what each means
     exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses with a meaning of this command alone

@@ -11,7 +11,7 @@ A request is a dataclass. Each of its fields is one of these:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -42,13 +42,16 @@ class _Input:
         return self.is_flag or self.made_by is not None
 
 
-def flags_of(source: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str, inspect.Parameter]:
     """Return the flags of a request's class as the parameters from which Typer makes a command line, by name.
 
-    A flag that several functions need is declared by each of them, and stands where the first of them has it.
+    `only` are the names of the fields whose flags are wanted; empty: all. A flag that several functions need is
+    declared by each of them, and stands where the first of them has it.
     """
     found: dict[str, inspect.Parameter] = {}
     for one in _inputs(source):
+        if only and one.name not in only:
+            continue
         if one.made_by is not None:
             flags = flags_of(one.made_by.make)
         elif one.is_flag:

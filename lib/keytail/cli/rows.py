@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from keytail.errors import slugs_in, visible
-from keytail.run.rows import ResultRow
 from keytail.telling import Level, manner, say, standard_error
 
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
@@ -170,71 +167,6 @@ def styled(status: str) -> str:
     return f"[{style}]{status}[/]" if style else status
 
 
-def print_table(rows: Sequence[ResultRow], title: str) -> None:
-    """Print one line per partition, the reasons below, then totals."""
-    many_dirs = len({row.log_dir for row in rows}) > 1
-    is_plan = any(row.way for row in rows)
-    numbers = ("offsets to clean", "way", "expected", "scratch") if is_plan else ("records", "offsets to clean", "took")
-    names = ("partition", *(["log dir"] if many_dirs else []), "status", "segments", "log size", *numbers)
-    lines = []
-    for row in rows:
-        dirty = ""
-        if row.status in ("would-compact", "compacted"):
-            dirty = f"{row.first_dirty_offset}..{row.end_dirty_offset}"
-        start = [row.name, *([row.log_dir] if many_dirs else []), row.status]
-        sizes = [
-            change(count(row.segments_before), count(row.segments_after)),
-            change(human_bytes(row.bytes_before), human_bytes(row.bytes_after)),
-        ]
-        if is_plan:
-            seconds = "" if row.expected_s is None else human_time(row.expected_s)
-            rest = [dirty, row.way or "", seconds, human_bytes(row.expected_scratch_bytes)]
-        else:
-            records = change(count(row.records_before), count(row.records_after))
-            rest = [records, dirty, human_seconds(row.start_ms, row.end_ms)]
-        lines.append([*start, *sizes, *rest])
-    print_lines(title, names, lines, start=len(names) - len(numbers) - 2)
-    print_reasons([(row.name, row.status, reason) for row in rows if (reason := _reason(row))])
-    print_totals(rows)
-
-
-def _reason(row: ResultRow) -> str:
-    held = ""
-    if row.removal_limit_replica is not None:
-        held = (
-            f"tombstones and markers from offset {row.removal_limit_offset} on are retained: replica "
-            f"{row.removal_limit_replica} has not been cleaned further"
-        )
-    return "; ".join(text for text in (row.error, held) if text)
-
-
-def print_lines(title: str, names: Sequence[str], lines: Sequence[Sequence[str]], start: int) -> None:
-    """Print a table. The first `start` columns are words, the last of them the status; the others are numbers."""
-    if len(lines) > MOST_DRAWN:
-        _print_plainly(title, names, lines)
-        return
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for number, name in enumerate(names):
-        justify: Any = "left" if number < start or name == "way" else "right"
-        table.add_column(name, justify=justify, overflow="ellipsis" if number == start - 1 else "fold")
-    for line in lines:
-        cells = [styled(cell) if number == start - 1 else escape(cell) for number, cell in enumerate(line)]
-        table.add_row(*cells)
-    output_console().print(table)
-
-
-def _print_plainly(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print the table as plain text: a drawn table takes half a millisecond per line."""
-    shown = [[visible(cell) for cell in line] for line in (names, *lines)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    output_console()  # sets how names that are not text are written
-    sys.stdout.write(f"{title}\n")
-    for line in shown:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        sys.stdout.write("  ".join(padded).rstrip() + "\n")
-    sys.stdout.flush()
-
-
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
     """Print `partition status: reason`, in full, most serious first."""
     order = {"corrupt": 0, "failed": 1, "damaged": 2, "refused": 3}
@@ -249,25 +181,3 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
         return
     for name, status, reason in reasons:
         console.print(f"{escape(name)} {styled(status)}: {escape(reason)}", soft_wrap=True)
-
-
-def print_totals(rows: Sequence[ResultRow]) -> None:
-    console = output_console()
-    counts = Counter(row.status for row in rows)
-    parts = [f"{number} {styled(status)}" for status, number in counts.most_common()]
-    text = "No partitions."
-    if rows:
-        text = f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {', '.join(parts)}."
-    done = [row for row in rows if row.status == "compacted"]
-    if done:
-        before = sum(row.bytes_before or 0 for row in done)
-        after = sum(row.bytes_after or 0 for row in done)
-        saved = f" ({100 * (before - after) / before:.0f} % less)" if before else ""
-        text += f" Compacted: {human_bytes(before)} -> {human_bytes(after)}{saved}"
-        records = sum((row.records_before or 0) - (row.records_after or 0) for row in done)
-        text += f", {records:,} records removed."
-    would = [row for row in rows if row.status == "would-compact"]
-    if would:
-        text += f" To rewrite: up to {human_bytes(sum(row.bytes_before or 0 for row in would))}."
-    console.print()
-    console.print(text, soft_wrap=True)

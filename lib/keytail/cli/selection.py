@@ -52,18 +52,29 @@ def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple
     return tuple(dict.fromkeys(str(Path(path).absolute()) for path in paths))
 
 
-def choice_of(
+def selected(
+    configuration: Configuration,
+    log_dirs: list[str] | None,
+    topic: list[str] | None,
+    topic_list: list[str] | None,
+    partitions: list[str] | None,
+    also_read: Sequence[str] = (),
+) -> Choice:
+    """Return the selection by flags. If this process was started as root, it works as the owner of the log dirs from
+    here on; `also_read` are log dirs of other brokers."""
+    paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
+    work_as_owner(LOCAL, paths, also_read)
+    return Choice(paths, tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
+
+
+def _choice(
     configuration: Configuration,
     log_dirs: o.LogDirs = None,
     topic: o.Topic = None,
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
 ) -> Choice:
-    """Return the selection by flags. If this process was started as root, it works as the owner of the log dirs from
-    here on."""
-    paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
-    work_as_owner(LOCAL, paths)
-    return Choice(paths, tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
+    return selected(configuration, log_dirs, topic, topic_list, partitions)
 
 
 def _choice_alone(
@@ -73,10 +84,10 @@ def _choice_alone(
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
 ) -> Choice:
-    return choice_of(configuration, log_dirs, topic, topic_list, partitions)
+    return selected(configuration, log_dirs, topic, topic_list, partitions)
 
 
-ChoiceByFlags = Annotated[Choice, FromFlags(choice_of)]
+ChoiceByFlags = Annotated[Choice, FromFlags(_choice)]
 # For requests without a configuration.
 ChoiceAlone = Annotated[Choice, FromFlags(_choice_alone)]
 

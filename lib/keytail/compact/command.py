@@ -1,99 +1,113 @@
-"""The commands `plan` and `compact`: decide for every chosen partition, and with --execute compact on Spark.
-
-`keytail compact` and jobs/compact.py under spark-submit run the same code; they differ only in what creates the Spark
-session. Locks are held from before the first decision until after the last checkpoint.
-"""
+"""The commands `plan` and `compact`, as they are declared: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from keytail.cli.configuration import Configuration
-from keytail.cli.metadata import with_metadata
-from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
-from keytail.cli.replicas import replicas_of
-from keytail.cli.selection import Choice, Chosen, choose
-from keytail.cli.stopping import Stopped
-from keytail.compact.gate import tell_unhosted
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.command import BROKER, FAILURES, Command
+from keytail.cli.configuration import Configuration, ConfigurationByFlags
+from keytail.cli.flags import FromFlags
+from keytail.cli.output_options import ReportFile, RowsAndFiles, RowsAndReport
+from keytail.cli.replicas import directories_of, replicas_of
+from keytail.cli.selection import Choice, selected
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
+from keytail.compact import options as c
 from keytail.compact.key_counts import HOTTEST
-from keytail.compact.planning import (
-    Planned,
-    Rules,
-    TaskSettings,
-    check_clock,
-    cleaning_tasks,
-    plan_one,
-    plan_to_compact,
-    resolve_leftovers,
-    say_how_old_messages_become,
-    say_what_goes_by_file_time,
-    say_what_is_assumed,
-)
-from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
-from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
-from keytail.log.partition import hosted
-from keytail.run.each_partition import of_each
-from keytail.run.ended import SparkEnded
+from keytail.compact.planning import Rules, TaskSettings, check_clock
+from keytail.errors import UsageProblem
+from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
+from keytail.log.fs import FileSystem
 from keytail.run.memory import map_memory_bytes
 from keytail.run.rows import ResultRow, exit_status
-from keytail.run.session import session_of_run
-from keytail.run.storage import ScratchSpace, refuse_shared_storage
-from keytail.run.watching import address_of_driver
-from keytail.run.workers import cores, workers_of_run
-from keytail.telling import say
-from keytail.undo.options import make_directory, originals_of, tell, tell_kept
+from keytail.run.workers import cores
 
-if TYPE_CHECKING:
-    from keytail.compact.driver import Compaction
-    from keytail.compact.keeper import Keeper
-    from keytail.compact.task import CleaningTask, FanOut
-    from keytail.undo.originals import Originals
+
+def _configuration(
+    configuration: ConfigurationByFlags,
+    message_format: c.MessageFormatFlag = None,
+    broker_version: c.BrokerVersionFlag = None,
+) -> Configuration:
+    return replace(configuration, message_format=message_format or "unknown", broker_version=broker_version)
+
+
+def _replicas(replica: c.Replica = None) -> tuple[str, ...]:
+    return tuple(replica or ())
+
+
+def _choice(
+    configuration: Configuration,
+    replicas: tuple[str, ...],
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+) -> Choice:
+    also_read = directories_of(replicas)
+    return selected(configuration, log_dirs, topic, topic_list, partitions, also_read=also_read)
+
+
+def _output_dirs(output_dir: c.OutputDir = None) -> tuple[str, ...]:
+    return o.comma_items(output_dir)
+
+
+def _in_detail(report_file: ReportFile = None) -> bool:
+    return report_file is not None
+
+
+def _show_keys(in_detail: bool, show_keys: c.ShowKeys = False) -> bool:
+    if show_keys and not in_detail:
+        raise UsageProblem(
+            "--show-keys requires --report", remedy="Give --report FILE.html, or omit --show-keys", slug="missing-flag"
+        )
+    return show_keys
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `plan` and `compact`; defaults are those of the flags."""
+    """All parameters of `plan` and `compact`, with the defaults of their flags."""
 
-    choice: Choice
-    configuration: Configuration = field(default_factory=Configuration)
-    execute: bool = False
-    now_ms: int | None = None
-    unsafe_clock: bool = False
-    force: bool = False
-    from_log_start: bool = False
-    high_watermark: str = "checkpoint"
-    deadline_minutes: float | None = None
-    master: str | None = None
-    grouping: str = "measured"
-    map_memory_bytes: int | None = None
-    fan_out: FanOut = "auto"
-    max_scratch_bytes: int | None = None
-    throttle_bytes_per_s: int | None = None
-    drop_keyless: bool = False
-    shared_storage: bool = False
-    keep_originals: str | None = None
-    copy_originals: bool = False
-    replicas: tuple[str, ...] = ()
-    ledger: LedgerFlags = field(default_factory=LedgerFlags)
-    output_dirs: tuple[str, ...] = ()
-    scratch_dir: str | None = None
+    choice: Annotated[Choice, FromFlags(_choice)]
+    configuration: Annotated[Configuration, FromFlags(_configuration)] = field(default_factory=Configuration)
+    execute: o.Execute = False
+    now_ms: o.Now = None
+    unsafe_clock: o.UnsafeClock = False
+    force: c.Force = False
+    from_log_start: c.FromLogStart = False
+    high_watermark: o.HighWatermarkFlag = "checkpoint"
+    deadline_minutes: c.Deadline = None
+    master: o.Master = None
+    grouping: c.GroupingFlag = "measured"
+    map_memory_bytes: o.MapMemory = None
+    fan_out: c.FanOutFlag = "auto"
+    max_scratch_bytes: c.MaxScratch = None
+    throttle_bytes_per_s: c.Throttle = None
+    drop_keyless: o.DropKeyless = False
+    shared_storage: o.SharedStorage = False
+    keep_originals: c.KeepOriginals = None
+    copy_originals: c.CopyOriginals = False
+    replicas: Annotated[tuple[str, ...], FromFlags(_replicas)] = ()
+    ledger: LedgerByFlags = field(default_factory=LedgerFlags)
+    output_dirs: Annotated[tuple[str, ...], FromFlags(_output_dirs)] = ()
+    scratch_dir: c.ScratchDir = None
     submitted: bool = False  # under spark-submit, which has chosen the master
-    in_detail: bool = False  # the rows are for a report
-    show_keys: bool = False  # in the report
+    in_detail: Annotated[bool, FromFlags(_in_detail)] = False  # the rows are for a report
+    show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # in the report
+
+    @property
+    def is_out_of_place(self) -> bool:
+        return bool(self.output_dirs) or self.scratch_dir is not None
 
     def rules(self, fs: FileSystem) -> Rules:
         return Rules(
             now_ms=check_clock(self.now_ms, self.execute, self.unsafe_clock),
             force=self.force,
             from_log_start=self.from_log_start,
-            high_watermark="log-end" if self.high_watermark == "log-end" else "checkpoint",
+            high_watermark=self.high_watermark,
             unsafe_clock=self.unsafe_clock,
             replicas=replicas_of(fs, self.replicas, self.choice.log_dirs),
         )
@@ -102,7 +116,7 @@ class Request:
         return TaskSettings(
             map_memory_bytes=self.map_memory_bytes or 0,
             drop_keyless=self.drop_keyless,
-            grouping="kafka" if self.grouping == "kafka" else "measured",
+            grouping=self.grouping,
             throttle_bytes_per_s=self.throttle_bytes_per_s or None,
             fan_out=self.fan_out,
             hottest_keys=HOTTEST if self.in_detail else 0,
@@ -114,173 +128,191 @@ class Request:
         """Return the map memory of one task in bytes, as far as it is known before there is a session."""
         return self.map_memory_bytes or map_memory_bytes(cores())
 
-    def originals(self, fs: FileSystem) -> Originals | None:
-        return originals_of(fs, self.keep_originals, self.copy_originals, self.choice.log_dirs)
+
+# The fields of the request that are flags of `plan`.
+_OF_PLAN = (
+    "choice",
+    "configuration",
+    "now_ms",
+    "unsafe_clock",
+    "force",
+    "from_log_start",
+    "high_watermark",
+    "replicas",
+    "in_detail",
+)
 
 
-def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Return a row for each chosen partition: what `compact --execute` would do. Changes and locks nothing."""
-    rules = request.rules(fs)
-    chosen = choose(fs, request.choice)
-    if (originals := request.originals(fs)) is not None:
-        tell(originals)
-    with contextlib.ExitStack() as run:
-        if request.submitted:
-            session_of_run(run, request.master, submitted=request.submitted)
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        map_memory = request.map_memory()
-        rows = of_each(
-            chosen.partitions,
-            lambda log_dir, entry: plan_one(
-                fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail
-            ).planned_row(map_memory, in_detail=request.in_detail),
-            fs,
+def exit_status_of_rows(rows: Sequence[ResultRow], request: Request) -> int:
+    return exit_status(rows, frozenset(request.choice.partitions))
+
+
+def _dirty(row: ResultRow) -> str:
+    return f"{row.first_dirty_offset}..{row.end_dirty_offset}" if row.status in ("would-compact", "compacted") else ""
+
+
+def _of_log(row: ResultRow) -> str:
+    return show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))
+
+
+_LOG_DIR: Column[ResultRow] = Column("log dir", lambda row: row.log_dir, is_number=False)
+_SIZES: tuple[Column[ResultRow], ...] = (
+    Column("segments", lambda row: show.change(show.count(row.segments_before), show.count(row.segments_after))),
+    Column("log size", _of_log),
+)
+_DIRTY: Column[ResultRow] = Column("offsets to clean", _dirty)
+_OF_A_PLAN: tuple[Column[ResultRow], ...] = (
+    _DIRTY,
+    Column("way", lambda row: row.way or "", is_number=False),
+    Column("expected", lambda row: "" if row.expected_s is None else show.human_time(row.expected_s)),
+    Column("scratch", lambda row: show.human_bytes(row.expected_scratch_bytes)),
+)
+_OF_A_RUN: tuple[Column[ResultRow], ...] = (
+    Column("records", lambda row: show.change(show.count(row.records_before), show.count(row.records_after))),
+    _DIRTY,
+    TOOK,
+)
+
+
+def _title(request: Request) -> str:
+    if request.is_out_of_place:
+        return "Compacted out of place" if request.execute else "Dry run: nothing was written"
+    return "Compacted" if request.execute else "Dry run: nothing was changed"
+
+
+def _show_plan(rows: Sequence[ResultRow], request: Request) -> None:
+    _print("Plan", rows)
+
+
+def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
+    _print(_title(request), rows)
+
+
+def _print(title: str, rows: Sequence[ResultRow]) -> None:
+    """Print one line per partition, the reasons below, then totals."""
+    log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
+    rest = _OF_A_PLAN if any(row.way for row in rows) else _OF_A_RUN
+    print_rows(title, [PARTITION, *log_dir, STATUS, *_SIZES, *rest], rows)
+    show.print_reasons([(row.name, row.status, reason) for row in rows if (reason := _reason(row))])
+    _print_totals(rows)
+
+
+def _reason(row: ResultRow) -> str:
+    held = ""
+    if row.removal_limit_replica is not None:
+        held = (
+            f"tombstones and markers from offset {row.removal_limit_offset} on are retained: replica "
+            f"{row.removal_limit_replica} has not been cleaned further"
         )
-        due = [row for row in rows if row.status == "would-compact"]
-        say_what_is_assumed(configuration, (row.topic for row in due))
-        say_how_old_messages_become(configuration, (row.topic for row in due))
-        say_what_goes_by_file_time(configuration, len(due))
-        if rules.replicas:
-            tell_unhosted([row.name for row in due if row.removal_limit_replica is None])
-        return rows
+    return "; ".join(text for text in (row.error, held) if text)
 
 
-def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Compact the chosen partitions that are due; return a row for each chosen partition."""
-    started_s = time.monotonic()
-    with contextlib.ExitStack() as run:
-        rules = request.rules(fs)
-        choose(fs, request.choice)  # report invalid flags before taking locks
-        originals = request.originals(fs)
-        flags = request.ledger.checked(fs, request.choice.log_dirs)
-        spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
-        if spark is not None:
-            flags = flags.in_session(spark, fs, request.choice.log_dirs)
-        if not request.shared_storage:
-            refuse_shared_storage(fs, request.choice.log_dirs)
-        run.enter_context(hold(request.choice.log_dirs, fs))
-        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, own session stopped
-        chosen = choose(fs, request.choice)
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        planned = _plan_resolved(fs, chosen, configuration, rules)
-        tell_unhosted([p.row().name for p in planned if p.gate is not None and p.gate.replica is None])
-        _mend_checkpoints(fs, chosen, planned)
-        say_what_is_assumed(configuration, (p.facts.topic for p in planned if p.wanted))
-        say_how_old_messages_become(configuration, (p.facts.topic for p in planned if p.wanted))
-        say_what_goes_by_file_time(configuration, sum(p.wanted for p in planned))
-        run_id = secrets.token_hex(4)
-        tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
-        if not tasks and flags.path is None:
-            return _in_order(planned, (), request)
-        deadline_s = None
-        if request.deadline_minutes is not None:
-            deadline_s = started_s + request.deadline_minutes * 60
-        sizes = [(os.path.basename(task.partition_path), _log_bytes(task)) for task in tasks]
-        with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
-            if spark is None:
-                spark = _workers(run, reporter, planned, request, flags)
-            else:
-                reporter.watch(address_of_driver(spark))
-            recorded = recording(
-                flags, spark, run_id_at(rules.now_ms, run_id), command="compact", log_dirs=request.choice.log_dirs,
-                now_ms=rules.now_ms, configuration=configuration, shared_storage=request.shared_storage,
-                on_note=reporter.note, fs=fs,
-            )  # fmt: skip
-            with recorded as record:
-                compaction = _compaction(spark, fs, chosen, tasks, request, reporter, deadline_s)
-                compaction.ledger = record.ledger
-                if originals is not None and tasks:
-                    make_directory(fs, originals, request.choice.log_dirs[0])
-                    compaction.keeper = _keeper(fs, originals)
-                    at_end.callback(tell_kept, fs, originals, run_id)
-                try:
-                    rows = compaction.run()
-                except (Stopped, SparkEnded) as stop:
-                    stop.rows = _in_order(planned, compaction.rows_so_far(), request)
-                    at_end.callback(compaction.remove_scratch)
-                    raise
-                record.rows = _in_order(planned, rows, request)
-                record.exit_status = exit_status(record.rows)
-        return record.recorded(record.rows)
+def _print_totals(rows: Sequence[ResultRow]) -> None:
+    counts = Counter(row.status for row in rows)
+    parts = [f"{number} {show.styled(status)}" for status, number in counts.most_common()]
+    text = "No partitions."
+    if rows:
+        text = f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {', '.join(parts)}."
+    done = [row for row in rows if row.status == "compacted"]
+    if done:
+        before = sum(row.bytes_before or 0 for row in done)
+        after = sum(row.bytes_after or 0 for row in done)
+        saved = f" ({100 * (before - after) / before:.0f} % less)" if before else ""
+        text += f" Compacted: {show.human_bytes(before)} -> {show.human_bytes(after)}{saved}"
+        records = sum((row.records_before or 0) - (row.records_after or 0) for row in done)
+        text += f", {records:,} records removed."
+    would = [row for row in rows if row.status == "would-compact"]
+    if would:
+        text += f" To rewrite: up to {show.human_bytes(sum(row.bytes_before or 0 for row in would))}."
+    print_line(f"\n{text}")
 
 
-def _log_bytes(task: CleaningTask) -> int:
-    return sum(segment.log_bytes for segment in task.segments)
+def _after_plan(rows: Sequence[ResultRow], request: Request) -> str:
+    if any(row.status == "would-compact" for row in rows):
+        return "Next: stop the broker, then run `keytail compact` with the same flags and --execute."
+    return _about_refused(rows)
 
 
-def _workers(
-    run: contextlib.ExitStack, reporter: Reporter, planned: Iterable[Planned], request: Request, flags: LedgerFlags
-) -> Any:
-    """Return the Spark session, or local processes where they are faster."""
-    expected = [one for plan in planned if (one := plan.expected(request.map_memory())) is not None]
-    may_fan_out = request.fan_out != "never" and any(one.way == "maybe fan-out" for one in expected)
-    needs_spark = may_fan_out or request.fan_out == "always" or flags.path is not None
-    seconds = [one.seconds for one in expected]
-    extra = flags.session_settings()
-    return workers_of_run(run, reporter, request.master, seconds, needs_spark=needs_spark, extra=extra)
+def _after_dry_run(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "would-compact" for row in rows):
+        return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+    return _about_refused(rows) or "This was a dry run, and no compaction is due."
 
 
-def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
-    """Return the decisions, after resolving leftovers of interrupted runs in partitions of compacted topics."""
-    found = of_each(
-        chosen.partitions, lambda log_dir, entry: plan_to_compact(fs, log_dir, entry, configuration, rules), fs
-    )
-    planned = []
-    for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):
-        now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules)
-        for sentence in done:
-            say(f"keytail: {now.row().name}: {sentence}")
-        planned.append(now)
-    return planned
+def _after_compact(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "compacted" for row in rows):
+        text = "Next: `keytail verify` with the same --log-dirs, then start the broker."
+        refused = _about_refused(rows)
+        return f"{text} {refused}" if refused else text
+    return _about_refused(rows) or "Nothing was due; no segment was changed."
 
 
-def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
-    """Set checkpoints outside their logs to the first dirty offset, also of partitions where no round is due."""
-    from keytail.compact.driver import move_checkpoints  # noqa: PLC0415 (--help and --version stay fast)
-
-    mended: dict[str, dict[tuple[str, int], int]] = {}
-    for plan in planned:
-        if plan.mended_checkpoint is not None:
-            key = (plan.facts.topic, plan.facts.partition)
-            mended.setdefault(plan.facts.log_dir, {})[key] = plan.mended_checkpoint
-    for log_dir in chosen.log_dirs:
-        if log_dir.path in mended:
-            move_checkpoints(fs, log_dir.path, mended[log_dir.path], hosted([log_dir]))
+def _about_refused(rows: Sequence[ResultRow]) -> str:
+    bad = [row for row in rows if row.status in ("refused", "corrupt", "failed")]
+    if not bad:
+        return ""
+    if any(row.status == "failed" for row in bad):
+        return f"{len(bad)} not done, for the reasons given above; resolve them, and run again."
+    return f"{len(bad)} not done and unchanged; the reasons, and what to do, are given above."
 
 
-def _compaction(
-    spark: Any,
-    fs: FileSystem,
-    chosen: Chosen,
-    tasks: list[Any],
-    request: Request,
-    reporter: Reporter,
-    deadline_s: float | None,
-) -> Compaction:
-    from keytail.compact.driver import Compaction  # noqa: PLC0415 (brings in the kernels)
-
-    return Compaction(
-        spark=spark,
-        tasks=tasks,
-        space=ScratchSpace(fs, request.max_scratch_bytes),
-        hosted={log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs},
-        on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
-        on_phase=reporter.phase,
-        on_trace=lambda trace: say(trace, "error"),
-        on_note=reporter.note,
-        shared_storage=request.shared_storage,
-        deadline_s=deadline_s,
-        fs=fs,
-    )
+def _next_step(rows: Sequence[ResultRow], request: Request) -> str:
+    if request.is_out_of_place:
+        return _about_refused(rows) if request.execute else "To do it: run the same command with --execute."
+    return _after_compact(rows) if request.execute else _after_dry_run(rows)
 
 
-def _keeper(fs: FileSystem, originals: Originals) -> Keeper:
-    from keytail.compact.keeper import Keeper  # noqa: PLC0415 (brings in the kernels)
+def _outside_of(request: Request) -> tuple[str, ...]:
+    """Return the directories in which no other file may be written."""
+    return (*request.choice.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
 
-    return Keeper(fs, originals)
 
+_STATUSES = {
+    "would-compact": "in a plan: `--execute` would compact it",
+    "compacted": "done",
+    "clean": "nothing to clean: everything is below the checkpoint, or only the active segment has records",
+    "skipped": "not due, or not a compacted topic, as stated in `error`",
+    **FAILURES,
+}
 
-def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Request) -> list[ResultRow]:
-    done: Iterator[ResultRow] = iter(rows)
-    found = [(p, p.gated(next(done)) if p.wanted else p.row(executed=True)) for p in planned]
-    return [p.detailed(row) if request.in_detail else row for p, row in found]
+PLAN = Command(
+    name="plan",
+    help="Show for each partition whether a compaction is due, and if not, why. Changes nothing and starts no Spark.",
+    request=Request,
+    only=_OF_PLAN,
+    run="keytail.compact.driver:plan",
+    examples=(
+        f"keytail plan {BROKER}",
+        "keytail plan --log-dirs /var/lib/kafka --topic-config orders:cleanup.policy=compact --topic-list orders",
+    ),
+    rows={"": ResultRow},
+    statuses={name: meaning for name, meaning in _STATUSES.items() if name != "compacted"},
+    show=_show_plan,
+    next_step=_after_plan,
+    exit_status=exit_status_of_rows,
+    output=RowsAndReport,
+)
+
+COMPACT = Command(
+    name="compact",
+    help="Retain only the latest record of each key, as the broker's log cleaner would. The broker must be stopped."
+    "\n\n"
+    "Without --execute this is a dry run, like `plan`.",
+    request=Request,
+    run="keytail.compact.driver:run",
+    examples=(
+        f"keytail compact {BROKER}",
+        f"keytail compact {BROKER} --execute",
+        f"keytail compact {BROKER} --topic 'orders|users' --force --execute --report /tmp/run.html",
+        "keytail compact --log-dirs /var/lib/kafka --output-dir /backup/kafka --execute",
+    ),
+    rows={"": ResultRow},
+    statuses=_STATUSES,
+    show=_show_compact,
+    next_step=_next_step,
+    exit_status=exit_status_of_rows,
+    output=RowsAndFiles,
+    reads_records=True,
+    title=lambda request: "compact --output-dir" if request.is_out_of_place else "",
+    log_dirs=_outside_of,
+)

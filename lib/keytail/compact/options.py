@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from keytail.cli.options import RUN, choices, one_of, size_bytes
 from keytail.config.broker_version import BrokerVersion, parse_broker_version
 
-
-class Grouping(StrEnum):
-    measured = "measured"
-    kafka = "kafka"
-
-
-class FanOut(StrEnum):
-    auto = "auto"
-    never = "never"
-    always = "always"
-
-
-class OldMessages(StrEnum):
-    v2 = "v2"
-    keep = "keep"
-
+Grouping = Literal["measured", "kafka"]
+FanOut = Literal["auto", "never", "always"]
+OldMessages = Literal["v2", "keep"]
 
 Force = Annotated[
     bool,

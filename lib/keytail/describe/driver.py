@@ -27,7 +27,6 @@ from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import PartitionFacts
-from keytail.log.stride import SegmentReader
 from keytail.run.each_partition import of_each
 
 _ALWAYS = ("cleanup.policy",)
@@ -65,6 +64,8 @@ def _kafka(inferred: Inferred) -> dict[str, Any]:
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
     """Return the number of records by the headers of all batches, after checking their checksums; the problem if a
     batch cannot be read."""
+    from keytail.log.stride import SegmentReader  # noqa: PLC0415 (brings in the kernels)
+
     reader = SegmentReader(fs)
     count = 0
     try:

@@ -35,14 +35,14 @@ def function_of(command: Command) -> Callable[..., None]:
     """Return the function from whose parameters Typer makes the command line."""
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = {"context": context}
-    for source in (command.request, command.output, RecordFlags if command.reads_records else None, MessageFlags):
+    parameters |= flags_of(command.request, command.only)
+    for source in (command.output, RecordFlags if command.reads_records else None, MessageFlags):
         if source is not None:
             parameters |= {name: flag for name, flag in flags_of(source).items() if name not in parameters}
 
     def function(context: typer.Context, **flags: Any) -> None:
-        submitted = context.obj == SUBMITTED
         try:
-            status = _stoppable(command, flags, submitted)
+            status = _status_of(command, flags, {"submitted": context.obj == SUBMITTED})
         finally:
             acting_user.give_back()
         raise typer.Exit(end_of_output(status, changes=bool(flags.get("execute"))))
@@ -52,8 +52,11 @@ def function_of(command: Command) -> Callable[..., None]:
     return function
 
 
-def _stoppable(command: Command, flags: Mapping[str, Any], submitted: bool) -> int:
-    """Run the command and return its exit status; report the error or the signal that ends it."""
+def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -> int:
+    """Run the command and return its exit status; report the error or the signal that ends it.
+
+    `given` are values of the request that are not flags.
+    """
     as_json = flags.get("output") == "json"
     with stoppable():  # also during an error message: one of the two is printed in full
         try:
@@ -61,7 +64,7 @@ def _stoppable(command: Command, flags: Mapping[str, Any], submitted: bool) -> i
                 request_of(MessageFlags, flags).apply()
                 request_of(RecordFlags, flags).apply()
                 refuse_one_file_for_two({flag: flags.get(name) for flag, name in _FILES.items()})
-                _run(command, flags, submitted)
+                _run(command, flags, given)
             except typer.Exit as ended:
                 return ended.exit_code
             except SparkEnded as ended:
@@ -79,15 +82,15 @@ def _stoppable(command: Command, flags: Mapping[str, Any], submitted: bool) -> i
     return 0
 
 
-def _run(command: Command, flags: Mapping[str, Any], submitted: bool) -> None:
+def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Run the command, print its rows, and raise typer.Exit with its status: files beside the rows are written then."""
-    if submitted and flags.get("master") is not None:
+    if given.get("submitted") and flags.get("master") is not None:
         raise UsageProblem(
             "--master after the job's name has no effect under spark-submit",
             remedy="Give it to spark-submit, before the job's name",
             slug="master-under-spark-submit",
         )
-    request = request_of(command.request, flags, {"submitted": submitted})
+    request = request_of(command.request, flags, given)
     known = {name: getattr(request, name) for name in ("execute", "now_ms", "configuration") if hasattr(request, name)}
     page = Page(command.name, title=command.title(request) if command.title else "", **known)
     log_dirs = command.log_dirs(request) if command.log_dirs else _log_dirs(request)

@@ -21,8 +21,8 @@ from typing import Any
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import command as compaction
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
+from keytail.compact import execution as compaction
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes

@@ -319,8 +319,8 @@ def test_a_source_that_changes_meanwhile_is_noticed(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """By a file that no task of the cleaning looks at: before it is read, after that, and before it is put in place."""
-    from keytail.compact.out_of_place import driver as placing
     from keytail.compact.out_of_place import partition as work
+    from keytail.compact.out_of_place import placing
 
     def touched(real: Any, *, first: bool) -> Any:
         def wrapped(*given: Any, **more: Any) -> Any:

@@ -15,11 +15,11 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact import driver as compact
+from keytail.compact import compaction as compact
 from keytail.compact.command import Request
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
-from keytail.compact.out_of_place import command as out_of_place
+from keytail.compact.out_of_place import driver as out_of_place
 from keytail.compact.out_of_place.plan import Judged
 from keytail.compact.out_of_place.target import Target
 from keytail.config.resolve import from_command_line
@@ -135,7 +135,7 @@ class Dying:
 def test_a_worker_that_dies_is_one_that_never_was(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
-    from keytail.compact.out_of_place import driver as placing
+    from keytail.compact.out_of_place import placing as placing
 
     one, two = tmp_path / "one", tmp_path / "two"
     run(spark, monkeypatch, log_dir, one)

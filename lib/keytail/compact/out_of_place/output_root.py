@@ -10,8 +10,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from keytail.compact.out_of_place.driver import Tree
 from keytail.compact.out_of_place.output_record import Entries, OutputRecord
+from keytail.compact.out_of_place.placing import Tree
 from keytail.format import names
 from keytail.log.checkpoint import encode_offsets
 from keytail.log.fs import FileSystem

@@ -21,9 +21,9 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.rows import ResultRow
 
 if TYPE_CHECKING:
-    from keytail.compact.out_of_place.driver import Intended
     from keytail.compact.out_of_place.output_record import Entries, OutputRecord, SeenFile
     from keytail.compact.out_of_place.output_tree import Found
+    from keytail.compact.out_of_place.placing import Intended
     from keytail.compact.out_of_place.target import Target
     from keytail.compact.task import CleaningTask
 
@@ -98,8 +98,8 @@ class Judged:
         return CleaningTask.of(self.planned.facts, **copied)
 
     def intended(self, target: Target) -> Intended:
-        from keytail.compact.out_of_place.driver import Intended  # noqa: PLC0415 (as above)
         from keytail.compact.out_of_place.output_record import Entries  # noqa: PLC0415 (as above)
+        from keytail.compact.out_of_place.placing import Intended  # noqa: PLC0415 (as above)
 
         notes = []
         mended = None

@@ -18,9 +18,9 @@ from keytail.log.fs import FileSystem
 
 if TYPE_CHECKING:
     from keytail.compact.command import Request
-    from keytail.compact.out_of_place.driver import Tree
     from keytail.compact.out_of_place.object_store import Store
     from keytail.compact.out_of_place.output_tree import Found
+    from keytail.compact.out_of_place.placing import Tree
 
 
 @dataclass(frozen=True)

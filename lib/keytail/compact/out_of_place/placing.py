@@ -1,0 +1,229 @@
+"""The driver of a compaction out of place: puts the output of tasks in the target, and makes the row of each partition.
+
+Tasks write scratch files in the target or, if that is an object store, send them there; the driver renames them, writes
+the record of the contents, and never changes the source (compact/out_of_place/OUT_OF_PLACE.md).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from keytail.compact.detail import detail_of_result
+from keytail.compact.out_of_place.object_store import Store, local_scratch
+from keytail.compact.out_of_place.output_record import Entries, OutputRecord, PlacedFile
+from keytail.compact.out_of_place.output_tree import Found
+from keytail.compact.out_of_place.partition import (
+    clean_or_not,
+    copy_rest,
+    outputs_of,
+    place_partition,
+    refuse_other_files,
+    remove,
+)
+from keytail.compact.replacing import Interrupted, PastDeadline, oddities_of, remove_lost_scratch, with_numbers, written
+from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.compact.worker import on_worker
+from keytail.errors import REPORT_IT, KeytailError
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.ended import SparkEnded
+from keytail.run.hosts import refuse_network_here, refuse_unseen
+from keytail.run.rows import ResultRow, status_of
+from keytail.run.tasks import Outcome
+from keytail.run.watching import telling
+
+
+class Tree(Protocol):
+    """A log dir of the target, on a mounted path or in an object store."""
+
+    def place_of(self, name: str) -> str: ...
+    def found(self) -> dict[str, Found]: ...
+    def other_files(self) -> list[str]: ...
+    def make(self) -> None: ...
+    def make_partition(self, name: str, source: str) -> None: ...
+    def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord: ...
+    def read(self, name: str) -> bytes | None: ...
+    def put(self, name: str, data: bytes) -> None: ...
+    def remove(self, root_files: Sequence[str]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Intended:
+    """The driver's decision for one partition: where it is placed, and the row that gives the reason if it is copied.
+
+    `entries` are those of the source's checkpoints, `mended` is the cleaner's if that is outside the log.
+    """
+
+    tree: Tree
+    row: ResultRow
+    entries: Entries
+    mended: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Placing:
+    """The placing of one partition in the target, in place of compact/replacing.py's Replacing. `finish` runs a task
+    that copies what a fan-out did not write; `on_record` is called with the record of what was placed.
+    """
+
+    fs: FileSystem
+    task: CleaningTask
+    row: ResultRow
+    intended: Intended
+    finish: Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]
+    on_record: Callable[[CleaningTask, OutputRecord], None]
+    problem: KeytailError | None = None
+    made: list[int] = field(default_factory=list)
+    _result: CleaningResult | None = None
+    _begun: bool = False
+
+    def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
+        if result.placed is None:
+            outcome = self.finish(self.task, result)
+            if outcome.problem is not None or outcome.value is None:
+                raise outcome.problem or KeytailError(
+                    "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
+                )
+            result = outcome.value
+            refuse_unseen(self.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
+        if is_stopped():
+            raise Interrupted("interrupted")
+        refuse_other_files(self.fs, self.task)
+        assert result.placed is not None
+        self._begun = True
+        self.on_record(self.task, self.intended.tree.commit(self._record(result), result.placed))
+        self._result = result
+        self.made = [out.base_offset for group in result.groups for out in group.segments]
+
+    def _record(self, result: CleaningResult) -> OutputRecord:
+        assert self.task.out_of_place is not None
+        is_copy = self.task.out_of_place.only_copies or bool(result.refusal)
+        entries = self.intended.entries
+        if not is_copy:
+            entries = entries._replace(cleaner=result.end_offset)
+        elif self.intended.mended is not None:
+            entries = entries._replace(cleaner=self.intended.mended)
+        return replace(
+            unfinished(self.task),
+            is_finished=True,
+            written_ms=time.time_ns() // 1_000_000,
+            source_files=self.task.out_of_place.source_files,
+            source_entries=self.intended.entries,
+            entries=entries,
+            copied_for=(result.refusal or self.intended.row.error) if is_copy else "",
+            clean_to=None if is_copy else result.end_offset,
+        )
+
+    def compacted_row(self) -> ResultRow:
+        """Return the row of a partition that has been placed."""
+        assert self._result is not None and self.task.out_of_place is not None
+        if self._result.refusal:
+            row = self.row.unchanged("refused", f"copied unchanged: {self._result.refusal}")
+        elif self.task.out_of_place.only_copies:
+            row = replace(self.intended.row, error=f"copied unchanged: {self.intended.row.error}")
+        else:
+            result = self._result
+            detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
+            return replace(with_numbers(self.row, result), detail=detail)
+        return replace(row, start_ms=self.row.start_ms, end_ms=time.time_ns() // 1_000_000)
+
+    def oddities(self) -> Iterator[str]:
+        assert self._result is not None
+        yield from oddities_of(self.row.name, self._result)
+        yield from self.intended.notes
+
+    def fail(self, problem: KeytailError) -> None:
+        """End a partition that has not been placed."""
+        self.problem = problem
+        remove_lost_scratch(self.fs, self.task)
+        status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
+        assert self.task.out_of_place is not None
+        left = "the source and its copy in the target, if there is one, are unchanged"
+        if self._begun or self.task.out_of_place.is_local:
+            left = "the source is unchanged; the copy in the target may be incomplete, and the next run writes it again"
+        self.row = replace(self.row.unchanged(status, f"{problem}. Not placed: {left}"), problem=problem)
+
+
+def unfinished(task: CleaningTask) -> OutputRecord:
+    """Return the record of a partition whose files are about to be replaced."""
+    return OutputRecord(
+        run_id=task.run_id,
+        topic=task.topic,
+        partition=task.partition,
+        source=task.partition_path,
+        written_ms=0,
+        is_finished=False,
+        clean_shutdown=task.clean_shutdown,
+        source_files=(),
+        source_entries=Entries(),
+        entries=Entries(),
+        files=(),
+    )
+
+
+@dataclass(frozen=True)
+class Worker:
+    """The settings of the run that every task needs; `stores`, by log dir, if the target is an object store."""
+
+    tasks_a_host: int
+    shared_storage: bool = False
+    stores: Mapping[str, Store] = field(default_factory=dict)
+
+    def store_of(self, task: CleaningTask) -> Store | None:
+        return self.stores.get(os.path.dirname(task.partition_path))
+
+    def place(self, task: CleaningTask, attempt: str) -> CleaningResult:
+        """Do all the work on a partition in one task."""
+        fs, task = on_worker(self.tasks_a_host, task, attempt)
+        store = self.store_of(task)
+        with telling(task.partition_path, attempt, "copy"):
+            if store is None:
+                self._refuse_network(task)
+                return place_partition(fs, task)
+            with local_scratch(task.scratch_path):
+                return self._send(fs, store, task, clean_or_not(fs, task))
+
+    def finish(self, work: tuple[CleaningTask, CleaningResult], attempt: str) -> CleaningResult:
+        """Copy or send the rest of a partition whose groups were written by a fan-out."""
+        given, result = work
+        fs, task = on_worker(self.tasks_a_host, given, attempt)
+        store = self.store_of(task)
+        if store is not None:
+            with local_scratch(task.scratch_path):
+                return self._send(fs, store, task, result)
+        self._refuse_network(task)
+        copies = copy_rest(fs, task, result.groups)
+        try:
+            refuse_other_files(fs, task)
+        except BaseException:
+            remove(fs, task, (file.scratch_name for file in copies))
+            raise
+        return replace(result, placed=(*outputs_of(result.groups), *copies))
+
+    def _send(self, fs: FileSystem, store: Store, task: CleaningTask, result: CleaningResult) -> CleaningResult:
+        """Send the files; the result has no scratch files, since they are at their final place."""
+        placed = store.send(fs, task, result.groups, unfinished(task))
+        refuse_other_files(fs, task)
+        return replace(result, groups=(), placed=placed)
+
+    def _refuse_network(self, task: CleaningTask) -> None:
+        if not self.shared_storage:
+            refuse_network_here(LOCAL, os.path.dirname(task.scratch_path))
+
+
+def finish_by(
+    run: Any, worker: Worker, spark: Any
+) -> Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]:
+    """Return `Placing.finish`, run by tasks of `spark`; `run` is `run_bundle`."""
+
+    def finish(task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
+        name = f"copy the rest of {os.path.basename(task.partition_path)}"
+        [outcome] = run(spark, [(task, result)], worker.finish, name=name)
+        answer: Outcome[CleaningResult] = outcome
+        return answer
+
+    return finish
