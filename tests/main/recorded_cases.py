@@ -403,6 +403,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
 }  # fmt: skip
 
+# By the command, or by what several commands share.
 ON_SPARK: dict[str, tuple[Case, ...]] = {
     "import": (
         Case(
@@ -422,21 +423,15 @@ ON_SPARK: dict[str, tuple[Case, ...]] = {
             ),
         ),
     ),
-    "history": (
+    "ledger": (
         Case(
-            "a run with a ledger, and what the ledger has", "due", (
+            "a run with a ledger, and what `history` and `report` make of it", "due", (
                 f"expire {EXPIRING} --topic-config retention.ms=1000 --execute --ledger /HOST/ledger",
-                "history --ledger /HOST/ledger",
-                "history --ledger /HOST/ledger --run c0de0001",
-                "history --ledger /HOST/ledger --partitions orders-0",
-                "history --ledger /HOST/ledger --maintain --retain-days 7",
-            ),
-        ),
-    ),
-    "report": (
-        Case(
-            "the page of a run", "due", (
-                f"expire {EXPIRING} --topic-config retention.ms=1000 --execute --ledger /HOST/ledger",
+                *(
+                    f"history --ledger /HOST/ledger {flags} --output {output}"
+                    for flags in ("--limit 9", "--run c0de0001", "--partitions orders-0", "--maintain --retain-days 7")
+                    for output in ("table", "json")
+                ),
                 "report --ledger /HOST/ledger /HOST/page.html",
                 "report --ledger /HOST/ledger --run nosuch /HOST/page.html",
             ), both=False,

@@ -61,13 +61,13 @@ def test_output_is_as_recorded(verb: str, folders: tuple[Path, Path], monkeypatc
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("verb", ON_SPARK)
-def test_output_with_spark_is_as_recorded(verb: str, folders: tuple[Path, Path], on_spark: None) -> None:
-    check(f"{verb}.spark", "\n".join(text_of(case, *folders, on_spark=True) for case in ON_SPARK[verb]))
+@pytest.mark.parametrize("name", ON_SPARK)
+def test_output_with_spark_is_as_recorded(name: str, folders: tuple[Path, Path], on_spark: None) -> None:
+    check(f"{name}.spark", "\n".join(text_of(case, *folders, on_spark=True) for case in ON_SPARK[name]))
 
 
 def test_each_recording_is_compared() -> None:
-    names = {"keytail", *VERBS, *(f"{verb}.spark" for verb in ON_SPARK)}
+    names = {"keytail", *VERBS, *(f"{name}.spark" for name in ON_SPARK)}
     names |= {f"{verb}.help-{columns}" for verb in ["keytail", *VERBS] for columns in WIDTHS}
     assert {path.name for path in RECORDED.iterdir()} == {f"{name}.txt" for name in names}
 
