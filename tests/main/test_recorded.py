@@ -1,0 +1,80 @@
+"""What each command prints is what was recorded in `recorded/`: helps, tables, JSON, errors, exit statuses.
+
+`KEYTAIL_RECORD=1` writes the recordings again instead, and skips; see tests/README.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+import pytest
+
+from keytail.doctor import machine
+from keytail.doctor.row import OK, WARN, CheckRow
+from keytail.main.main import VERBS
+from tests.main.recorded_cases import ON_SPARK, cases_of
+from tests.main.recording import fix_terminal, printed, root_in, text_of
+
+RECORDED = Path(__file__).with_name("recorded")
+WIDTHS = (80, 120)
+LINES = ([], ["--version"], ["compat"], ["--nosuch"])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the root of the places, and the directory that they are copied from."""
+    return root_in(tmp_path_factory.mktemp("recorded")), tmp_path_factory.mktemp("places")
+
+
+def check(name: str, text: str) -> None:
+    """Compare the text with the recording of this name, or write that."""
+    path = RECORDED / f"{name}.txt"
+    if os.environ.get("KEYTAIL_RECORD") == "1":
+        path.write_bytes(text.encode())
+        pytest.skip(f"wrote {path}")
+    assert path.exists(), f"there is no recording {path}"
+    before = path.read_bytes().decode()
+    if text != before:
+        changed = difflib.unified_diff(before.splitlines(), text.splitlines(), str(path), "printed now", lineterm="")
+        pytest.fail("\n".join(changed), pytrace=False)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("verb", ["keytail", *VERBS])
+def test_help_is_as_recorded(verb: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_terminal(monkeypatch)
+    check(f"{verb}.help-{columns}", printed([*([] if verb == "keytail" else [verb]), "--help"], columns))
+
+
+def test_command_lines_without_a_command_are_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_terminal(monkeypatch)
+    check("keytail", "\n".join(printed(words, 100) for words in LINES))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_output_is_as_recorded(verb: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    if verb == "doctor":
+        fix_checks(monkeypatch)
+    check(verb, "\n".join(text_of(case, *folders) for case in cases_of(verb)))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ON_SPARK)
+def test_output_with_spark_is_as_recorded(name: str, folders: tuple[Path, Path], on_spark: None) -> None:
+    check(f"{name}.spark", "\n".join(text_of(case, *folders, on_spark=True) for case in ON_SPARK[name]))
+
+
+def test_each_recording_is_compared() -> None:
+    names = {"keytail", *VERBS, *(f"{name}.spark" for name in ON_SPARK)}
+    names |= {f"{verb}.help-{columns}" for verb in ["keytail", *VERBS] for columns in WIDTHS}
+    assert {path.name for path in RECORDED.iterdir()} == {f"{name}.txt" for name in names}
+
+
+def fix_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace what `doctor` finds on this machine, but not the names of the checks."""
+    for number, name in enumerate(("python", "java", "spark", "delta", "native", "cache", "descriptors", "memory")):
+        check_name = getattr(machine, name)(*([None] if name == "delta" else [])).check
+        row = CheckRow(check_name, WARN, "FOUND", "REMEDY") if number == 1 else CheckRow(check_name, OK, "FOUND")
+        monkeypatch.setattr(machine, name, lambda *_, row=row: row)
