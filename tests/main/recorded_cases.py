@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keytail.main.main import VERBS
+from keytail.main.main import COMMANDS
 from tests.log_dirs import BASE_MS
 from tests.main.places import NOW_MS, SEGMENT
 from tests.main.recording import NARROW, Case
@@ -450,5 +450,5 @@ def cases_of(verb: str) -> tuple[Case, ...]:
     return (*CASES[verb], wrong_flags(verb))
 
 
-assert list(CASES) == sorted(CASES, key=list(VERBS).index)
-assert set(CASES) == set(VERBS)
+assert list(CASES) == sorted(CASES, key=list(COMMANDS).index)
+assert set(CASES) == set(COMMANDS)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from keytail.doctor import machine
-from keytail.doctor.row import OK, WARN, CheckRow
-from keytail.main.main import VERBS
+from keytail.doctor.command import OK, WARN, CheckRow
+from keytail.main.main import COMMANDS
 from tests.main.recorded_cases import ON_SPARK, cases_of
 from tests.main.recording import fix_terminal, printed, root_in, text_of
 
@@ -42,7 +42,7 @@ def check(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("verb", ["keytail", *VERBS])
+@pytest.mark.parametrize("verb", ["keytail", *COMMANDS])
 def test_help_is_as_recorded(verb: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_terminal(monkeypatch)
     check(f"{verb}.help-{columns}", printed([*([] if verb == "keytail" else [verb]), "--help"], columns))
@@ -53,7 +53,7 @@ def test_command_lines_without_a_command_are_as_recorded(monkeypatch: pytest.Mon
     check("keytail", "\n".join(printed(words, 100) for words in LINES))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_output_is_as_recorded(verb: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     if verb == "doctor":
         fix_checks(monkeypatch)
@@ -67,8 +67,8 @@ def test_output_with_spark_is_as_recorded(name: str, folders: tuple[Path, Path],
 
 
 def test_each_recording_is_compared() -> None:
-    names = {"keytail", *VERBS, *(f"{name}.spark" for name in ON_SPARK)}
-    names |= {f"{verb}.help-{columns}" for verb in ["keytail", *VERBS] for columns in WIDTHS}
+    names = {"keytail", *COMMANDS, *(f"{name}.spark" for name in ON_SPARK)}
+    names |= {f"{verb}.help-{columns}" for verb in ["keytail", *COMMANDS] for columns in WIDTHS}
     assert {path.name for path in RECORDED.iterdir()} == {f"{name}.txt" for name in names}
 
 

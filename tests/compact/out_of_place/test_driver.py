@@ -135,7 +135,7 @@ class Dying:
 def test_a_worker_that_dies_is_one_that_never_was(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
-    from keytail.compact.out_of_place import placing as placing
+    from keytail.compact.out_of_place import placing
 
     one, two = tmp_path / "one", tmp_path / "two"
     run(spark, monkeypatch, log_dir, one)
