@@ -194,7 +194,7 @@ def _run(
     with contextlib.ExitStack() as run, Reporter("audit", sizes) as reporter:
         seconds = [job.size_bytes / AUDITED_BYTES_PER_S for job in jobs]
         large = any(not job.is_alone for job in jobs)
-        spark = workers_of_run(run, reporter, master, seconds, submitted=submitted, needs_spark=large)
+        engine = workers_of_run(run, reporter, master, seconds, submitted=submitted, needs_spark=large)
 
         def heard(job: AuditJob, outcome: Any) -> None:
             if outcome.trace:
@@ -204,7 +204,7 @@ def _run(
             on_row(row)
             reporter.done(row.name, row.status, job.size_bytes, row.error)
 
-        audit_all(spark, jobs, heard, lambda trace: say(trace, "error"))
+        audit_all(engine, jobs, heard, lambda trace: say(trace, "error"))
 
 
 def _row(job: AuditJob, outcome: Any) -> AuditRow:

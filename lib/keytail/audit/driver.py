@@ -1,4 +1,4 @@
-"""Audits many partitions: each small one in one task, of Spark or of Processes; a large one in tasks on all hosts.
+"""Audits many partitions: each small one in one task; a large one in tasks on all hosts.
 
 Reads only. This module schedules the tasks and transports the cells; audit/stages.py compares the replicas.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, Audit, audit
-from keytail.compact.fan_out.on_spark import SparkEngine, Workers
+from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
 from keytail.log.fs import LOCAL
-from keytail.run.session import concurrent_tasks
-from keytail.run.tasks import Outcome, attempt_one, run_bundle
+from keytail.run.engine import Engine
+from keytail.run.tasks import Outcome, attempt_one
 from keytail.run.watching import telling
 
 ALONE_BYTES = 64 << 20  # of all replicas: audited by one task, in a few hundred MiB of memory
@@ -51,23 +50,23 @@ def audit_on_worker(job: AuditJob, attempt: str) -> Audit:
         return audit(job.task, job.first_offset, Alone(LOCAL))
 
 
-def _audit_with(engine: SparkEngine, job: AuditJob, attempt: str) -> Audit:
-    return audit(job.task, job.first_offset, engine)
+def _audit_with(stages: StagesOnSpark, job: AuditJob, attempt: str) -> Audit:
+    return audit(job.task, job.first_offset, stages)
 
 
-def audit_all(spark: Any, jobs: Sequence[AuditJob], heard: Heard, on_trace: Callable[[str], None]) -> None:
+def audit_all(engine: Engine, jobs: Sequence[AuditJob], heard: Heard, on_trace: Callable[[str], None]) -> None:
     """Audit all partitions. `heard` is called for each partition when it, or its bundle of small ones, is done. Large
-    partitions require a Spark session."""
+    partitions require Spark."""
     small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
     for start in range(0, len(small), BUNDLE_PARTITIONS):
         bundle = small[start : start + BUNDLE_PARTITIONS]
-        for job, outcome in zip(bundle, run_bundle(spark, bundle, audit_on_worker, name="audit"), strict=True):
+        for job, outcome in zip(bundle, engine.run_bundle(bundle, audit_on_worker, name="audit"), strict=True):
             heard(job, outcome)
     for job in jobs:
         if job.is_alone:
             continue
         task = job.task
         # Nothing is written, so the delayed visibility of writes on a network file system does not matter.
-        workers = Workers(task.replicas[0].path, concurrent_tasks(spark), None, shared_storage=True)
-        engine = SparkEngine(spark, workers, f"audit {task.topic}-{task.partition}", on_trace)
-        heard(job, attempt_one(partial(_audit_with, engine), job, "driver"))
+        workers = Workers(task.replicas[0].path, engine.concurrent_tasks, None, shared_storage=True)
+        stages = StagesOnSpark(engine, workers, f"audit {task.topic}-{task.partition}", on_trace)
+        heard(job, attempt_one(partial(_audit_with, stages), job, "driver"))

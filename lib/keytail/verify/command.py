@@ -110,8 +110,8 @@ def verify(
             reporter.watch()
             verify_here(tasks, state.heard)
         else:
-            workers = workers_of_run(run, reporter, master, seconds, submitted=submitted)
-            verify_all(workers, tasks, state.heard)
+            engine = workers_of_run(run, reporter, master, seconds, submitted=submitted)
+            verify_all(engine, tasks, state.heard)
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 

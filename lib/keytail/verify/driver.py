@@ -1,4 +1,4 @@
-"""Verifies many partitions, in tasks of Spark or of Processes, or, for little data, in this process.
+"""Verifies many partitions, in tasks of an engine (run/engine.py), or, for little data, in this process.
 
 Reads only. This module schedules the tasks; verify/task.py inspects a partition.
 """
@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from keytail.log.fs import LOCAL
+from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import SeenLogs, refuse_other_logs
-from keytail.run.session import concurrent_tasks, end_jobs
-from keytail.run.tasks import Outcome, attempt_one, run_bundle
+from keytail.run.tasks import Outcome, attempt_one
 from keytail.run.watching import telling
 from keytail.verify.scope import NO_CLAIMS, Claims
 from keytail.verify.task import VerifyReport, verify_partition
@@ -54,14 +53,14 @@ def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
         heard(task, attempt_one(verify_on_worker, task, "here"))
 
 
-def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
+def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> None:
     """Verify `tasks` in bundles, largest first. `heard` is called in the caller's thread, in the order of the bundles.
     """
-    threads = concurrent_tasks(spark) + 1
+    threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
         bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
-        run = partial(run_bundle, spark, function=verify_on_worker, name="verify", stopped=stopped.is_set)
+        run = partial(engine.run_bundle, function=verify_on_worker, name="verify", stopped=stopped.is_set)
         jobs = [pool.submit(run, bundle) for bundle in bundles]
         try:
             for bundle, job in zip(bundles, jobs, strict=True):
@@ -70,7 +69,7 @@ def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
         except BaseException:  # a signal, or Spark has ended: start no other bundle
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            end_jobs(spark, lambda: any(job.running() for job in jobs))
+            end_tasks(engine, lambda: any(job.running() for job in jobs))
             raise
 
 
