@@ -25,7 +25,7 @@ import keytail
 from tests import class_archives
 from tests.chance import SEED
 from tests.command_line import log_dir, run  # noqa: F401
-from tests.run.shared import end_shared_session, on_spark, spark, two_workers  # noqa: F401
+from tests.run.shared import end_shared_session, engine, on_spark, spark, two_workers  # noqa: F401
 
 # The first call of a kernel compiles it, which takes seconds on a machine with a cold cache and is no failure.
 settings.register_profile("keytail", deadline=None)

@@ -12,6 +12,7 @@ import pytest
 from keytail.audit.driver import AuditJob, audit_all
 from keytail.audit.stages import Alone, Audit, audit
 from keytail.log.fs import LOCAL
+from keytail.run.spark_engine import SparkEngine
 from keytail.run.tasks import Outcome
 from tests.audit.logs import PLANTED, plant, random_segments, task_of, variants
 from tests.chance import SEED
@@ -24,7 +25,7 @@ def of(result: Audit) -> Any:
     return counts, result.examples, result.gaps
 
 
-def test_spark_finds_what_one_process_finds(spark: Any, tmp_path: Path) -> None:
+def test_spark_finds_what_one_process_finds(engine: SparkEngine, tmp_path: Path) -> None:
     print("seed", SEED)
     rng = random.Random(SEED)
     jobs = []
@@ -37,14 +38,16 @@ def test_spark_finds_what_one_process_finds(spark: Any, tmp_path: Path) -> None:
         task, first = task_of(replicas, tmp_path / str(number), shards=4 if large else 1)
         jobs.append(AuditJob(task, first, 2**40 if large else 1))
     found: dict[int, Outcome[Audit]] = {}
-    audit_all(spark, jobs, lambda job, outcome: found.__setitem__(jobs.index(job), outcome), print)
+    audit_all(engine, jobs, lambda job, outcome: found.__setitem__(jobs.index(job), outcome), print)
     for number, job in enumerate(jobs):
         value = found[number].value
         assert value is not None, found[number]
         assert of(value) == of(audit(job.task, job.first_offset, Alone(LOCAL)))
 
 
-def test_a_segment_that_a_broker_replaces_or_removes_meanwhile_fails_the_row(spark: Any, tmp_path: Path) -> None:
+def test_a_segment_that_a_broker_replaces_or_removes_meanwhile_fails_the_row(
+    engine: SparkEngine, tmp_path: Path
+) -> None:
     replicas = variants(random.Random(SEED), random_segments(random.Random(SEED)), 2)
     task, first = task_of(replicas, tmp_path, shards=2)
     base = task.replicas[0].segments[0][0]
@@ -53,7 +56,7 @@ def test_a_segment_that_a_broker_replaces_or_removes_meanwhile_fails_the_row(spa
         change()
         for size in (1, 2**40):
             outcomes: list[Outcome[Audit]] = []
-            audit_all(spark, [AuditJob(task, first, size)], lambda job, one, seen=outcomes: seen.append(one), print)
+            audit_all(engine, [AuditJob(task, first, size)], lambda job, one, seen=outcomes: seen.append(one), print)
             assert outcomes[0].problem is not None
             assert "changed since it was planned" in str(outcomes[0].problem)
 

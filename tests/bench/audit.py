@@ -19,6 +19,7 @@ from keytail.audit import driver as story
 from keytail.compact.cleaner import clean_partition, install
 from keytail.log.fs import LOCAL
 from keytail.run.session import local_session
+from keytail.run.spark_engine import SparkEngine
 from tests.bench.report import machine
 from tests.compact.fan_out.test_memory import BATCH_RECORDS, task_of, write_segments
 
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         generate(home, options.records, options.keys)
         spark = local_session(f"local[{options.cores}]", "audit benchmark")
         real: Any = story.workers_of_run
-        story.workers_of_run = lambda *_, **__: spark
+        story.workers_of_run = lambda *_, **__: SparkEngine(spark)
         wrong = 0
         try:
             cases: list[tuple[str, tuple[str, str]]] = [("alike", ("a", "b")), ("one compacted", ("a", "c"))]

@@ -26,6 +26,7 @@ from keytail.export.columns import Formats
 from keytail.export.command import Request, export
 from keytail.run import delta
 from keytail.run.session import local_session
+from keytail.run.spark_engine import SparkEngine
 from tests.bench.import_ import PARTITIONS, write_records
 from tests.bench.report import Figure, machine
 from tests.interop.broker import Broker
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         add_kafka_source(spark)
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         real: Any = story.session_of_run
-        story.session_of_run = lambda *_, **__: spark
+        story.session_of_run = lambda *_, **__: SparkEngine(spark)
         broker = Broker(home / "logs", home / "work", heap="1g")
         try:
             with BrokerClient(heap="3g") as client, broker:

@@ -24,7 +24,7 @@ from keytail.compact.cleaner import clean_partition
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.log.fs import LOCAL
 from keytail.run.session import end_jvm, local_session
-from keytail.run.tasks import run_bundle
+from keytail.run.spark_engine import SparkEngine
 from tests.bench.report import machine
 from tests.compact.fan_out.test_memory import BATCH_RECORDS, task_of, write_segments
 
@@ -60,18 +60,19 @@ def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
     warm = replace(task_of(small, few, small_facts), run_id="bench", map_memory_bytes=budget_bytes)
     started = time.perf_counter()
     spark = local_session(f"local[{cores}]")
+    engine = SparkEngine(spark)
     start_s = time.perf_counter() - started
     try:
         for _ in range(2):
-            assert fan_out_on_spark(spark, warm).problem is None
-            run_bundle(spark, [warm] * cores, one_task)
+            assert fan_out_on_spark(engine, warm).problem is None
+            engine.run_bundle([warm] * cores, one_task)
         started = time.perf_counter()
-        outcome = fan_out_on_spark(spark, task, on_trace=print)
+        outcome = fan_out_on_spark(engine, task, on_trace=print)
         fan_out_s = time.perf_counter() - started
         assert outcome.problem is None and outcome.value is not None, outcome.problem
         sweep(path)
         started = time.perf_counter()
-        [alone] = run_bundle(spark, [task], one_task)
+        [alone] = engine.run_bundle([task], one_task)
         one_task_s = time.perf_counter() - started
         assert alone.problem is None and alone.value is not None, alone.problem
         assert replace(alone.value, groups=(), phases_s={}) == replace(outcome.value, groups=(), phases_s={})

@@ -16,12 +16,13 @@ from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.run.session import end_jvm, local_session
+from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 
 MAP_MEMORY_BYTES = 256 << 20
 
 
-def compact(spark: object, log_dir: str) -> dict[str, float]:
+def compact(engine: SparkEngine, log_dir: str) -> dict[str, float]:
     """All of a log dir's partitions, from their checkpoints to their active segments; as `compact` does it."""
     started_s = time.perf_counter()
     [facts] = survey_log_dirs(LOCAL, [log_dir])
@@ -41,7 +42,7 @@ def compact(spark: object, log_dir: str) -> dict[str, float]:
         )
         tasks.append(task)
     planned_s = time.perf_counter()
-    rows = Compaction(spark, tasks, ScratchSpace(LOCAL), {log_dir: hosted([facts])}).run()
+    rows = Compaction(engine, tasks, ScratchSpace(LOCAL), {log_dir: hosted([facts])}).run()
     ended_s = time.perf_counter()
     assert [row.status for row in rows] == ["compacted"] * len(rows), rows
     return {"partitions": len(rows), "survey_s": planned_s - started_s, "seconds": ended_s - planned_s}
@@ -51,9 +52,9 @@ def main() -> None:
     cores, warm, log_dirs = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     spark = local_session(f"local[{cores}]")
     try:
-        compact(spark, warm)
+        compact(SparkEngine(spark), warm)
         for log_dir in log_dirs:
-            print(json.dumps(compact(spark, log_dir)), flush=True)
+            print(json.dumps(compact(SparkEngine(spark), log_dir)), flush=True)
     finally:
         spark.stop()
         end_jvm()

@@ -30,6 +30,7 @@ from keytail.import_.command import import_records
 from keytail.import_.request import BATCH_BYTES, Request
 from keytail.import_.source import Source
 from keytail.run.session import local_session
+from keytail.run.spark_engine import SparkEngine
 from tests.bench.report import Figure, machine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient
@@ -104,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         size = write_records(home, options.records)
         spark = local_session("local[*]", "import benchmark")
         real: Any = import_.session_of_run
-        import_.session_of_run = lambda *_, **__: spark
+        import_.session_of_run = lambda *_, **__: SparkEngine(spark)
         broker = Broker(home / "logs", home / "work", heap="1g")
         try:
             timed_import(home, options.codec)

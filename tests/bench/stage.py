@@ -11,6 +11,7 @@ from keytail.log.partition import survey_log_dirs, survey_partition
 from keytail.rebuild_index.partition import PartitionPlan, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.session import end_jvm, local_session
+from keytail.run.spark_engine import SparkEngine
 
 
 def plans_of(log_dir: str, *, execute: bool = False) -> list[PartitionPlan]:
@@ -39,9 +40,9 @@ def main() -> None:
     spark = local_session(f"local[{cores}]")
     try:
         for some in (plans[: 2 * cores], plans[: 2 * cores]):  # workers started, kernels loaded
-            Rebuild(some, spark).run()
+            Rebuild(some, SparkEngine(spark)).run()
         started = time.perf_counter()
-        outcomes = Rebuild(plans, spark).run()
+        outcomes = Rebuild(plans, SparkEngine(spark)).run()
         seconds = time.perf_counter() - started
         assert all(outcome.problem is None for outcome in outcomes)
     finally:

@@ -235,7 +235,6 @@ from keytail.acting_user import as_caller
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
 from keytail.run.processes import Processes
-from keytail.run.tasks import run_bundle
 def task(path, attempt):
     with as_caller():
         as_root = Path(path).read_text()
@@ -246,7 +245,7 @@ def task(path, attempt):
     return Path("/proc/self/status").read_text(), as_root, as_owner
 work_as_owner(LOCAL, [sys.argv[1]])
 with Processes(2) as workers:
-    found = [one.value for one in run_bundle(workers, [sys.argv[2]] * 3, task)]
+    found = [one.value for one in workers.run_bundle([sys.argv[2]] * 3, task)]
 print(json.dumps([Path("/proc/self/status").read_text(), found]))
 """
 

@@ -22,6 +22,7 @@ from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
+from tests.run.engines import LikeSpark
 
 CONFIG = CompactionConfig(cleanup_policy=frozenset({"compact"}))
 MIB = 1 << 20
@@ -139,7 +140,7 @@ def test_as_many_run_at_a_time_as_the_cluster_has_cores(tmp_path: Path, monkeypa
     all_begun, running = threading.Event(), [0]
     lock = threading.Lock()
 
-    def run_bundle(spark: Any, tasks: list[CleaningTask], function: Any, **_: Any) -> list[Outcome[Any]]:
+    def run_bundle(tasks: list[CleaningTask], function: Any, **_: Any) -> list[Outcome[Any]]:
         with lock:
             running[0] += len(tasks)
             if running[0] >= cores:
@@ -147,14 +148,11 @@ def test_as_many_run_at_a_time_as_the_cluster_has_cores(tmp_path: Path, monkeypa
         assert all_begun.wait(20), f"{running[0]} in flight"
         return [Outcome(None, KeytailError("enough")) for _ in tasks]
 
-    monkeypatch.setattr(compact, "run_bundle", run_bundle)
     for number in range(cores):
         (tmp_path / f"t-{number}").mkdir()
     tasks = [task_of(number, 10, str(tmp_path)) for number in range(cores)]
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(
-        defaultParallelism=cores, master="spark://x", getConf=dict
-    ))  # fmt: skip
-    rows = compact.Compaction(spark, tasks, ScratchSpace(compact.LOCAL), {str(tmp_path): set()}).run()
+    engine = LikeSpark(cores, run_bundle)
+    rows = compact.Compaction(engine, tasks, ScratchSpace(compact.LOCAL), {str(tmp_path): set()}).run()
     assert {row.status for row in rows} == {"failed"}
 
 

@@ -17,7 +17,9 @@ from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import ResultRow
+from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
 from tests.log_dirs import (
@@ -56,9 +58,9 @@ def make(path: Path, count: int = 5, records: int = 400) -> tuple[Path, list[Cle
     return log_dir, tasks
 
 
-def compaction(spark: Any, log_dir: Path, tasks: list[CleaningTask], **more: Any) -> Compaction:
+def compaction(engine: Engine, log_dir: Path, tasks: list[CleaningTask], **more: Any) -> Compaction:
     of_dirs = {facts.path: hosted([facts]) for facts in survey_log_dirs(LOCAL, [str(log_dir)])}
-    return Compaction(spark, tasks, more.pop("space", ScratchSpace(LOCAL)), of_dirs, **more)
+    return Compaction(engine, tasks, more.pop("space", ScratchSpace(LOCAL)), of_dirs, **more)
 
 
 def checkpoint(log_dir: Path) -> dict[tuple[str, int], int]:
@@ -79,10 +81,10 @@ def assert_compacted(log_dir: Path, row: ResultRow, task: CleaningTask, seed: in
     assert row.end_dirty_offset == task.first_uncleanable_offset
 
 
-def test_partitions_are_replaced_and_checkpointed(spark: Any, tmp_path: Path) -> None:
+def test_partitions_are_replaced_and_checkpointed(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs")
     heard: list[ResultRow] = []
-    rows = compaction(spark, log_dir, tasks, on_row=heard.append).run()
+    rows = compaction(engine, log_dir, tasks, on_row=heard.append).run()
     assert [row.partition for row in rows] == [0, 1, 2, 3, 4]
     assert sorted(heard, key=lambda row: row.partition) == rows
     for row, task in zip(rows, tasks, strict=True):
@@ -100,10 +102,10 @@ def kill_worker_of_2(task: CleaningTask, attempt: str) -> CleaningResult:
     return clean_partition(LOCAL, replace(task, attempt=attempt))
 
 
-def test_a_killed_worker_fails_one_partition(spark: Any, tmp_path: Path) -> None:
+def test_a_killed_worker_fails_one_partition(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs")
     untouched = snapshot(log_dir / "t-2")
-    rows = compaction(spark, log_dir, tasks, clean=kill_worker_of_2).run()
+    rows = compaction(engine, log_dir, tasks, clean=kill_worker_of_2).run()
     assert [row.status for row in rows] == ["compacted", "compacted", "failed", "compacted", "compacted"], rows
     assert "killed twice" in rows[2].error
     assert rows[2].bytes_after == rows[2].bytes_before
@@ -121,28 +123,28 @@ def corrupt_1(task: CleaningTask, attempt: str) -> CleaningResult:
     return clean_partition(LOCAL, replace(task, attempt=attempt))
 
 
-def test_one_corrupt_partition_leaves_the_others_done(spark: Any, tmp_path: Path) -> None:
+def test_one_corrupt_partition_leaves_the_others_done(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     untouched = snapshot(log_dir / "t-1")
-    rows = compaction(spark, log_dir, tasks, clean=corrupt_1).run()
+    rows = compaction(engine, log_dir, tasks, clean=corrupt_1).run()
     assert [row.status for row in rows] == ["compacted", "corrupt", "compacted"]
     assert "byte position 3" in rows[1].error
     assert snapshot(log_dir / "t-1") == untouched
 
 
-def test_what_does_not_fit_is_refused_with_numbers_and_the_rest_goes_on(spark: Any, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_with_numbers_and_the_rest_goes_on(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     limit = least_scratch_bytes(tasks[1])
     assert least_scratch_bytes(tasks[2]) > limit
     untouched = snapshot(log_dir / "t-2")
-    rows = compaction(spark, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
+    rows = compaction(engine, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
     assert [row.status for row in rows] == ["compacted", "compacted", "refused"]
     assert str(least_scratch_bytes(tasks[2])) in rows[2].error
     assert str(limit) in rows[2].error
     assert snapshot(log_dir / "t-2") == untouched
 
 
-def test_scratch_in_flight_stays_within_the_limit(spark: Any, tmp_path: Path) -> None:
+def test_scratch_in_flight_stays_within_the_limit(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs")
     limit = max(scratch_bytes(task) for task in tasks)
 
@@ -153,25 +155,25 @@ def test_scratch_in_flight_stays_within_the_limit(spark: Any, tmp_path: Path) ->
             super().reserve(needs)
             Watched.peak = max(Watched.peak, *self.reserved_bytes.values())
 
-    rows = compaction(spark, log_dir, tasks, space=Watched(LOCAL, limit)).run()
+    rows = compaction(engine, log_dir, tasks, space=Watched(LOCAL, limit)).run()
     assert {row.status for row in rows} == {"compacted"}
     assert 0 < Watched.peak <= limit
 
 
-def test_past_the_deadline_nothing_begins(spark: Any, tmp_path: Path) -> None:
+def test_past_the_deadline_nothing_begins(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
     untouched = snapshot(log_dir)
-    rows = compaction(spark, log_dir, tasks, deadline_s=time.monotonic()).run()
+    rows = compaction(engine, log_dir, tasks, deadline_s=time.monotonic()).run()
     assert [(row.status, "--deadline" in row.error) for row in rows] == [("skipped", True)] * 2
     assert snapshot(log_dir) == untouched
 
 
-def test_sources_that_change_after_planning_are_refused_with_the_host(spark: Any, tmp_path: Path) -> None:
+def test_sources_that_change_after_planning_are_refused_with_the_host(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
     log = Path(tasks[0].partition_path, f"{0:020d}.log")
     os.utime(log, ns=(1, 1))
     untouched = snapshot(log_dir / "t-0")
-    rows = compaction(spark, log_dir, tasks).run()
+    rows = compaction(engine, log_dir, tasks).run()
     assert [row.status for row in rows] == ["refused", "compacted"]
     assert os.uname().nodename in rows[0].error
     assert snapshot(log_dir / "t-0") == untouched
@@ -204,7 +206,7 @@ def test_the_checkpoints_of_a_bundle_move_once_for_each_log_dir(tmp_path: Path) 
     two, second = make(tmp_path / "two", count=2)
     fs = Checkpoints()
     hosts = {str(one): {("t", n) for n in range(3)}, str(two): {("t", n) for n in range(2)}}
-    driver = Compaction(None, [*first, *second], ScratchSpace(LOCAL), hosts, fs=fs)
+    driver = Compaction(ThisProcess(), [*first, *second], ScratchSpace(LOCAL), hosts, fs=fs)
     rows = driver._finish(answers([first[0], second[0], *first[1:], second[1]]))
     assert [row.status for row in rows] == ["compacted"] * 5
     assert fs.replaced == ["one", "two"]
@@ -217,7 +219,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_partitions_of_its_log_dir
     one, first = make(tmp_path / "one", count=2)
     two, second = make(tmp_path / "two", count=1)
     hosts = {str(one): {("t", n) for n in range(2)}, str(two): {("t", 0)}}
-    driver = Compaction(None, [*first, *second], ScratchSpace(LOCAL), hosts, fs=Checkpoints(failing="one"))
+    driver = Compaction(ThisProcess(), [*first, *second], ScratchSpace(LOCAL), hosts, fs=Checkpoints(failing="one"))
     rows = driver._finish(answers([*first, *second]))
     assert [row.status for row in rows] == ["failed", "failed", "compacted"]
     for row in rows[:2]:
@@ -231,7 +233,7 @@ def test_a_partition_that_fails_keeps_no_checkpoint_from_the_others_of_its_bundl
     log_dir, tasks = make(tmp_path / "logs", count=3)
     given = answers(tasks)
     given[1] = (tasks[1], Outcome(None, CorruptLog("a byte is wrong", path="x")))
-    rows = compaction(None, log_dir, tasks)._finish(given)
+    rows = compaction(ThisProcess(), log_dir, tasks)._finish(given)
     assert [row.status for row in rows] == ["compacted", "corrupt", "compacted"]
     assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 2)}
 
@@ -246,7 +248,7 @@ def test_a_bundle_that_is_stopped_moves_the_checkpoints_of_what_is_done(tmp_path
             if "/t-1/" in path and path.endswith(".log.cleaned"):
                 driver._stopped = True  # in the middle of its group, behind its commit
 
-    driver = compaction(None, log_dir, tasks, fs=Stopping())
+    driver = compaction(ThisProcess(), log_dir, tasks, fs=Stopping())
     given = answers(tasks[:2])
     rows = driver._finish([*given, (tasks[2], Outcome(None, CorruptLog("never looked at")))])
     assert [row.status for row in rows] == ["compacted", "compacted"]
@@ -271,7 +273,7 @@ def test_outputs_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
     notes: list[str] = []
     task = replace(task, config=tight)
     result = clean_partition(LOCAL, task)
-    row = compaction(None, log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
+    row = compaction(ThisProcess(), log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
     assert row.status == "compacted"
     assert result.limits_met > 1
     assert notes == [
@@ -287,16 +289,16 @@ def test_batches_rebuilt_beyond_the_largest_message_are_told(tmp_path: Path) -> 
     notes: list[str] = []
     result = clean_partition(LOCAL, replace(task, config=replace(CONFIG, max_message_bytes=70)))
     assert result.large_batches > 0
-    compaction(None, log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
+    compaction(ThisProcess(), log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
     assert [note.split(": ")[1] for note in notes] == [
         f"{result.large_batches} rebuilt batches are larger than max.message.bytes"
     ]
 
 
-def test_the_checkpoint_stays_when_replacing_fails(spark: Any, tmp_path: Path) -> None:
+def test_the_checkpoint_stays_when_replacing_fails(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
     before = records_of(log_dir / "t-0")
-    [row] = compaction(spark, log_dir, tasks, fs=FullDisk()).run()
+    [row] = compaction(engine, log_dir, tasks, fs=FullDisk()).run()
     assert row.status == "failed"
     assert "No space left" in row.error
     assert "--max-scratch-bytes" in row.error
@@ -304,11 +306,11 @@ def test_the_checkpoint_stays_when_replacing_fails(spark: Any, tmp_path: Path) -
     assert records_of(log_dir / "t-0") == before
 
 
-def test_a_mistake_of_the_driver_ends_the_run(spark: Any, tmp_path: Path) -> None:
+def test_a_mistake_of_the_driver_ends_the_run(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
 
     def wrong(row: ResultRow) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        compaction(spark, log_dir, tasks, on_row=wrong).run()
+        compaction(engine, log_dir, tasks, on_row=wrong).run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from keytail.log.partition import SegmentFacts
 from keytail.run import workers
 from keytail.run.processes import Processes
 from keytail.run.rates import SPARK_FROM_S, is_worth_spark, run_seconds
-from keytail.run.watching import HERE
+from tests.run.engines import LikeSpark
 
 GIB = 1 << 30
 
@@ -75,12 +74,16 @@ def test_cores_share_what_is_worth_a_session() -> None:
     assert not is_worth_spark(halves, 2)
 
 
+class Started(LikeSpark):
+    def __init__(self, master: str | None, submitted: bool) -> None:
+        super().__init__()
+        self.master, self.submitted = master, submitted
+
+
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    made = object()
-    monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted, extra: (made, master, submitted))
-    monkeypatch.setattr(workers, "address_of_driver", lambda spark: HERE)
-    yield made
+def session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted, extra: Started(master, submitted))
+
 
 
 @pytest.mark.parametrize(
@@ -94,13 +97,13 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ({"each_s": [SPARK_FROM_S] * 64}, True),
     ],
 )
-def test_who_does_it(given: dict[str, Any], has_spark: bool, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_does_it(given: dict[str, Any], has_spark: bool, session: None, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"master": None, "each_s": [0.1] * 10, **given}
     with contextlib.ExitStack() as run, Reporter("compact", [("a-0", 1)]) as reporter:
         found = workers.workers_of_run(run, reporter, given.pop("master"), given.pop("each_s"), **given)
         if has_spark:
-            assert found[0] is session
-            assert given.get("submitted", False) == found[2]
+            assert isinstance(found, Started)
+            assert given.get("submitted", False) == found.submitted
         else:
             assert isinstance(found, Processes)
             assert found.count == workers.cores()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.engine import Engine, ThisProcess
+from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, attempt_one
 from tests.compact.test_driver import CONFIG, checkpoint, compaction, make
@@ -30,17 +32,16 @@ def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_MARGIN_BYTES", 0)
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CleaningTask]]:
-    """Jobs of rounds without Spark; the tasks that were run."""
-    run: list[CleaningTask] = []
+class Noting(ThisProcess):
+    """Notes the tasks that it runs."""
 
-    def run_bundle(spark: Any, tasks: list[CleaningTask], function: Any, **_: Any) -> list[Outcome[CleaningResult]]:
-        run.extend(tasks)
-        return [attempt_one(function, task, f"a{len(run)}") for task in tasks]
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: list[CleaningTask] = []
 
-    monkeypatch.setattr(compact, "run_bundle", run_bundle)
-    yield run
+    def run_bundle(self, tasks: Sequence[Any], function: Any, **more: Any) -> list[Outcome[Any]]:
+        self.run.extend(tasks)
+        return super().run_bundle(tasks, function, **more)
 
 
 def clean_here(task: CleaningTask, attempt: str) -> CleaningResult:
@@ -55,13 +56,13 @@ def in_rounds(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
 
 
 def finish(
-    log_dir: Path, task: CleaningTask, fs: FileSystem = LOCAL, **more: Any
+    log_dir: Path, task: CleaningTask, fs: FileSystem = LOCAL, engine: Engine | None = None, **more: Any
 ) -> tuple[compact.Compaction, Any]:
     """The row of one partition, in rounds of one group."""
     task = replace(task, max_scratch_bytes=1)
     space = ScratchSpace(LOCAL, least_scratch_bytes(task))
     space.device(str(log_dir))
-    driver = compaction(None, log_dir, [task], fs=fs, clean=clean_here, space=space, **more)
+    driver = compaction(engine or ThisProcess(), log_dir, [task], fs=fs, clean=clean_here, space=space, **more)
     return driver, driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
 
 
@@ -78,12 +79,12 @@ def logs(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.spark
-def test_what_does_not_fit_is_done_in_rounds_alone(spark: Any, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_done_in_rounds_alone(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = in_rounds(tmp_path / "logs", count=3)
     expected = whole(tasks[2], tmp_path)
     limit = max(scratch_bytes(tasks[0]), least_scratch_bytes(tasks[2]))
     assert limit < scratch_bytes(tasks[1])
-    rows = compaction(spark, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
+    rows = compaction(engine, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
     assert [row.status for row in rows] == ["compacted"] * 3, rows
     assert logs(log_dir / "t-2") == expected
     assert checkpoint(log_dir) == {("t", t.partition): t.first_uncleanable_offset for t in tasks}
@@ -91,7 +92,7 @@ def test_what_does_not_fit_is_done_in_rounds_alone(spark: Any, tmp_path: Path) -
 
 
 def test_each_round_is_a_task_and_the_checkpoint_comes_last(
-    tmp_path: Path, in_this_process: list[CleaningTask]
+    tmp_path: Path
 ) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     expected = whole(task, tmp_path)
@@ -103,17 +104,18 @@ def test_each_round_is_a_task_and_the_checkpoint_comes_last(
             seen.append(checkpoint(log_dir))
             super().unlink(path)
 
-    _, row = finish(log_dir, task, Watched())
+    engine = Noting()
+    _, row = finish(log_dir, task, Watched(), engine)
     assert (row.status, row.records_before) == ("compacted", len(before))
     assert row.records_after == len(records_of(log_dir / "t-0"))
-    assert [t.first_segment for t in in_this_process] == [1, 2]
+    assert [t.first_segment for t in engine.run] == [1, 2]
     assert logs(log_dir / "t-0") == expected
     assert set(map(len, seen)) == {0}, "no checkpoint before everything is replaced"
     assert checkpoint(log_dir) == {("t", 0): task.first_uncleanable_offset}
     assert not list(log_dir.rglob("*.clean"))
 
 
-def test_past_the_deadline_no_round_begins(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+def test_past_the_deadline_no_round_begins(tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     _, row = finish(log_dir, task, deadline_s=time.monotonic())
@@ -143,7 +145,7 @@ class FullDisk(FileSystem):
 
 @pytest.mark.parametrize("renames", [0, 2, 3, 4, 6, 7])
 def test_a_disk_that_fills_while_replacing_ends_the_partition(
-    renames: int, tmp_path: Path, in_this_process: list[CleaningTask]
+    renames: int, tmp_path: Path
 ) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
@@ -161,7 +163,7 @@ def test_a_disk_that_fills_while_replacing_ends_the_partition(
         assert snapshot(log_dir / "t-0") == untouched
 
 
-def test_a_group_that_a_recovery_finishes_counts(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+def test_a_group_that_a_recovery_finishes_counts(tmp_path: Path) -> None:
     """It was committed when a rename failed."""
 
     class Fails(FileSystem):
@@ -203,7 +205,7 @@ def test_a_disk_that_fills_in_a_task_ends_the_partition(part: float, tmp_path: P
     small = Disk()
     small.size = int(large.written * part)
     outcome = attempt_one(lambda task, attempt: clean_partition(small, replace(task, attempt=attempt)), task, "a0")
-    row = compaction(None, log_dir, [task])._finish([(task, outcome)])[0]
+    row = compaction(ThisProcess(), log_dir, [task])._finish([(task, outcome)])[0]
     assert row.status == "failed"
     assert "No space left" in row.error
     assert "Nothing was replaced, safe to start the broker" in row.error
@@ -211,7 +213,7 @@ def test_a_disk_that_fills_in_a_task_ends_the_partition(part: float, tmp_path: P
     assert snapshot(log_dir / "t-0") == untouched
 
 
-def test_stopped_between_groups(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+def test_stopped_between_groups(tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
 
     class Stopping(FileSystem):
@@ -220,7 +222,7 @@ def test_stopped_between_groups(tmp_path: Path, in_this_process: list[CleaningTa
             if path.endswith(".log.cleaned"):
                 driver._stopped = True  # in the middle of a group, behind its commit
 
-    driver = compaction(None, log_dir, [task], fs=Stopping())
+    driver = compaction(ThisProcess(), log_dir, [task], fs=Stopping())
     row = driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
     assert row.status == "skipped"
     assert "interrupted [run-interrupted]. 1 of 3 groups done, safe to start the broker" in row.error
@@ -228,7 +230,7 @@ def test_stopped_between_groups(tmp_path: Path, in_this_process: list[CleaningTa
     assert not [file for file in (log_dir / "t-0").iterdir() if file.name.endswith((".clean", ".swap", ".deleted"))]
 
 
-def test_a_round_that_fails_says_how_far_the_others_came(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+def test_a_round_that_fails_says_how_far_the_others_came(tmp_path: Path) -> None:
     """The second segment changes behind the driver's back."""
     log_dir, [task] = in_rounds(tmp_path / "logs")
 

@@ -28,6 +28,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, hosted, survey_log_dirs, survey_partition
 from keytail.log.producers import first_unstable
 from keytail.log.recover import recover
+from keytail.run.engine import ThisProcess
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import attempt_one
 from keytail.undo.originals import Originals
@@ -251,7 +252,7 @@ class LogDir:
                     told.append(str(outcome.problem))
                 elif outcome.value is not None:
                     tasks.append(outcome.value)
-        driver = Compaction(None, tasks, ScratchSpace(fs), {str(root): hosted([listing])}, fs=fs)
+        driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs), {str(root): hosted([listing])}, fs=fs)
         if self.keep_in:
             driver.keeper = Keeper(fs, Originals(str(root.parent / self.keep_in), self.copies))
         outcomes = [attempt_one(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]

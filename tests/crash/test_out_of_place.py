@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,19 +21,19 @@ from keytail.cli.selection import Choice
 from keytail.compact import compaction as scheduling
 from keytail.compact.command import Request
 from keytail.compact.out_of_place import driver as out_of_place
-from keytail.compact.out_of_place import placing as placing
+from keytail.compact.out_of_place import placing
 from keytail.compact.out_of_place.output_record import decode_record
 from keytail.config.resolve import from_command_line
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import DONE, ResultRow
-from keytail.run.tasks import Outcome, attempt_one
 from tests.chance import SEED
 from tests.crash.compactions import NOW, RETENTION_MS, Log, LogDir
 from tests.crash.driver import SOAK, Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.trees import Tree, read_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.run.engines import LikeSpark
 
 # One is compacted, with a tombstone in a later group than the record it deletes, and one is copied.
 LOGS = LogDir(
@@ -73,18 +72,11 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
 
 @contextlib.contextmanager
 def _here(fs: FileSystem) -> Iterator[None]:
-    attempts = iter(range(10**9))
-
-    def run_bundle(spark: Any, tasks: Any, function: Any, **_: Any) -> list[Outcome[Any]]:
-        return [attempt_one(function, task, f"n{next(attempts)}") for task in tasks]
-
-    context = SimpleNamespace(defaultParallelism=1, master="local[1]")
     with (
         # tests/log/test_lock.py tests their faults.
         patch.object(out_of_place, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
-        patch.object(out_of_place, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
-        patch.object(scheduling, "run_bundle", run_bundle),
+        patch.object(out_of_place, "workers_of_run", lambda *_, **__: LikeSpark(1)),
         patch.object(scheduling, "bundles_in_flight", lambda *_: 1),
         patch.object(placing, "on_worker", lambda _, task, attempt: (fs, scheduling.replace(task, attempt=attempt))),
     ):

@@ -27,6 +27,7 @@ from tests.crash.driver import Counts, Failed, for_every_fault
 from tests.crash.explorer import Explorer, Visit
 from tests.crash.test_compaction import SHAPES, SOAK, Settled, check_next_run, digest_after_a_run, judge
 from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.run.engines import LikeSpark
 
 
 class InRounds(LogDir):
@@ -35,7 +36,7 @@ class InRounds(LogDir):
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         with (
             patch.object(compactions, "clean_partition", one_group),
-            patch.object(compact, "run_bundle", partial(run_here, fs)),
+            patch.object(compactions, "ThisProcess", lambda: LikeSpark(run=partial(run_here, fs))),
             patch.object(compact.Compaction, "_clean", lambda self: None),
         ):
             return super().run(fs, root, run_id)
@@ -45,7 +46,7 @@ def one_group(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     return clean_partition(fs, replace(task, max_scratch_bytes=1, attempt=f"n{task.first_segment}"))
 
 
-def run_here(fs: FileSystem, spark: Any, tasks: Sequence[CleaningTask], *_: Any, **__: Any) -> list[Outcome[Any]]:
+def run_here(fs: FileSystem, tasks: Sequence[CleaningTask], *_: Any, **__: Any) -> list[Outcome[Any]]:
     return [attempt_one(lambda task, _: one_group(fs, task), task, "") for task in tasks]
 
 

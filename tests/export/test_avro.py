@@ -21,6 +21,7 @@ from keytail.export.avro import AvroSchemas, read_schemas
 from keytail.export.columns import Format, Formats, Undecodable, decode
 from keytail.export.command import format_of
 from keytail.format.columns import BytesColumn
+from keytail.run.spark_engine import SparkEngine
 from tests.export.test_columns import bytes_arrays
 from tests.export.test_driver import GrowingLog, run, statuses
 from tests.reference.batches import Rec
@@ -195,7 +196,7 @@ def test_a_table_of_avro_keys_and_values(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys are told apart by their bytes: the same key of two schemas is two keys, as for the broker's cleaner."""
-    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: spark)
+    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     key = {"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}
     one, other = framed(key, {"id": 1}), framed(key, {"id": 1}, number=18)

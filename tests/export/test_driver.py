@@ -22,6 +22,7 @@ from keytail.export import delta_table as story_table
 from keytail.export import driver
 from keytail.export.columns import Format, Formats
 from keytail.export.command import ExportRow, Request, export
+from keytail.run.spark_engine import SparkEngine
 from keytail.values import to_bytes
 from tests.chance import SEED
 from tests.growing_log import GrowingLog
@@ -40,7 +41,7 @@ def rng() -> random.Random:
 
 @pytest.fixture(autouse=True)
 def one_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: spark)
+    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
 
 
 def run(

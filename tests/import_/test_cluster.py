@@ -19,6 +19,7 @@ from keytail.import_.command import import_records
 from keytail.import_.request import Request
 from keytail.import_.source import Source
 from keytail.log.lock import is_held
+from keytail.run.spark_engine import SparkEngine
 from tests.import_.test_driver import TOPIC_ID, log_dir, unknown_topics
 from tests.run.cluster import ROOT, Cluster
 from tests.run.disturbed import wait_for
@@ -48,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 def undisturbed(source: Source, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     logs = log_dir(tmp_path_factory.mktemp("undisturbed") / "logs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_, "session_of_run", lambda *_, **__: spark)
+        patch.setattr(import_, "session_of_run", lambda *_, **__: SparkEngine(spark))
         rows = import_records(
             Request(source, "orders", (str(logs),), configuration=unknown_topics(), segment_bytes=SEGMENT_BYTES,
                     single_replica=True, topic_id=TOPIC_ID, partition_count=PARTITIONS, import_id=IMPORT_ID,

@@ -25,6 +25,7 @@ from keytail.import_ import driver as on_spark
 from keytail.import_.command import ImportRow, exit_status, import_records
 from keytail.import_.request import Request
 from keytail.import_.source import Columns, Source
+from keytail.run.spark_engine import SparkEngine
 from tests.log_dirs import snapshot
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.murmur2 import partition as partition_of
@@ -37,7 +38,7 @@ HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 
 @pytest.fixture(autouse=True)
 def in_this_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_, "session_of_run", lambda *_, **__: spark)
+    monkeypatch.setattr(import_, "session_of_run", lambda *_, **__: SparkEngine(spark))
 
 
 def log_dir(path: Path, node: int = 1) -> Path:

@@ -18,6 +18,7 @@ from keytail.cli.selection import Choice
 from keytail.export import command as story
 from keytail.export.columns import Formats
 from keytail.export.command import ExportRow, Request, export
+from keytail.run.spark_engine import SparkEngine
 from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
@@ -100,7 +101,7 @@ def run(broker: Broker, to: Path, **flags: Any) -> list[ExportRow]:
 
 
 def test_what_a_consumer_folds(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: spark)
+    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
     rng, lake = random.Random(SEED), tmp_path / "lake"
     broker = Broker(tmp_path / "logs", tmp_path / "work", properties={"log.flush.interval.messages": "1"})
     with start_client() as client:

@@ -23,6 +23,7 @@ from keytail.import_ import command as import_
 from keytail.import_.command import ImportRow, import_records
 from keytail.import_.request import Request
 from keytail.import_.source import Source
+from keytail.run.spark_engine import SparkEngine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import complaints, newest_of, repairs, start_client, state_of
@@ -106,7 +107,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             records = [(told.from_ms, b"key-before", b"value")] * 7
             client.produce("kept", LED_BEFORE, 0, records, idempotent=True)
             told.before = client.consume(partitions(LED_BEFORE))
-        patch.setattr(import_, "session_of_run", lambda *_, **__: shared_session())
+        patch.setattr(import_, "session_of_run", lambda *_, **__: SparkEngine(shared_session()))
         _import(told, topics, root)
         told.to_ms = time.time_ns() // 1_000_000
         with broker:

@@ -12,9 +12,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,9 +26,9 @@ from keytail.compact.command import Request
 from keytail.compact.execution import compact
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import ResultRow
-from keytail.run.tasks import Outcome, attempt_one
 from tests.crash.compactions import NOW, LogDir
 from tests.kills.logs import topic_config
+from tests.run.engines import LikeSpark
 
 
 class SlowFileSystem(FileSystem):
@@ -60,15 +59,8 @@ def compact_here(
 @contextlib.contextmanager
 def _without_spark(fs: FileSystem) -> Iterator[None]:
     """Replace Spark, and remove the size margin, so that partitions of some KiB are processed in rounds."""
-    context = SimpleNamespace(defaultParallelism=2, master="local[2]")
-    attempts = iter(range(10**9))
-
-    def run_bundle(spark: Any, tasks: Sequence[Any], function: Any, **_: Any) -> list[Outcome[Any]]:
-        return [attempt_one(function, task, f"n{next(attempts)}") for task in tasks]
-
     with (
-        patch.object(compaction, "session_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
-        patch.object(scheduling, "run_bundle", run_bundle),
+        patch.object(compaction, "workers_of_run", lambda *_, **__: LikeSpark()),
         patch.object(scheduling, "LOCAL", fs),  # of the tasks
         patch.object(rounds, "_MARGIN_BYTES", 0),
     ):

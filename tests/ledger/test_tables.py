@@ -33,6 +33,7 @@ from keytail.ledger.write import Ledger, LedgerTable
 from keytail.log.fs import FileSystem
 from keytail.log.recover import recover
 from keytail.run.rows import ResultRow, exit_status
+from keytail.run.spark_engine import SparkEngine
 from tests.chance import SEED
 from tests.compact.test_driver import checkpoint, compaction, make
 from tests.log_dirs import snapshot
@@ -43,10 +44,10 @@ EVERY_POINT = os.environ.get("KEYTAIL_FAULTS") == "all"
 
 
 @pytest.fixture(scope="module")
-def empty(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty(engine: SparkEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ledger of no runs: making its tables takes some seconds."""
     path = tmp_path_factory.mktemp("ledgers") / "empty"
-    Ledger(spark, str(path), "nobody").open()
+    Ledger(engine, str(path), "nobody").open()
     return path
 
 
@@ -63,8 +64,8 @@ def partitions(path: str, run_id: str) -> dict[str, PartitionRow]:
     return {row.name: row for row in folded_partitions(read_rows(path, "partitions", {"run_id": run_id}))}
 
 
-def begun(spark: Any, path: str, run_id: str, log_dir: Path, **more: Any) -> Ledger:
-    ledger = Ledger(spark, path, run_id, **more)
+def begun(engine: SparkEngine, path: str, run_id: str, log_dir: Path, **more: Any) -> Ledger:
+    ledger = Ledger(engine, path, run_id, **more)
     ledger.begin(command="compact", arguments=["compact"], log_dirs=[str(log_dir)], versions={}, now_ms=0, config={})
     return ledger
 
@@ -91,10 +92,10 @@ def cleaned_bases(log_dir: Path) -> dict[str, set[int]]:
     return found
 
 
-def test_a_run_that_ends_well(spark: Any, path: str, tmp_path: Path) -> None:
+def test_a_run_that_ends_well(engine: SparkEngine, path: str, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
-    ledger = begun(spark, path, "one", log_dir)
-    rows = compaction(spark, log_dir, tasks, ledger=ledger).run()
+    ledger = begun(engine, path, "one", log_dir)
+    rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
     assert runs(path)["one"].status == "interrupted", "it has not said how it ended"
     skipped = ResultRow("u", 0, str(log_dir), "skipped", "not due")
     ledger.end([*rows, skipped], "done")
@@ -156,19 +157,19 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
     yield death
 
 
-def one_run(spark: Any, path: str, log_dir: Path, tasks: Any, dying: Dying) -> None:
-    ledger = begun(spark, path, "killed", log_dir)
-    rows = compaction(spark, log_dir, tasks, ledger=ledger, fs=DyingFileSystem(dying)).run()
+def one_run(engine: SparkEngine, path: str, log_dir: Path, tasks: Any, dying: Dying) -> None:
+    ledger = begun(engine, path, "killed", log_dir)
+    rows = compaction(engine, log_dir, tasks, ledger=ledger, fs=DyingFileSystem(dying)).run()
     ledger.end(rows, "done")
 
 
 def test_killed_at_any_point_the_ledger_tells_no_lie_and_the_next_run_mends_it(
-    spark: Any, empty: Path, tmp_path: Path, dying: Dying
+    engine: SparkEngine, empty: Path, tmp_path: Path, dying: Dying
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2, records=120)
     once = str(shutil.copytree(empty, tmp_path / "once"))
     shutil.copytree(log_dir, tmp_path / "copy")
-    one_run(spark, once, log_dir, tasks, dying)
+    one_run(engine, once, log_dir, tasks, dying)
     points = dying.seen
     assert len(points) > 30
     [intended, concluded] = [at for at, name in enumerate(points) if name == "after partitions"]
@@ -182,7 +183,7 @@ def test_killed_at_any_point_the_ledger_tells_no_lie_and_the_next_run_mends_it(
         path = str(shutil.copytree(empty, tmp_path / f"ledger-{at}"))
         dying.at, dying.seen = at, []
         with pytest.raises(Killed):
-            one_run(spark, path, log_dir, tasks, dying)
+            one_run(engine, path, log_dir, tasks, dying)
         dying.at = None
         told = partitions(path, "killed")
         moved = checkpoint(log_dir)
@@ -196,9 +197,9 @@ def test_killed_at_any_point_the_ledger_tells_no_lie_and_the_next_run_mends_it(
             if (task.topic, task.partition) in moved:
                 assert f"t-{task.partition}" in told, f"at {at}: begun without an intent"
         known = runs(path)
-        next_run = Ledger(spark, path, "next")
+        next_run = Ledger(engine, path, "next")
         repair(next_run, [str(log_dir)])
-        assert repair(Ledger(spark, path, "later"), [str(log_dir)]) == 0, "all is told"
+        assert repair(Ledger(engine, path, "later"), [str(log_dir)]) == 0, "all is told"
         for name, row in partitions(path, "killed").items():
             done = ("t", int(name[2:])) in moved
             assert row.status == ("compacted" if done else "interrupted"), f"at {at}"
@@ -210,13 +211,13 @@ def test_killed_at_any_point_the_ledger_tells_no_lie_and_the_next_run_mends_it(
 
 
 def test_a_bundle_whose_intent_cannot_be_written_is_not_begun(
-    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
-    ledger = begun(spark, path, "one", log_dir)
+    ledger = begun(engine, path, "one", log_dir)
     before = snapshot(log_dir)
     monkeypatch.setattr(LedgerTable, "_write", fail)
-    rows = compaction(spark, log_dir, tasks, ledger=ledger).run()
+    rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
     assert [row.status for row in rows] == ["failed", "failed"]
     assert "the ledger cannot be written: no room" in rows[0].error
     assert "nothing was started" in rows[0].error
@@ -228,11 +229,11 @@ def fail(table: LedgerTable, rows: Any) -> None:
 
 
 def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
-    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
     notes: list[str] = []
-    ledger = begun(spark, path, "one", log_dir, on_note=notes.append)
+    ledger = begun(engine, path, "one", log_dir, on_note=notes.append)
     conclude = Ledger.conclude
 
     def lose(self: Ledger, *arguments: Any, **more: Any) -> None:
@@ -241,7 +242,7 @@ def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
 
     write = LedgerTable._write
     monkeypatch.setattr(Ledger, "conclude", lose)
-    rows = compaction(spark, log_dir, tasks, ledger=ledger).run()
+    rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
     ledger.end(rows, "done")
     assert [row.status for row in rows] == ["compacted", "compacted"]
     assert ledger.lost
@@ -251,9 +252,9 @@ def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
     assert {row.status for row in partitions(path, "one").values()} == {"interrupted"}
     monkeypatch.setattr(LedgerTable, "_write", write)
     monkeypatch.setattr(Ledger, "conclude", conclude)
-    assert repair(Ledger(spark, path, "two"), [str(tmp_path / "other")]) == 0, "of other log dirs"
-    assert repair(Ledger(spark, path, "two", host="another"), [str(log_dir)]) == 0, "of another host"
-    assert repair(Ledger(spark, path, "two"), [str(log_dir)]) == 3
+    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "of other log dirs"
+    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "of another host"
+    assert repair(Ledger(engine, path, "two"), [str(log_dir)]) == 3
     told = partitions(path, "one")
     for row in rows:
         assert (told[row.name].status, told[row.name].repaired_by) == ("compacted", "two")
@@ -264,16 +265,16 @@ def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
 
 
 def test_a_run_is_not_kept_from_its_work_by_what_it_cannot_mend(
-    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
-    ledger = begun(spark, path, "killed", log_dir)
+    ledger = begun(engine, path, "killed", log_dir)
     ledger.intend(1, [planned_row(task) for task in tasks])
     (log_dir / "cleaner-offset-checkpoint").write_text("no checkpoint")
     notes: list[str] = []
     given = {"log_dirs": [str(log_dir)], "now_ms": 0, "configuration": Configuration(), "on_note": notes.append}
     monkeypatch.setattr(sys, "argv", ["keytail", "compact"])
-    with recording(LedgerFlags(path), spark, "next", command="compact", **given) as record:
+    with recording(LedgerFlags(path), engine, "next", command="compact", **given) as record:
         record.end([], 0)
     assert "could not be determined" in notes[0]
     assert runs(path)["next"].status == "done"
@@ -344,21 +345,21 @@ def test_an_older_ledger_gets_the_columns_it_lacks(spark: Any, path: str, monkey
 
 
 def test_what_is_no_ledger_of_ours_is_refused(
-    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark.range(3).write.format("delta").save(str(tmp_path / "else" / "runs"))
     with pytest.raises(UsageProblem, match="is not a ledger's"):
-        Ledger(spark, str(tmp_path / "else"), "one").open()
+        Ledger(engine, str(tmp_path / "else"), "one").open()
     spark.sql(f"ALTER TABLE delta.`{path}/runs` SET TBLPROPERTIES ('keytail.ledger.version' = '9')")
     with pytest.raises(UsageProblem, match="newer keytail"):
-        Ledger(spark, path, "one").open()
+        Ledger(engine, path, "one").open()
     changed = {**ledger_tables.PARTITIONS, "status": ("int", "")}
     monkeypatch.setitem(ledger_tables.TABLES, "partitions", changed)  # type: ignore[arg-type]
     with pytest.raises(UsageProblem, match="column status of the ledger has type string, not int"):
         LedgerTable(spark, path, "partitions", "one").ensure()
     (tmp_path / "file").write_text("")
     with pytest.raises(KeytailError, match="the ledger cannot be opened"):
-        Ledger(spark, str(tmp_path / "file" / "ledger"), "one").open()
+        Ledger(engine, str(tmp_path / "file" / "ledger"), "one").open()
 
 
 def test_both_readers_see_the_same(spark: Any, path: str) -> None:
@@ -391,7 +392,7 @@ def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]
 
 
 def test_maintenance_removes_old_days_and_joins_files(
-    spark: Any, path: str, monkeypatch: pytest.MonkeyPatch
+    spark: Any, engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day_ms = 24 * 3600 * 1000
     now_ms = 100 * day_ms
@@ -402,12 +403,12 @@ def test_maintenance_removes_old_days_and_joins_files(
     today = datetime.date(1970, 1, 1) + datetime.timedelta(days=100)
     before = spark.read.format("delta").load(f"{path}/runs").where("day >= '1970-03-01'").sort("at")
     kept = spark.createDataFrame(before.toArrow())
-    [row, *others] = maintain(spark, path, today, 30, execute=False)
+    [row, *others] = maintain(engine, path, today, 30, execute=False)
     assert [one.status for one in others] == ["would-maintain"] * 2
     assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
     assert len(read_rows(path, "runs", {})) == 5
     monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))  # the others alike, and no faster
-    [row] = maintain(spark, path, today, 30, execute=True)
+    [row] = maintain(engine, path, today, 30, execute=True)
     assert (row.status, row.removed_rows, row.files_before, row.files_after) == ("maintained", 1, 5, 2)
     assert_df_equality(spark.read.format("delta").load(f"{path}/runs").sort("at"), kept, ignore_metadata=True)
-    assert maintain(spark, path, today, None, execute=True)[0].removed_rows == 0
+    assert maintain(engine, path, today, None, execute=True)[0].removed_rows == 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +16,11 @@ from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.rebuild_index import tasks as rebuild
 from keytail.rebuild_index.partition import PartitionPlan, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
-from keytail.run.tasks import Outcome, attempt_one, run_bundle
+from keytail.run.engine import ThisProcess
+from keytail.run.spark_engine import SparkEngine
+from keytail.run.tasks import Outcome, attempt_one
 from tests.log_dirs import random_records, snapshot, write_log_dir
+from tests.run.engines import LikeSpark
 from tests.run.test_submit import submit
 
 pytestmark = pytest.mark.spark
@@ -41,9 +42,14 @@ def plans_of(log_dir: Path, **more: Any) -> list[PartitionPlan]:
     ]
 
 
-def _run_and_note(jobs: list[str], *arguments: Any, name: str, **more: Any) -> Any:
-    jobs.append(name)
-    return run_bundle(*arguments, name=name, **more)
+class Noting(SparkEngine):
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self.jobs: list[str] = []
+
+    def run_bundle(self, *arguments: Any, name: str = "", **more: Any) -> Any:
+        self.jobs.append(name)
+        return super().run_bundle(*arguments, name=name, **more)
 
 
 def test_spark_makes_what_one_process_makes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,25 +58,22 @@ def test_spark_makes_what_one_process_makes(spark: Any, tmp_path: Path, monkeypa
     dirs = [write_log_dir(tmp_path / which, names, segments=2) for which in ("here", "spark")]
     monkeypatch.setattr(rebuild, "BUNDLE_PARTITIONS", 2)
     kept = []
-    for log_dir, session in zip(dirs, (None, spark), strict=True):
+    on_spark = Noting(spark)
+    for log_dir, engine in zip(dirs, (ThisProcess(), on_spark), strict=True):
         damaged = log_dir / "t-3" / f"{0:020d}.log"
         damaged.write_bytes(damaged.read_bytes()[:-1])
         (log_dir / "t-2" / f"{0:020d}.index").unlink()
-        run = Rebuild(plans_of(log_dir, rebuild_all=True, execute=True), session, slice_bytes=2000)
-        jobs: list[str] = []
-        if session is not None:
-            monkeypatch.setattr(rebuild, "run_bundle", partial(_run_and_note, jobs))
+        run = Rebuild(plans_of(log_dir, rebuild_all=True, execute=True), engine, slice_bytes=2000)
         outcomes = run.run()
         assert [str(outcome.problem) for outcome in outcomes[:3]] == ["None"] * 3
         assert "does not fit" in str(outcomes[3].problem)
-        if session is not None:
-            assert "rebuild-index: slices together" in jobs
         kept.append({name: data for name, (data, _) in snapshot(log_dir).items()})
+    assert "rebuild-index: slices together" in on_spark.jobs
     assert kept[0] == kept[1]
     assert [len(outcome.result.wrong) for outcome in Rebuild(plans_of(dirs[1], rebuild_all=True)).run()[:3]] == [0] * 3
 
 
-def test_a_torn_tail_is_cut_and_the_rest_made_on_spark(spark: Any, tmp_path: Path) -> None:
+def test_a_torn_tail_is_cut_and_the_rest_made_on_spark(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"t-0": random_records(1, 400)})
     (log_dir / ".kafka_cleanshutdown").unlink()
     (log_dir / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 150\n")
@@ -78,7 +81,7 @@ def test_a_torn_tail_is_cut_and_the_rest_made_on_spark(spark: Any, tmp_path: Pat
     torn.write_bytes(torn.read_bytes()[:-1])
     [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
     [plan] = plans_of(log_dir, execute=True, truncate=True)
-    [outcome] = Rebuild([plan], spark, {str(log_dir): hosted([facts])}).run()
+    [outcome] = Rebuild([plan], engine, {str(log_dir): hosted([facts])}).run()
     assert outcome.problem is None
     assert outcome.done_cut is not None and outcome.done_cut.removed_segments == (300,)
     assert outcome.result is not None and outcome.result.log_end_offset == 290
@@ -99,12 +102,12 @@ def test_the_job_under_spark_submit_finds_its_interpreter_beside_spark(tmp_path:
     assert len(list(log_dir.glob("t-*/*.index"))) == 8
 
 
-def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 400) for n in range(8)})
     lost = KeytailError("the worker process of this partition was killed twice")
 
     def dying(
-        spark: Any, payloads: Sequence[Any], function: Any, *, name: str, stopped: Any
+        payloads: Sequence[Any], function: Any, *, name: str, stopped: Any
     ) -> list[Outcome[Any]]:
         """Of t-3 the worker dies each time, and with it what it had beside."""
         return [
@@ -114,11 +117,8 @@ def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path, monk
             for payload in payloads
         ]
 
-    monkeypatch.setattr(rebuild, "run_bundle", dying)
-    monkeypatch.setattr(rebuild, "parallel_tasks", lambda spark: 1)
-    session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
     before = snapshot(log_dir / "t-3")
-    outcomes = Rebuild(plans_of(log_dir, rebuild_all=True, execute=True), session).run()
+    outcomes = Rebuild(plans_of(log_dir, rebuild_all=True, execute=True), LikeSpark(1, dying)).run()
     assert [outcome.problem for outcome in outcomes] == [None, None, None, lost, None, None, None, None]
     assert all(outcome.installed and outcome.result.wrong for outcome in outcomes if outcome.problem is None)
     assert snapshot(log_dir / "t-3") == before

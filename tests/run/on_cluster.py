@@ -58,9 +58,9 @@ def main() -> None:
     real = workers.session_of_run
 
     def noted(*args, **more):
-        spark = real(*args, **more)
-        settings.update(dict(spark.sparkContext.getConf().getAll()))
-        return spark
+        engine = real(*args, **more)
+        settings.update(dict(engine.session.sparkContext.getConf().getAll()))
+        return engine
 
     workers.session_of_run = noted  # type: ignore[assignment]
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)

@@ -25,6 +25,7 @@ from keytail.rebuild_index import driver as rebuild
 from keytail.rebuild_index import tasks as spark_rebuild
 from keytail.run import workers
 from keytail.run.session import local_session
+from keytail.run.spark_engine import SparkEngine
 from keytail.verify import driver as spark_verify
 from keytail.verify import driver as verification
 
@@ -43,7 +44,7 @@ def together(notes: str, function: Callable[..., Any], *arguments: Any, **more: 
 def main() -> None:
     master, notes, *log_dirs = sys.argv[1:]
     spark = local_session(master)
-    workers.session_of_run = lambda *args, **more: spark  # type: ignore[assignment]
+    workers.session_of_run = lambda *args, **more: SparkEngine(spark)  # type: ignore[assignment]
     tasks = [(spark_verify, "verify_on_worker"), (spark_rebuild, "do_on_worker"), (compact, "clean_on_worker")]
     real = [getattr(module, name) for module, name in tasks]
 

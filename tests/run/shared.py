@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from keytail.run.spark_engine import SparkEngine
 from tests.run.cluster import Cluster, cluster
 
 _session: list[Any] = []
@@ -47,6 +48,11 @@ def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def spark() -> Any:
     return shared_session()
+
+
+@pytest.fixture(scope="module")
+def engine(spark: Any) -> SparkEngine:
+    return SparkEngine(spark)
 
 
 @pytest.fixture

@@ -18,17 +18,18 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.accumulators import AccumulatorTCPServer
 
 from keytail.cli.stopping import Stopped, stoppable
-from keytail.compact import compaction as compact
 from keytail.compact.rounds import least_scratch_bytes
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
-from keytail.run import ended, session
+from keytail.run import ended, jvm_log, session
 from keytail.run.ended import SparkEnded, await_signal, quiet_py4j, text_of
+from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
-from keytail.run.tasks import attempt_one, run_bundle
+from keytail.run.tasks import attempt_one
 from tests.compact.test_driver import compaction
 from tests.compact.test_rounds_on_spark import clean_here, in_rounds, no_margin  # noqa: F401
+from tests.run.engines import LikeSpark
 
 
 @pytest.fixture(autouse=True)
@@ -78,14 +79,14 @@ def nothing(payload: int, attempt: str) -> int:
 def test_a_job_that_is_lost_with_its_session_is_not_run_again(is_stopped: bool | None) -> None:
     again: list[int] = []
     with pytest.raises(SparkEnded) as raised:
-        run_bundle(session_that(is_stopped), [1, 2], nothing, before_again=again.append)
+        SparkEngine(session_that(is_stopped)).run_bundle([1, 2], nothing, before_again=again.append)
     assert isinstance(raised.value.__cause__, Py4JJavaError)
     assert again == []
 
 
 def test_a_job_that_is_lost_alone_is_its_payloads_problem() -> None:
     again: list[int] = []
-    outcomes = run_bundle(session_that(False), [1, 2], nothing, before_again=again.append)
+    outcomes = SparkEngine(session_that(False)).run_bundle([1, 2], nothing, before_again=again.append)
     assert again == [1, 2]
     said = "the Spark job of this partition failed twice: Py4JJavaError"
     assert [outcome.problem and outcome.problem.what for outcome in outcomes] == [said, said]
@@ -154,29 +155,25 @@ def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyP
     await_signal()  # returns if there is no signal
 
 
-def ends_in_round(number: int, log_dir: Path, task: CleaningTask, monkeypatch: pytest.MonkeyPatch) -> Any:
+def ends_in_round(number: int, log_dir: Path, task: CleaningTask) -> Any:
     """Return the driver of a run whose Spark ends with the job of a round, after the worker has written a file."""
     rounds_run: list[CleaningTask] = []
 
-    def bundle(spark: Any, tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
+    def bundle(tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
         rounds_run.extend(tasks)
         outcomes = [attempt_one(clean_here, one, f"a{len(rounds_run)}") for one in tasks]
         if len(rounds_run) > number:
             raise SparkEnded
         return outcomes
 
-    monkeypatch.setattr(compact, "run_bundle", bundle)
-    context = SimpleNamespace(defaultParallelism=1, master="local[1]")
     space = ScratchSpace(LOCAL, least_scratch_bytes(task))
-    return compaction(SimpleNamespace(sparkContext=context), log_dir, [task], clean=clean_here, space=space)
+    return compaction(LikeSpark(1, bundle), log_dir, [task], clean=clean_here, space=space)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_run_says_how_far_it_came_and_leaves_no_scratch(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_how_far_it_came_and_leaves_no_scratch(number: int, tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
-    driver = ends_in_round(number, log_dir, task, monkeypatch)
+    driver = ends_in_round(number, log_dir, task)
     with pytest.raises(SparkEnded):
         driver.run()
     [row] = driver.rows_so_far()
@@ -188,14 +185,12 @@ def test_a_run_says_how_far_it_came_and_leaves_no_scratch(
     assert not list(log_dir.rglob("*.swap"))
 
 
-def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(tmp_path: Path) -> None:
     """Removed before the task is run again: otherwise it could use more space than was reserved."""
     log_dir, [task] = in_rounds(tmp_path / "logs")
     seen: list[tuple[set[str], set[str]]] = []
 
-    def bundle(spark: Any, tasks: list[CleaningTask], function: Any, *, before_again: Any, **_: Any) -> Any:
+    def bundle(tasks: list[CleaningTask], function: Any, *, before_again: Any, **_: Any) -> Any:
         [one] = tasks
         handed = {one.handed_on.survivors.name, one.handed_on.proof.name} if one.handed_on else set()
         lost = attempt_one(clean_here, one, "dead")
@@ -204,8 +199,8 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(
         seen.append(({path.name for path in log_dir.rglob("*.clean")}, handed))
         return [attempt_one(clean_here, one, f"a{len(seen)}")]
 
-    driver = ends_in_round(9, log_dir, task, monkeypatch)
-    monkeypatch.setattr(compact, "run_bundle", bundle)
+    driver = ends_in_round(9, log_dir, task)
+    driver.engine = LikeSpark(1, bundle)
     [row] = driver.run()
     assert row.status == "compacted", row
     assert len(seen) == 3
@@ -214,12 +209,12 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(
 
 def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output of the JVM shortly before, while the signal was on its way to the driver, is not forwarded either."""
-    monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
+    monkeypatch.setattr(jvm_log, "HELD_BACK_S", 2.0)
     reader, jvm = os.pipe()
     out, real = os.pipe()
     started = threading.Event()
-    session._unheard.clear()
-    passing = threading.Thread(target=session._pass_on, args=(reader, real, started))
+    jvm_log._unheard.clear()
+    passing = threading.Thread(target=jvm_log._pass_on, args=(reader, real, started))
     passing.start()
     os.write(jvm, b"WARNING: Using incubator modules: x\nError: no such ma")
     os.write(jvm, b"ster\n")
@@ -229,14 +224,14 @@ def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.M
     assert os.read(out, 100) == b"ERROR of a task\n"
     os.write(jvm, b"java.util.concurrent.RejectedExecutionException: Task\n")
     time.sleep(0.05)
-    session._unheard.set()
+    jvm_log._unheard.set()
     os.write(jvm, b"\tat java.base/java.util.concurrent\n")
     os.close(jvm)
     passing.join(60)
     os.close(real)
     assert os.read(out, 100) == b""
     os.close(out)
-    session._unheard.clear()
+    jvm_log._unheard.clear()
 
 
 def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
@@ -245,7 +240,7 @@ def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
     nobody, real = os.pipe()
     os.close(nobody)
     started = threading.Event()
-    passing = threading.Thread(target=session._pass_on, args=(reader, real, started), daemon=True)
+    passing = threading.Thread(target=jvm_log._pass_on, args=(reader, real, started), daemon=True)
     passing.start()
     os.set_blocking(jvm, False)
     said, last_s = 0, time.monotonic() + 60

@@ -21,6 +21,7 @@ from keytail.errors import Refused
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.rebuild_index import driver as rebuild
 from keytail.rebuild_index import tasks as spark_rebuild
+from keytail.run.engine import ThisProcess
 from keytail.run.hosts import refuse_network_here, refuse_other_logs, refuse_unseen, seen_logs
 from keytail.run.tasks import Outcome
 from keytail.verify.driver import VerifyTask, verify_on_worker
@@ -131,7 +132,8 @@ class FarAway(InProcess):
     def __init__(self, cells: Path, partition: Path, lost: str) -> None:
         super().__init__(cells)
         self.partition, self.lost = partition, lost
-        self.there = spark_fan_out.SparkEngine(None, spark_fan_out.Workers(str(partition), 1, None, False), "")
+        workers = spark_fan_out.Workers(str(partition), 1, None, False)
+        self.there = spark_fan_out.StagesOnSpark(ThisProcess(), workers, "")
 
     def run(self, name: str, *given: Any) -> Any:
         return self._arrived(name, lambda: super(FarAway, self).run(name, *given))

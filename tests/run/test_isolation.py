@@ -33,7 +33,7 @@ import contextlib, json, os, signal, sys
 from keytail.run.session import session_of_run
 from pyspark import SparkContext
 with contextlib.ExitStack() as run:
-    spark = session_of_run(run, "local[1]", submitted=False)
+    spark = session_of_run(run, "local[1]", submitted=False).session
     context, jvm = spark.sparkContext, spark._jvm
     manager = jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager()
     found = [*map(str, manager.localDirsString()), context._temp_dir]

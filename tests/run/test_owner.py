@@ -59,7 +59,7 @@ from keytail.acting_user import as_caller, become
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
 from keytail.run.session import end_jvm, local_session
-from keytail.run.tasks import run_bundle
+from keytail.run.spark_engine import SparkEngine
 secret = sys.argv[2]
 def status():
     return Path("/proc/self/status").read_text()
@@ -77,7 +77,7 @@ def plain(batches):
         yield pyarrow.RecordBatch.from_pydict({"pid": [os.getpid()], "status": [status()]})
 work_as_owner(LOCAL, [sys.argv[1]])
 spark = local_session("local[2]")
-found = [one.value for one in run_bundle(spark, [0, 1], task)]
+found = [one.value for one in SparkEngine(spark).run_bundle([0, 1], task)]
 after = [list(row) for row in spark.range(0, 2, 1, 2).mapInArrow(plain, "pid long, status string").collect()]
 jvm = Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/status").read_text()
 scratch = Path(spark.sparkContext._temp_dir)

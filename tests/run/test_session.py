@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keytail.errors import UsageProblem
-from keytail.run import session
+from keytail.run import jvm_log
 from keytail.run.java import java_version, require_java
 
 ROOT = Path(__file__).parents[2]
@@ -64,12 +64,12 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The JVM is a test double. Its output is not forwarded once a stop has begun."""
-    monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
+    monkeypatch.setattr(jvm_log, "HELD_BACK_S", 2.0)
     before = set(threading.enumerate())
     streams: list[Any] = []
     io = SimpleNamespace(FileOutputStream=lambda path: open(path, "wb", 0), PrintStream=lambda stream, flushes: stream)
     java = SimpleNamespace(io=io, lang=SimpleNamespace(System=SimpleNamespace(setErr=streams.append)))
-    session._hear(SimpleNamespace(sparkContext=SimpleNamespace(_jvm=SimpleNamespace(java=java))))
+    jvm_log.redirect(SimpleNamespace(sparkContext=SimpleNamespace(_jvm=SimpleNamespace(java=java))))
     [passing] = set(threading.enumerate()) - before
     [jvm] = streams
     jvm.write(b"ERROR of a task\n")
@@ -80,18 +80,18 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
     assert heard == "ERROR of a task\n"
     try:
         jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
-        session._unheard.set()
+        jvm_log._unheard.set()
         jvm.close()
         passing.join(60)
         assert not passing.is_alive()
         assert capfd.readouterr().err == ""
     finally:
-        session._unheard.clear()
+        jvm_log._unheard.clear()
 
 
 def test_a_jvm_that_ends_already_says_nothing_more() -> None:
     before = set(threading.enumerate())
-    session._hear(SimpleNamespace())
+    jvm_log.redirect(SimpleNamespace())
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()

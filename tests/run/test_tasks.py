@@ -2,42 +2,41 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from keytail.errors import CorruptLog, KeytailError
-from keytail.run.tasks import run_bundle
+from keytail.run.spark_engine import SparkEngine
 from tests.run import work
 
 pytestmark = pytest.mark.spark
 
 
-def test_one_payload_a_task_and_answers_in_order(spark: Any) -> None:
-    outcomes = run_bundle(spark, list(range(7)), work.double)
+def test_one_payload_a_task_and_answers_in_order(engine: SparkEngine) -> None:
+    outcomes = engine.run_bundle(list(range(7)), work.double)
     assert [outcome.value[0] for outcome in outcomes if outcome.value] == [0, 2, 4, 6, 8, 10, 12]
     attempts = [outcome.value[1] for outcome in outcomes if outcome.value]
     assert len(set(attempts)) == 7, "every payload must be an attempt, so a task, of its own"
-    again = run_bundle(spark, list(range(7)), work.double)
+    again = engine.run_bundle(list(range(7)), work.double)
     assert not set(attempts) & {outcome.value[1] for outcome in again if outcome.value}
     assert all(outcome.host and outcome.end_ms >= outcome.start_ms > 0 for outcome in outcomes)
 
 
-def test_no_payloads_need_no_job(spark: Any) -> None:
-    assert run_bundle(spark, [], work.double) == []
+def test_no_payloads_need_no_job(engine: SparkEngine) -> None:
+    assert engine.run_bundle([], work.double) == []
 
 
-def test_workers_are_this_interpreter_and_are_used_again(spark: Any) -> None:
-    first = [o.value for o in run_bundle(spark, [0, 1], work.interpreter) if o.value]
+def test_workers_are_this_interpreter_and_are_used_again(engine: SparkEngine) -> None:
+    first = [o.value for o in engine.run_bundle([0, 1], work.interpreter) if o.value]
     assert {executable for executable, _ in first} == {sys.executable}
     pids = {pid for _, pid in first}
     for _ in range(3):
-        pids |= {o.value[1] for o in run_bundle(spark, [0, 1], work.interpreter) if o.value}
+        pids |= {o.value[1] for o in engine.run_bundle([0, 1], work.interpreter) if o.value}
     assert len(pids) <= 4, "a fresh worker for every job would import and compile anew"
 
 
-def test_errors_come_back_as_values(spark: Any) -> None:
-    outcomes = run_bundle(spark, list(range(6)), work.fail_on_odd)
+def test_errors_come_back_as_values(engine: SparkEngine) -> None:
+    outcomes = engine.run_bundle(list(range(6)), work.fail_on_odd)
     assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None]
     corrupt, missing, oversight = (outcomes[number].problem for number in (1, 3, 5))
     assert isinstance(corrupt, CorruptLog)
@@ -50,22 +49,22 @@ def test_errors_come_back_as_values(spark: Any) -> None:
     assert "work.py" in outcomes[5].trace
 
 
-def test_an_answer_runs_nothing_in_the_driver(spark: Any, tmp_path: Path) -> None:
-    [outcome] = run_bundle(spark, [str(tmp_path / "mark")], work.attack)
+def test_an_answer_runs_nothing_in_the_driver(engine: SparkEngine, tmp_path: Path) -> None:
+    [outcome] = engine.run_bundle([str(tmp_path / "mark")], work.attack)
     assert not (tmp_path / "mark").exists()
     assert outcome.value is None
     assert outcome.problem is not None
     assert "OpensWhereUnpickled cannot be serialized" in outcome.problem.what
 
 
-def test_a_killed_worker_fails_its_own_payload_only(spark: Any, tmp_path: Path) -> None:
+def test_a_killed_worker_fails_its_own_payload_only(engine: SparkEngine, tmp_path: Path) -> None:
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
     again: list[tuple[int, int]] = []
 
     def before_again(payload: tuple[int, bool, str]) -> None:
         again.append((payload[0], len(list(tmp_path.glob(f"{payload[0]}.*")))))
 
-    outcomes = run_bundle(spark, payloads, work.die_when_told, before_again=before_again)
+    outcomes = engine.run_bundle(payloads, work.die_when_told, before_again=before_again)
     assert [outcome.value for outcome in outcomes] == [0, 1, None, 3, 4]
     problem = outcomes[2].problem
     assert type(problem) is KeytailError
@@ -76,13 +75,13 @@ def test_a_killed_worker_fails_its_own_payload_only(spark: Any, tmp_path: Path) 
     assert dict(again)[2] == 1, "before it runs again"
 
 
-def test_a_worker_killed_once_is_no_failure(spark: Any, tmp_path: Path) -> None:
-    outcomes = run_bundle(spark, [(0, str(tmp_path))], work.die_the_first_time)
+def test_a_worker_killed_once_is_no_failure(engine: SparkEngine, tmp_path: Path) -> None:
+    outcomes = engine.run_bundle([(0, str(tmp_path))], work.die_the_first_time)
     assert [outcome.value for outcome in outcomes] == [0]
 
 
-def test_a_stopped_run_does_not_start_again(spark: Any, tmp_path: Path) -> None:
+def test_a_stopped_run_does_not_start_again(engine: SparkEngine, tmp_path: Path) -> None:
     payloads = [(0, str(tmp_path))]
-    [outcome] = run_bundle(spark, payloads, work.die_the_first_time, stopped=lambda: True)
+    [outcome] = engine.run_bundle(payloads, work.die_the_first_time, stopped=lambda: True)
     assert outcome.problem is not None
     assert outcome.value is None

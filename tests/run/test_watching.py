@@ -19,7 +19,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.meter import METER
 from keytail.run import watching
 from keytail.run.processes import Processes
-from keytail.run.tasks import run_bundle
+from keytail.run.spark_engine import SparkEngine
 from keytail.run.watching import (
     HERE,
     LOOPBACK,
@@ -27,7 +27,6 @@ from keytail.run.watching import (
     DriverAddress,
     Sign,
     Watch,
-    address_of_driver,
     current_channel,
     send_to,
     telling,
@@ -76,8 +75,8 @@ def _wait_for(heard: list[Sign], count: int) -> None:
 def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1"), _file(tmp_path, "t-2")]
     with Processes(2) as workers:
-        assert address_of_driver(workers) == HERE
-        outcomes = run_bundle(workers, paths, read_slowly)
+        assert workers.driver_address == HERE
+        outcomes = workers.run_bundle(paths, read_slowly)
     assert all(outcome.problem is None for outcome in outcomes)
     _wait_for(heard, 3)
     for name in ("t-0", "t-1", "t-2"):
@@ -101,7 +100,7 @@ def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_pa
 )
 def test_on_a_cluster_it_listens_where_spark_does(settings: dict[str, str], expected: tuple[str, str]) -> None:
     context = SimpleNamespace(master="spark://m:7077", getConf=lambda: settings)
-    assert address_of_driver(SimpleNamespace(sparkContext=context)) == expected
+    assert SparkEngine(SimpleNamespace(sparkContext=context)).driver_address == expected
 
 
 def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(heard: list[Sign], tmp_path: Path) -> None:
@@ -115,15 +114,16 @@ def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(hea
 @pytest.mark.spark
 def test_tasks_of_spark_tell_what_they_are_at(spark: Any, heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1")]
-    assert address_of_driver(spark) == HERE
-    run_bundle(spark, paths, read_slowly, name="compact t-0 and 1 more")
+    engine = SparkEngine(spark)
+    assert engine.driver_address == HERE
+    engine.run_bundle(paths, read_slowly, name="compact t-0 and 1 more")
     _wait_for(heard, 2)
     for name in ("t-0", "t-1"):
         seen = {(sign.phase, sign.read_bytes) for sign in heard if sign.name == name}
         assert {("second", 1000), ("first", 2000)} <= seen <= STANDINGS
     send_to(None)  # nobody watches the next task
     before = len(heard)
-    run_bundle(spark, paths[:1], read_slowly, name="unwatched")
+    engine.run_bundle(paths[:1], read_slowly, name="unwatched")
     time.sleep(0.2)
     assert len(heard) == before
     store = spark._jsparkSession.sparkContext().statusStore()

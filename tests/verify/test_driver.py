@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
+from keytail.run.spark_engine import SparkEngine
 from keytail.verify import driver as verify
 from keytail.verify.driver import VerifyTask, verify_all, verify_here
 from tests.log_dirs import random_records, write_log_dir
 
 
 @pytest.mark.spark
-def test_spark_finds_what_one_process_finds(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_finds_what_one_process_finds(
+    engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 200 + 20 * n) for n in range(5)})
     damaged = log_dir / "t-3" / f"{0:020d}.log"
     damaged.write_bytes(damaged.read_bytes()[:-3])
@@ -20,6 +23,6 @@ def test_spark_finds_what_one_process_finds(spark: Any, tmp_path: Path, monkeypa
     there: dict[str, Any] = {}
     monkeypatch.setattr(verify, "BUNDLE_PARTITIONS", 2)
     verify_here(tasks, lambda task, outcome: here.__setitem__(task.path, outcome.value))
-    verify_all(spark, tasks, lambda task, outcome: there.__setitem__(task.path, outcome.value))
+    verify_all(engine, tasks, lambda task, outcome: there.__setitem__(task.path, outcome.value))
     assert there == here
     assert [len(here[task.path]) > 0 for task in tasks] == [False, False, False, True, False]

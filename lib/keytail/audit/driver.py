@@ -23,16 +23,16 @@ from keytail.audit.stages import audit as compared
 from keytail.cli.progress import Reporter
 from keytail.cli.replicas import Replica, refuse_other_topic, replicas_of
 from keytail.cli.selection import Choice, pick
-from keytail.compact.fan_out.on_spark import SparkEngine, Workers
+from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.metadata import read_topic_id
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
+from keytail.run.engine import Engine
 from keytail.run.rows import status_of
-from keytail.run.session import concurrent_tasks
-from keytail.run.tasks import Outcome, attempt_one, run_bundle
+from keytail.run.tasks import Outcome, attempt_one
 from keytail.run.watching import telling
 from keytail.run.workers import workers_of_run
 from keytail.telling import say
@@ -71,26 +71,26 @@ def audit_on_worker(job: AuditJob, attempt: str) -> Audit:
         return compared(job.task, job.first_offset, Alone(LOCAL))
 
 
-def _audit_with(engine: SparkEngine, job: AuditJob, attempt: str) -> Audit:
-    return compared(job.task, job.first_offset, engine)
+def _audit_with(stages: StagesOnSpark, job: AuditJob, attempt: str) -> Audit:
+    return compared(job.task, job.first_offset, stages)
 
 
-def audit_all(spark: Any, jobs: Sequence[AuditJob], heard: Heard, on_trace: Callable[[str], None]) -> None:
+def audit_all(engine: Engine, jobs: Sequence[AuditJob], heard: Heard, on_trace: Callable[[str], None]) -> None:
     """Audit all partitions. `heard` is called for each partition when it, or its bundle of small ones, is done. Large
-    partitions require a Spark session."""
+    partitions require Spark."""
     small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
     for start in range(0, len(small), BUNDLE_PARTITIONS):
         bundle = small[start : start + BUNDLE_PARTITIONS]
-        for job, outcome in zip(bundle, run_bundle(spark, bundle, audit_on_worker, name="audit"), strict=True):
+        for job, outcome in zip(bundle, engine.run_bundle(bundle, audit_on_worker, name="audit"), strict=True):
             heard(job, outcome)
     for job in jobs:
         if job.is_alone:
             continue
         task = job.task
         # Nothing is written, so the delayed visibility of writes on a network file system does not matter.
-        workers = Workers(task.replicas[0].path, concurrent_tasks(spark), None, shared_storage=True)
-        engine = SparkEngine(spark, workers, f"audit {task.topic}-{task.partition}", on_trace)
-        heard(job, attempt_one(partial(_audit_with, engine), job, "driver"))
+        workers = Workers(task.replicas[0].path, engine.concurrent_tasks, None, shared_storage=True)
+        stages = StagesOnSpark(engine, workers, f"audit {task.topic}-{task.partition}", on_trace)
+        heard(job, attempt_one(partial(_audit_with, stages), job, "driver"))
 
 
 _Hosting = list[tuple[Replica, LogDirFacts, PartitionEntry]]
@@ -212,7 +212,7 @@ def _run(
     with contextlib.ExitStack() as run, Reporter("audit", sizes) as reporter:
         seconds = [job.size_bytes / AUDITED_BYTES_PER_S for job in jobs]
         large = any(not job.is_alone for job in jobs)
-        spark = workers_of_run(
+        engine = workers_of_run(
             run, reporter, request.master, seconds, submitted=request.submitted, needs_spark=large
         )
 
@@ -224,7 +224,7 @@ def _run(
             on_row(row)
             reporter.done(row.name, row.status, job.size_bytes, row.error)
 
-        audit_all(spark, jobs, heard, lambda trace: say(trace, "error"))
+        audit_all(engine, jobs, heard, lambda trace: say(trace, "error"))
 
 
 def _row(job: AuditJob, outcome: Any) -> AuditRow:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keytail.compact.bundles import Bundle, BundleSize, Waiting, bundles_in_flight, for_next_round
 from keytail.compact.cleaner import next_round
@@ -37,12 +37,11 @@ from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost
 from keytail.run.ended import SparkEnded, await_signal, sweep
+from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import refuse_unseen
-from keytail.run.processes import Processes
 from keytail.run.rows import ResultRow, status_of
-from keytail.run.session import concurrent_tasks, end_jobs, parallel_tasks
 from keytail.run.storage import ScratchSpace
-from keytail.run.tasks import Outcome, explained, run_bundle
+from keytail.run.tasks import Outcome, explained
 
 if TYPE_CHECKING:
     from keytail.compact.out_of_place.placing import Placing
@@ -71,7 +70,7 @@ class Compaction:
     tasks is put in the target, one partition after the other.
     """
 
-    spark: Any
+    engine: Engine
     tasks: Sequence[CleaningTask]
     space: ScratchSpace
     hosted: Mapping[str, Collection[tuple[str, int]]]
@@ -99,9 +98,9 @@ class Compaction:
 
     def run(self) -> list[ResultRow]:
         """Compact, install and checkpoint every task's partition; return one row each, in the order of the tasks."""
-        cores = concurrent_tasks(self.spark)
-        parallel = parallel_tasks(self.spark)
-        size = BundleSize.of(len(self.tasks), parallel, jobs_cost=not isinstance(self.spark, Processes))
+        cores = self.engine.concurrent_tasks
+        parallel = self.engine.parallel_tasks
+        size = BundleSize.of(len(self.tasks), parallel, jobs_cost=self.engine.session is not None)
         if self.clean is None:
             self.clean = partial(clean_on_worker, cores, shared_storage=self.shared_storage)
         self._waiting = Waiting(self.tasks, size, self.space, self.fs, self.keeper)
@@ -119,7 +118,7 @@ class Compaction:
                 raise self._ended
         except BaseException:  # a signal: the group that is being installed is finished, nothing else begins
             self._stopped = True
-            end_jobs(self.spark, lambda: not all(end.is_set() for end in ends))
+            end_tasks(self.engine, lambda: not all(end.is_set() for end in ends))
             if self._crash is not None:
                 self.on_trace("".join(traceback.format_exception(self._crash)))
             raise
@@ -164,8 +163,7 @@ class Compaction:
     def _run_tasks(self, bundle: list[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
         if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # such a bundle has one task
             return [self._fan_out(task) for task in bundle]
-        return run_bundle(
-            self.spark,
+        return self.engine.run_bundle(
             bundle,
             self._clean(),
             name=name,
@@ -194,7 +192,7 @@ class Compaction:
 
     def _in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
         name = planned_row(task).name
-        if isinstance(self.spark, Processes):
+        if self.engine.session is None:
             with_spark = "with --master, or --fan-out always, Spark compacts all of it"
             self.on_note(f"{name}: {reason.what}: it is compacted as far as they fit; {with_spark}")
             [outcome] = self._run_tasks([replace(task, fan_out="never")], f"compact {name}, a part")
@@ -204,7 +202,7 @@ class Compaction:
 
     def _fan_out(self, task: CleaningTask) -> Outcome[CleaningResult]:
         outcome = fan_out_on_spark(
-            self.spark,
+            self.engine,
             task,
             shared_storage=self.shared_storage,
             on_trace=self.on_trace,

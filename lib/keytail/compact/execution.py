@@ -39,10 +39,10 @@ from keytail.log.lock import hold
 from keytail.log.partition import hosted
 from keytail.run.each_partition import of_each
 from keytail.run.ended import SparkEnded
+from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow, exit_status
 from keytail.run.session import session_of_run
 from keytail.run.storage import ScratchSpace, refuse_shared_storage
-from keytail.run.watching import address_of_driver
 from keytail.run.workers import workers_of_run
 from keytail.telling import say
 from keytail.undo.options import make_directory, originals_of, tell_kept
@@ -56,9 +56,10 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         choose(fs, request.choice)  # report invalid flags before taking locks
         originals = originals_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
         flags = request.ledger.checked(fs, request.choice.log_dirs)
-        spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
-        if spark is not None:
-            flags = flags.in_session(spark, fs, request.choice.log_dirs)
+        engine: Engine | None = None
+        if request.submitted:
+            engine = session_of_run(run, request.master, submitted=True)
+            flags = flags.in_session(engine, fs, request.choice.log_dirs)
         if not request.shared_storage:
             refuse_shared_storage(fs, request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
@@ -80,17 +81,17 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             deadline_s = started_s + request.deadline_minutes * 60
         sizes = [(os.path.basename(task.partition_path), _log_bytes(task)) for task in tasks]
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
-            if spark is None:
-                spark = _workers(run, reporter, planned, request, flags)
+            if engine is None:
+                engine = _workers(run, reporter, planned, request, flags)
             else:
-                reporter.watch(address_of_driver(spark))
+                reporter.watch(engine.driver_address)
             recorded = recording(
-                flags, spark, run_id_at(rules.now_ms, run_id), command="compact", log_dirs=request.choice.log_dirs,
+                flags, engine, run_id_at(rules.now_ms, run_id), command="compact", log_dirs=request.choice.log_dirs,
                 now_ms=rules.now_ms, configuration=configuration, shared_storage=request.shared_storage,
                 on_note=reporter.note, fs=fs,
             )  # fmt: skip
             with recorded as record:
-                compaction = _compaction(spark, fs, chosen, tasks, request, reporter, deadline_s)
+                compaction = _compaction(engine, fs, chosen, tasks, request, reporter, deadline_s)
                 compaction.ledger = record.ledger
                 if originals is not None and tasks:
                     make_directory(fs, originals, request.choice.log_dirs[0])
@@ -113,8 +114,8 @@ def _log_bytes(task: CleaningTask) -> int:
 
 def _workers(
     run: contextlib.ExitStack, reporter: Reporter, planned: Iterable[Planned], request: Request, flags: LedgerFlags
-) -> Any:
-    """Return the Spark session, or local processes where they are faster."""
+) -> Engine:
+    """Return the engine: Spark, or local processes where they are faster."""
     expected = [one for plan in planned if (one := plan.expected(request.map_memory())) is not None]
     may_fan_out = request.fan_out != "never" and any(one.way == "maybe fan-out" for one in expected)
     needs_spark = may_fan_out or request.fan_out == "always" or flags.path is not None
@@ -150,7 +151,7 @@ def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]
 
 
 def _compaction(
-    spark: Any,
+    engine: Engine,
     fs: FileSystem,
     chosen: Chosen,
     tasks: list[Any],
@@ -159,7 +160,7 @@ def _compaction(
     deadline_s: float | None,
 ) -> Compaction:
     return Compaction(
-        spark=spark,
+        engine=engine,
         tasks=tasks,
         space=ScratchSpace(fs, request.max_scratch_bytes),
         hosted={log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs},

@@ -10,12 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 from keytail.acting_user import as_caller
 from keytail.log.fs import LOCAL
-from keytail.run.session import parallel_tasks
-from keytail.run.tasks import run_bundle
+from keytail.run.engine import Engine
 
 _A_TASK_S = 0.3  # long enough that Spark schedules the other tasks on other executors
 _TASKS_A_PLACE = 2
@@ -63,13 +61,13 @@ def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
     return seen
 
 
-def ask_executors(spark: Any, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[str]]:
+def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[str]]:
     """Return the result of `look` by host, and the problems. Runs a small job with _TASKS_A_PLACE tasks per task slot:
     a host without a free slot in the meantime is not checked."""
-    payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * parallel_tasks(spark))
+    payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * engine.parallel_tasks)
     seen: dict[str, Seen] = {}
     problems = []
-    for outcome in run_bundle(spark, payloads, _look_slowly, name="doctor: what executors see"):
+    for outcome in engine.run_bundle(payloads, _look_slowly, name="doctor: what executors see"):
         if outcome.value is None:
             problems.append(str(outcome.problem))
         else:

@@ -62,9 +62,9 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
         choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
-        spark = session_of_run(run, None, submitted=True) if request.submitted else None
-        if spark is not None and request.execute:
-            flags = flags.in_session(spark, fs, request.choice.log_dirs)
+        engine = session_of_run(run, None, submitted=True) if request.submitted else None
+        if engine is not None and request.execute:
+            flags = flags.in_session(engine, fs, request.choice.log_dirs)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.choice.log_dirs)
@@ -80,11 +80,11 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
             rows = []
             sizes = [(os.path.basename(one.facts.path), one.bytes_to_read) for one in looked_at]
             with Reporter("expire", sizes) as reporter:
-                if spark is None and flags.path is not None:
+                if engine is None and flags.path is not None:
                     reporter.note("starting Spark, for the ledger")
-                    spark = session_of_run(run, None, submitted=False, extra=flags.session_settings())
+                    engine = session_of_run(run, None, submitted=False, extra=flags.session_settings())
                 recorded = recording(
-                    flags, spark, run_id_at(now_ms, secrets.token_hex(4)), command="expire",
+                    flags, engine, run_id_at(now_ms, secrets.token_hex(4)), command="expire",
                     log_dirs=request.choice.log_dirs, now_ms=now_ms, configuration=configuration,
                     shared_storage=request.shared_storage, on_note=reporter.note, fs=fs,
                 )  # fmt: skip

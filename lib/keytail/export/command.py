@@ -34,7 +34,6 @@ from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
-from keytail.run.watching import address_of_driver
 from keytail.telling import say
 
 if TYPE_CHECKING:
@@ -373,10 +372,10 @@ def _execute(
     with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
         reporter.note("starting Spark")
         extra = session_settings(request.delta_jars)
-        spark = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
-        reporter.watch(address_of_driver(spark))
+        engine = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
+        reporter.watch(engine.driver_address)
         if request.submitted:
-            require_delta(spark)
+            require_delta(engine.session)
         for topic, plans in planned.items():
             of = {one.work.partition: one for one in plans if one.work is not None}
 
@@ -389,7 +388,7 @@ def _execute(
 
             if of:
                 path, works = os.path.join(request.target, topic), [one.work for one in of.values() if one.work]
-                Export(spark, heard).run(Exporting(topic, path, request.formats, states[topic], request.as_of, works))
+                Export(engine, heard).run(Exporting(topic, path, request.formats, states[topic], request.as_of, works))
 
 
 def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:

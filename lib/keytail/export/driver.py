@@ -28,9 +28,10 @@ from keytail.export.plan import Exported, ExportPlan
 from keytail.log.fs import LOCAL
 from keytail.run.delta import alone
 from keytail.run.ended import raise_if_ended, text_of
+from keytail.run.engine import Engine
 from keytail.run.memory import map_memory_bytes
-from keytail.run.session import concurrent_tasks, parallel_tasks
-from keytail.run.tasks import Outcome, explained, lost, name_jobs, run_bundle
+from keytail.run.spark_engine import lost, name_jobs
+from keytail.run.tasks import Outcome, explained
 from keytail.run.watching import telling
 from keytail.values import NotAValue, from_bytes, to_bytes
 
@@ -91,7 +92,7 @@ Heard = Callable[[ExportOutcome], None]
 class Export:
     """One run. `heard` is called with the outcome of each partition, once its rows are committed or it has failed."""
 
-    spark: Any
+    engine: Engine
     heard: Heard
     slice_bytes: int | None = None
     _state: TableState = field(init=False)
@@ -110,9 +111,9 @@ class Export:
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:
-            tasks_a_host = concurrent_tasks(self.spark)
+            tasks_a_host = self.engine.concurrent_tasks
             function = partial(_find, tasks_a_host=tasks_a_host)
-            outcomes = run_bundle(self.spark, waiting, function, name=f"export {what.topic}: latest records")
+            outcomes = self.engine.run_bundle(waiting, function, name=f"export {what.topic}: latest records")
             again = []
             for work, outcome in zip(waiting, outcomes, strict=True):
                 latest = outcome.value
@@ -134,10 +135,10 @@ class Export:
         """Commit all partitions at once. One that makes the job fail is left out, and the others are retried."""
         while found:
             try:
-                with _frame(self.spark, list(found.values()), what.formats, self.slice_bytes) as raw:
+                with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
                     problem = self._try(what, raw, found, commit)
             except BaseException:  # a signal, or Spark has ended: nothing may be written after it
-                self.spark.sparkContext.cancelAllJobs()
+                self.engine.cancel()
                 raise
             if problem is None:
                 for one in found.values():
@@ -162,16 +163,16 @@ class Export:
         wanted = {
             # A task has rows of one partition; without this setting Spark would first sort them by partition.
             "spark.sql.maxConcurrentOutputFileWriters": "2",
-            "spark.sql.shuffle.partitions": str(max(parallel_tasks(self.spark), size // _MERGED_BYTES)),
+            "spark.sql.shuffle.partitions": str(max(self.engine.parallel_tasks, size // _MERGED_BYTES)),
         }
         previous, self._state = self._state, state
         try:
-            name_jobs(self.spark.sparkContext, f"export {what.topic}: rows")
-            with export_table.settings(self.spark, wanted), alone(os.path.dirname(what.path)):
+            name_jobs(self.engine.session.sparkContext, f"export {what.topic}: rows")
+            with export_table.settings(self.engine.session, wanted), alone(os.path.dirname(what.path)):
                 commit(what, raw, numbers)
         except Exception as problem:
             self._state = previous
-            raise_if_ended(self.spark, problem)
+            raise_if_ended(self.engine, problem)
             return _told_by(problem, what.formats)
         self._exists = True
         return None
@@ -203,7 +204,7 @@ def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
 class _frame:  # noqa: N801 (a context manager)
     """Context manager of a DataFrame with the raw schema, one task per slice. It is valid while the context is open."""
 
-    def __init__(self, spark: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int | None) -> None:
+    def __init__(self, session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int | None) -> None:
         sizes = {} if slice_bytes is None else {"slice_bytes": slice_bytes}
         pieces = [
             (one.work.partition, piece)
@@ -213,8 +214,8 @@ class _frame:  # noqa: N801 (a context manager)
         ]
         emit = partial(_emit, formats=formats)
         with as_caller():
-            self._shared = spark.sparkContext.broadcast(pieces)
-            ids = spark.range(0, len(pieces), 1, max(len(pieces), 1))
+            self._shared = session.sparkContext.broadcast(pieces)
+            ids = session.range(0, len(pieces), 1, max(len(pieces), 1))
             self._frame = ids.mapInArrow(on_workers(partial(emit, shared=self._shared)), formats.raw_schema)
 
     def __enter__(self) -> Any:

@@ -83,7 +83,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
             reporter.note("starting Spark")
             spark = session_of_run(
                 run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
-            )
+            ).session
             frame = import_source.opened(spark, request.source)
             records = on_spark.source_of(spark, frame, request.source, target.n_partitions)
             import_id = request.import_id or import_source.import_id_of(

@@ -31,7 +31,8 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.lock import LockLost
 from keytail.rebuild_index.partition import remove_scratch
-from keytail.run.tasks import Outcome, answer_bytes, attempt_one, explained, name_jobs
+from keytail.run.spark_engine import name_jobs
+from keytail.run.tasks import Outcome, answer_bytes, attempt_one, explained
 from keytail.values import from_bytes
 
 _ANSWER_SCHEMA = "partition int, answer binary"

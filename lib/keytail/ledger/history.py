@@ -20,6 +20,7 @@ from keytail.run.session import session_of_run
 
 if TYPE_CHECKING:
     from keytail.ledger.maintain import MaintainRow
+    from keytail.run.engine import Engine
 
 INTERRUPTED = "interrupted"
 
@@ -82,8 +83,8 @@ class PartitionRow:
 
 
 @contextlib.contextmanager
-def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Any]:
-    """Yield a session if one is needed, else None."""
+def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Engine | None]:
+    """Yield the engine of a session if one is needed, else None."""
     from keytail.ledger.read import needs_spark  # noqa: PLC0415 (--help stays fast)
 
     with contextlib.ExitStack() as run:
@@ -95,8 +96,8 @@ def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> 
 
 def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[RunRow]:
     """Return the latest `limit` runs, in ascending order of time."""
-    with _reader(flags, master) as spark:
-        return folded_runs(_read(flags, "runs", {}, spark))[-limit:]
+    with _reader(flags, master) as engine:
+        return folded_runs(_read(flags, "runs", {}, engine))[-limit:]
 
 
 def run(
@@ -104,8 +105,8 @@ def run(
 ) -> tuple[RunRow, list[PartitionRow]]:
     """Return one run, and a row for each of its partitions. `run_id` is its id, or a suffix that no other id has; with
     `newest` the latest run with this suffix is returned."""
-    with _reader(flags, master) as spark:
-        known = folded_runs(_read(flags, "runs", {}, spark))
+    with _reader(flags, master) as engine:
+        known = folded_runs(_read(flags, "runs", {}, engine))
         ones = [one for one in known if one.run_id.endswith(run_id)]
         ones = ones[-1:] if newest else ones
         if len(ones) != 1:
@@ -117,7 +118,7 @@ def run(
                 remedy=f"Give the id of one run; the latest are: {few}",
                 slug="no-single-run",
             )
-        partitions = _read(flags, "partitions", {"run_id": ones[0].run_id}, spark)
+        partitions = _read(flags, "partitions", {"run_id": ones[0].run_id}, engine)
     return ones[0], folded_partitions(partitions)
 
 
@@ -125,11 +126,11 @@ def runs_since(
     flags: LedgerFlags, since_ms: int, *, master: str | None = None
 ) -> tuple[list[RunRow], list[PartitionRow]]:
     """Return the runs that began at or after that time, and a row for each partition of each."""
-    with _reader(flags, master) as spark:
-        known = folded_runs(_read(flags, "runs", {}, spark))
+    with _reader(flags, master) as engine:
+        known = folded_runs(_read(flags, "runs", {}, engine))
         wanted = [one for one in known if (one.start_ms or 0) >= since_ms]
         ids = [one.run_id for one in wanted]
-        found = _read(flags, "partitions", {"run_id": ids}, spark) if ids else []
+        found = _read(flags, "partitions", {"run_id": ids}, engine) if ids else []
     return wanted, folded_partitions(found)
 
 
@@ -138,8 +139,8 @@ def partitions(
 ) -> list[PartitionRow]:
     """Return the latest `limit` rows of the named partitions, in ascending order of time."""
     pairs = [_parsed(name) for name in wanted]
-    with _reader(flags, master) as spark:
-        found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, spark)
+    with _reader(flags, master) as engine:
+        found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, engine)
     rows = [row for row in folded_partitions(found) if (row.topic, row.partition) in pairs]
     if not rows:
         raise UsageProblem(
@@ -158,17 +159,18 @@ def maintain(
     from keytail.ledger.maintain import maintain as maintain_tables  # noqa: PLC0415 (--help stays fast)
 
     assert flags.path is not None
-    with _reader(flags, master, always=True) as spark:
-        _read(flags, "runs", {"run_id": ""}, spark)  # checks that there is a ledger
+    with _reader(flags, master, always=True) as engine:
+        assert engine is not None
+        _read(flags, "runs", {"run_id": ""}, engine)  # checks that there is a ledger
         today = datetime.datetime.now(datetime.UTC).date()
-        return maintain_tables(spark, flags.path, today, retain_days, execute=execute)
+        return maintain_tables(engine, flags.path, today, retain_days, execute=execute)
 
 
-def _read(flags: LedgerFlags, table: str, filters: Mapping[str, Any], spark: Any) -> list[dict[str, Any]]:
+def _read(flags: LedgerFlags, table: str, filters: Mapping[str, Any], engine: Engine | None) -> list[dict[str, Any]]:
     from keytail.ledger.read import read_rows  # noqa: PLC0415 (brings in Arrow)
 
     assert flags.path is not None
-    return read_rows(flags.path, table, filters, spark)
+    return read_rows(flags.path, table, filters, None if engine is None else engine.session)
 
 
 def _parsed(name: str) -> tuple[str, int]:

@@ -15,8 +15,9 @@ from keytail.errors import KeytailError
 from keytail.ledger.tables import TABLES
 from keytail.ledger.write import Ledger, again
 from keytail.run.delta import alone
+from keytail.run.engine import Engine
 from keytail.run.session import first_line
-from keytail.run.tasks import name_jobs
+from keytail.run.spark_engine import name_jobs
 
 # Delta's own default, below which it refuses: a reader or writer may still be using the files.
 VACUUM_HOURS = 168
@@ -44,12 +45,12 @@ class MaintainRow:
 
 
 def maintain(
-    spark: Any, path: str, today: datetime.date, retain_days: int | None, *, execute: bool
+    engine: Engine, path: str, today: datetime.date, retain_days: int | None, *, execute: bool
 ) -> list[MaintainRow]:
     """Return a row for each table. Without `execute` the rows report what would be removed."""
     oldest = None if retain_days is None else today - datetime.timedelta(days=retain_days)
-    ledger = Ledger(spark, path, "maintain")
-    with _few_tasks(spark):
+    ledger = Ledger(engine, path, "maintain")
+    with _few_tasks(engine.session):
         return [_maintain(ledger, table, oldest, execute) for table in TABLES]
 
 
@@ -72,9 +73,9 @@ def _maintain(ledger: Ledger, table: str, oldest: datetime.date | None, execute:
 
     day = oldest.isoformat() if oldest else None
     try:
-        name_jobs(ledger.spark.sparkContext, f"ledger: {table} maintained")
+        name_jobs(ledger.engine.session.sparkContext, f"ledger: {table} maintained")
         place = ledger.path_of(table)
-        delta = DeltaTable.forPath(ledger.spark, place)
+        delta = DeltaTable.forPath(ledger.engine.session, place)
         files, size = _files(delta)
         frame = ledger.read(table)
         rows = frame.count()

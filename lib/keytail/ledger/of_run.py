@@ -28,6 +28,7 @@ from keytail.run.rows import ResultRow
 if TYPE_CHECKING:
     from keytail.cli.configuration import Configuration
     from keytail.ledger.write import Ledger
+    from keytail.run.engine import Engine
 
 # A key for spark-submit, as in conf/spark-delta.conf; Spark accepts only keys that begin with `spark`.
 _CONF_KEY = "spark.keytail.ledger"
@@ -65,24 +66,24 @@ class LedgerFlags:
 
         return session_settings(self.jars)
 
-    def in_session(self, spark: Any, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
+    def in_session(self, engine: Engine, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
         """Return the flags for spark-submit's session, whose conf may name a ledger if the flags do not. Raises
         UsageProblem if the session cannot write one."""
         from keytail.run.delta import require_delta  # noqa: PLC0415 (as above)
 
-        named = spark.sparkContext.getConf().get(_CONF_KEY)
+        named = engine.session.sparkContext.getConf().get(_CONF_KEY)
         flags = self if self.path is not None or not named else replace(self, path=named).checked(fs, log_dirs)
         if flags.path is not None:
-            require_delta(spark)
+            require_delta(engine.session)
         return flags
 
 
 LedgerByFlags = Annotated[LedgerFlags, FromFlags(LedgerFlags)]
 
 
-def is_named_by(spark: Any) -> bool:
+def is_named_by(engine: Engine) -> bool:
     """Return whether the conf of spark-submit's session names a ledger."""
-    return bool(spark.sparkContext.getConf().get(_CONF_KEY))
+    return bool(engine.session.sparkContext.getConf().get(_CONF_KEY))
 
 
 def is_uri(path: str) -> bool:
@@ -138,7 +139,7 @@ def _as_result(row: Any) -> ResultRow:
 @contextlib.contextmanager
 def recording(
     flags: LedgerFlags,
-    spark: Any,
+    engine: Engine | None,
     run_id: str,
     *,
     command: str,
@@ -158,7 +159,8 @@ def recording(
         yield Recording()
         return
     from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in the kernels)
-    ledger = Ledger(spark, flags.path, run_id, command, on_note=on_note)
+    assert engine is not None  # a ledger needs Spark
+    ledger = Ledger(engine, flags.path, run_id, command, on_note=on_note)
     ledger.open()
     _repair(ledger, log_dirs, shared_storage, fs)
     ledger.begin(

@@ -18,7 +18,7 @@ from keytail.ledger.write import Ledger
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import ResultRow
-from keytail.run.tasks import name_jobs
+from keytail.run.spark_engine import name_jobs
 
 _KNOWN_BEFORE = ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")
 _OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]
@@ -38,7 +38,7 @@ def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = 
     """Write outcomes for intents on these log dirs that have none; return how many. A path identifies a log dir only on
     one host: intents of other hosts are ignored, unless the log dirs are `shared_storage`."""
     hosts = None if shared_storage else ledger.host
-    name_jobs(ledger.spark.sparkContext, "ledger: what earlier runs left open")
+    name_jobs(ledger.engine.session.sparkContext, "ledger: what earlier runs left open")
     open_partitions = _without_outcome(ledger.read("partitions"), _OF_PARTITION, hosts)
     open_partitions = open_partitions.where(open_partitions.log_dir.isin(sorted(log_dirs)))
     columns = [*_OF_PARTITION, "command", "bundle", *_KNOWN_BEFORE]

@@ -30,9 +30,10 @@ from keytail.ledger.tables import (
 from keytail.run.contents import SegmentPlace, read_contents
 from keytail.run.delta import alone
 from keytail.run.ended import text_of
+from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
 from keytail.run.session import first_line
-from keytail.run.tasks import name_jobs
+from keytail.run.spark_engine import name_jobs
 
 _VERSION_PROPERTY = "keytail.ledger.version"
 # Delta's errors for concurrent writers, after which a retry mostly succeeds.
@@ -172,7 +173,7 @@ class Ledger:
     `lost`: an outcome of completed work is missing in the ledger; the next run on these log dirs adds it (repair.py).
     """
 
-    spark: Any
+    engine: Engine
     path: str
     run_id: str
     command: str = "compact"
@@ -185,7 +186,7 @@ class Ledger:
     _begun: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._tables = {name: LedgerTable(self.spark, self.path, name, self.run_id) for name in TABLES}
+        self._tables = {name: LedgerTable(self.engine.session, self.path, name, self.run_id) for name in TABLES}
 
     def open(self) -> None:
         """Create or update the tables. Raises KeytailError if that is impossible."""
@@ -254,7 +255,7 @@ class Ledger:
 
     def read(self, table: str) -> Any:
         """Return a DataFrame of all rows."""
-        return self.spark.read.format("delta").load(self.path_of(table))
+        return self.engine.session.read.format("delta").load(self.path_of(table))
 
     def path_of(self, table: str) -> str:
         return self._tables[table].path
@@ -279,7 +280,7 @@ class Ledger:
             return []
         found: list[Row] = []
         try:
-            answers = read_contents(self.spark, [place for _, place in places])
+            answers = read_contents(self.engine, [place for _, place in places])
         except Exception as problem:  # Spark has ended
             answers = [KeytailError(first_line(problem), slug="segment-contents-unknown")] * len(places)
         for (row, place), answer in zip(places, answers, strict=True):

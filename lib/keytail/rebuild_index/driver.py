@@ -29,11 +29,11 @@ from keytail.log.recover import recover
 from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_status
 from keytail.rebuild_index.partition import PartitionPlan, cut_sentence, plan_partition, refusals
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
+from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
-from keytail.run.watching import address_of_driver
 from keytail.run.workers import workers_of_run
 from keytail.telling import say
 
@@ -46,9 +46,11 @@ def rebuild(
     with contextlib.ExitStack() as run:
         choose(fs, request.choice)  # mistakes in flags, before any lock
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
-        spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
-        if spark is not None and request.execute:
-            flags = flags.in_session(spark, fs, request.choice.log_dirs)
+        engine: Engine = ThisProcess()
+        if request.submitted:
+            engine = session_of_run(run, request.master, submitted=True)
+            if request.execute:
+                flags = flags.in_session(engine, fs, request.choice.log_dirs)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.choice.log_dirs)
@@ -61,14 +63,14 @@ def rebuild(
         size = sum(plan.log_bytes for plan in plans)
         sizes = [(os.path.basename(plan.facts.path), plan.log_bytes) for plan in plans]
         with Reporter("rebuild-index", sizes) as reporter:
-            if spark is None and (request.master or size > HERE_BYTES or flags.path) and fs is LOCAL:
+            if not request.submitted and (request.master or size > HERE_BYTES or flags.path) and fs is LOCAL:
                 seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
-                spark = workers_of_run(
+                engine = workers_of_run(
                     run, reporter, request.master, seconds, needs_spark=flags.path is not None,
                     extra=flags.session_settings(),
                 )  # fmt: skip
             else:
-                reporter.watch(address_of_driver(spark))
+                reporter.watch(engine.driver_address)
             notes = {one.facts.path: one.notes for one in looked_at}
             rows: dict[str, RebuildRow] = {}
 
@@ -81,14 +83,14 @@ def rebuild(
             of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
             now_ms = time.time_ns() // 1_000_000
             recorded = recording(
-                flags, spark, run_id_at(now_ms, run_id), command="rebuild-index", log_dirs=request.choice.log_dirs,
+                flags, engine, run_id_at(now_ms, run_id), command="rebuild-index", log_dirs=request.choice.log_dirs,
                 now_ms=now_ms, configuration=configuration, shared_storage=request.shared_storage,
                 on_note=reporter.note, fs=fs,
             )  # fmt: skip
             with recorded as record:
                 record.intend([replace(one.refused_row(), status="begun") for one in looked_at if one.plan is not None])
                 Rebuild(
-                    plans, spark, of_dirs, heard, lambda trace: say(trace, "error"), fs,
+                    plans, engine, of_dirs, heard, lambda trace: say(trace, "error"), fs,
                     shared_storage=request.shared_storage,
                 ).run()  # fmt: skip
                 done = [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]

@@ -40,9 +40,9 @@ from keytail.rebuild_index.partition import (
 from keytail.rebuild_index.partition import cut as cut_log
 from keytail.rebuild_index.tail import Cut
 from keytail.run.ended import sweep
+from keytail.run.engine import Engine, ThisProcess, end_tasks
 from keytail.run.hosts import refuse_network_here, refuse_unseen
-from keytail.run.session import end_jobs, parallel_tasks
-from keytail.run.tasks import Outcome, attempt_one, explained, run_bundle
+from keytail.run.tasks import Outcome, attempt_one, explained
 from keytail.run.watching import telling
 
 # In flight at a time: enough to keep a cluster busy, little enough that a killed run loses little.
@@ -88,12 +88,12 @@ class PartitionOutcome:
 @dataclass
 class Rebuild:
     """One run over many partitions. `on_outcome` is called with each outcome as it ends, one at a time; `on_trace` with
-    a task's Python traceback. Without `spark` everything runs in this process. `hosted` contains the partitions of each
-    log dir, whose entries its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are on a
-    network file system."""
+    a task's Python traceback. Without an engine everything runs in this process. `hosted` contains the partitions of
+    each log dir, whose entries its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are
+    on a network file system."""
 
     plans: Sequence[PartitionPlan]
-    spark: Any = None
+    engine: Engine = field(default_factory=ThisProcess)
     hosted: Mapping[str, Collection[tuple[str, int]]] = field(default_factory=dict)
     on_outcome: Callable[[PartitionOutcome], None] = lambda outcome: None
     on_trace: Callable[[str], None] = lambda text: None
@@ -107,10 +107,9 @@ class Rebuild:
         """Return an outcome for each plan, in their order."""
         done: dict[str, PartitionOutcome] = {}
         bundles = list(_bundles(self.plans))
-        threads = 1
-        if self.spark is not None:
-            self._cores = parallel_tasks(self.spark)
-            threads = 2  # while one bundle is finished in the driver, the next one keeps the cores busy
+        self._cores = self.engine.parallel_tasks
+        # While one bundle is finished in the driver, the next one keeps the cores busy.
+        threads = 2 if self.engine.has_workers else 1
         with ThreadPoolExecutor(threads, "bundles") as pool:
             begun = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
             try:
@@ -121,7 +120,7 @@ class Rebuild:
             except BaseException:  # a signal: an installation in progress is completed, nothing else starts
                 self._stopped = True
                 pool.shutdown(wait=False, cancel_futures=True)
-                end_jobs(self.spark, lambda: any(future.running() for future in begun))
+                end_tasks(self.engine, lambda: any(future.running() for future in begun))
                 self._remove_scratch()
                 raise
         return [done[plan.facts.path] for plan in self.plans]
@@ -164,10 +163,10 @@ class Rebuild:
         """Run the largest work first; yield the outcomes in the order of `work`."""
         order = sorted(range(len(work)), key=lambda number: work[number].size_bytes, reverse=True)
         payloads = [work[number] for number in order]
-        if self.spark is None:
-            found = [attempt_one(self._here, payload, "here") for payload in payloads]
+        if self.engine.has_workers:
+            found = self._on_workers(payloads, name)
         else:
-            found = self._on_spark(payloads, name)
+            found = self.engine.run_bundle(payloads, self._here)
         by_number = dict(zip(order, found, strict=True))
         for number, one in enumerate(work):
             if by_number[number].trace:
@@ -182,13 +181,13 @@ class Rebuild:
         if self._stopped:
             raise KeytailError("interrupted", slug="run-interrupted")
 
-    def _on_spark(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
+    def _on_workers(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
         """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the
         pieces of its task are run again, each by itself."""
         chunks = _chunks(work, self._cores)
         found: list[Outcome[Any]] = []
         function = partial(do_on_worker, shared_storage=self.shared_storage)
-        run = partial(run_bundle, self.spark, function=function, stopped=lambda: self._stopped)
+        run = partial(self.engine.run_bundle, function=function, stopped=lambda: self._stopped)
         for chunk, outcome in zip(chunks, run(chunks, name=name), strict=True):
             if outcome.value is not None:
                 found += outcome.value

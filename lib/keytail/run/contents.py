@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from keytail.errors import REPORT_IT, KeytailError
 from keytail.format import names
 from keytail.log.contents import SegmentContents, contents_of
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.stride import SegmentReader
-from keytail.run.tasks import explained, run_bundle
+from keytail.run.engine import Engine
+from keytail.run.tasks import explained
 
 # Per task: some tenths of a second.
 TASK_BYTES = 256 << 20
@@ -30,12 +30,15 @@ Answer = SegmentContents | KeytailError
 
 
 def read_contents(
-    spark: Any, places: Sequence[SegmentPlace], fs: FileSystem = LOCAL, stopped: Callable[[], bool] = lambda: False
+    engine: Engine,
+    places: Sequence[SegmentPlace],
+    fs: FileSystem = LOCAL,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[Answer]:
     """Return, for each place in order, the segment's contents or the error that prevented reading them."""
     parts = list(_parts(places, fs))
     answers: list[Answer] = []
-    outcomes = run_bundle(spark, parts, _read_on_worker, name="ledger: segments", stopped=stopped)
+    outcomes = engine.run_bundle(parts, _read_on_worker, name="ledger: segments", stopped=stopped)
     for part, outcome in zip(parts, outcomes, strict=True):
         problem = outcome.problem or KeytailError(
             "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"

@@ -1,7 +1,7 @@
 """Handle the end of Spark during a run: its JVM is killed or receives a signal, or its session is stopped.
 
 The driver's later calls of Spark then fail with many different errors. All are replaced by one, SparkEnded: in
-run/tasks.py where a job is lost, and in run/session.py, when the session is closed, for any other call.
+run/spark_engine.py where a job is lost, and in run/session.py, when the session is closed, for any other call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from keytail.errors import KeytailError
 
@@ -36,17 +36,13 @@ class SparkEnded(KeytailError):
         self.rows: Sequence[Any] | None = None
 
 
-def has_ended(spark: Any) -> bool:
-    """Return whether this session can no longer run jobs."""
-    try:
-        return bool(spark.sparkContext._jsc.sc().isStopped())
-    except Exception:  # the JVM does not answer
-        return True
+class _Engine(Protocol):
+    def has_ended(self) -> bool: ...
 
 
-def raise_if_ended(spark: Any, problem: BaseException) -> None:
+def raise_if_ended(engine: _Engine, problem: BaseException) -> None:
     """Raise SparkEnded in place of `problem`, which a call of Spark raised, if Spark's end is the reason."""
-    if has_ended(spark):
+    if engine.has_ended():
         time.sleep(2 * HELD_BACK_S)  # the JVM's last output is printed first
         raise SparkEnded from problem
 

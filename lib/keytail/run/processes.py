@@ -2,7 +2,7 @@
 
 They are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that dies,
 for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the driver,
-however the driver ends. The tasks, and the handling of lost ones, are defined in run/tasks.py.
+however the driver ends.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from keytail.run.tasks import Outcome, killed, watched_attempt
+from keytail.run.watching import HERE, current_channel
+
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -32,10 +35,15 @@ _LONGEST_END_S = 10.0
 
 
 class Processes:
-    """A context manager with `count` workers. Create it in the main thread, before other threads start.
+    """The engine (run/engine.py) of `count` child processes; a context manager. Create it in the main thread, before
+    other threads start.
 
     `function` may be given here, with everything it refers to, or to `run`, which has to pickle it.
     """
+
+    session: Any = None
+    has_workers = True
+    driver_address = HERE
 
     def __init__(self, count: int, function: Callable[[Any, str], Any] | None = None) -> None:
         self.count = count
@@ -61,6 +69,25 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def concurrent_tasks(self) -> int:
+        return self.count
+
+    parallel_tasks = concurrent_tasks
+
+    def run_bundle(
+        self,
+        payloads: Sequence[P],
+        function: Callable[[P, str], R],
+        *,
+        name: str = "",
+        stopped: Callable[[], bool] = lambda: False,
+        before_again: Callable[[P], object] = lambda payload: None,
+    ) -> list[Outcome[R]]:
+        """As `Engine.run_bundle`."""
+        answers = self.run(payloads, partial(watched_attempt, function, current_channel()), before_again)
+        return [Outcome(None, killed(stopped())) if answer is None else answer for answer in answers]
+
     def run(
         self,
         payloads: Sequence[P],
@@ -78,6 +105,9 @@ class Processes:
         for job in jobs:
             self._jobs.put(job)
         return [job.answer.result() for job in jobs]
+
+    def has_ended(self) -> bool:
+        return False
 
     def cancel(self) -> None:
         """Kill the running tasks and start no others; their callers get None."""

@@ -12,13 +12,11 @@ import contextlib
 import logging
 import os
 import queue
-import re
 import signal
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,11 @@ from typing import Any
 from keytail.acting_user import as_caller, popen_as_caller
 from keytail.errors import KeytailError
 from keytail.limits import MAX_RECORD_VARIABLE
+from keytail.run import jvm_log
 from keytail.run.delta import IVY_NOISE, jars_problem
 from keytail.run.ended import (
-    HELD_BACK_S,
     SparkEnded,
     await_signal,
-    has_ended,
     is_of_spark,
     quiet_py4j,
     raise_if_ended,
@@ -40,14 +37,10 @@ from keytail.run.ended import (
 )
 from keytail.run.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
 from keytail.run.java import require_java
-from keytail.run.processes import Processes
+from keytail.run.spark_engine import SparkEngine
 
 _log = logging.getLogger(__name__)
 
-# A replacement in progress takes milliseconds to finish; a disk that hangs must not keep a run from ending.
-_LONGEST_STOP_S = 20.0
-# Set once a stop has begun.
-_unheard = threading.Event()
 # For the JVM that this process started.
 _local_dirs: list[LocalDirs] = []
 
@@ -78,13 +71,6 @@ _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
-# Lines that a healthy start prints on standard error before any logging configuration is read, and the output of
-# Delta's VACUUM.
-_START_NOISE = re.compile(
-    rb"WARNING: Using incubator modules|Picked up (_?JAVA|JDK_JAVA)_|Using Spark's default log4j|"
-    rb"Setting default log level|To adjust logging level use|Deleted \d+ files and directories in a total of"
-)
-
 
 def local_session(
     master: str = "local[*]",
@@ -110,7 +96,7 @@ def local_session(
     environment, java_options = {}, [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:
         java_options.insert(0, _ROWS_JAVA_OPTIONS if rows_in_jvm else _LOCAL_JAVA_OPTIONS)
-    if not _has_jvm():
+    if not jvm_log.has_jvm():
         with as_caller():
             dirs = LocalDirs(configured_parents())
         _local_dirs.append(dirs)
@@ -122,7 +108,7 @@ def local_session(
     withheld: list[bytes] = []
     try:
         noise = IVY_NOISE if "spark.jars.packages" in settings else None
-        with environment_of_children(environment), _without_start_noise(noise) as withheld:
+        with environment_of_children(environment), jvm_log.without_start_noise(noise) as withheld:
             return _build(app_name, settings, master)
     except BaseException as problem:
         # An interrupted start keeps no handle of its JVM, which may then wait for ever.
@@ -134,7 +120,7 @@ def local_session(
         if isinstance(problem, KeytailError):
             if (jars := jars_problem(b"".join(withheld))) is not None:
                 raise jars from problem
-            _write(2, b"".join(withheld))  # not printed by a healthy start
+            jvm_log.write(2, b"".join(withheld))  # not printed by a healthy start
         raise
 
 
@@ -145,11 +131,6 @@ def _children() -> set[int]:
         with contextlib.suppress(OSError):
             pids.update(map(int, listing.read_text().split()))
     return pids
-
-
-def _has_jvm() -> bool:
-    """Return whether this process is already a driver, with a JVM that it or spark-submit started."""
-    return "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None
 
 
 def end_jvm() -> None:
@@ -178,61 +159,45 @@ def session_of_run(
     submitted: bool,
     extra: Mapping[str, str] | None = None,
     rows_in_jvm: bool = False,
-) -> Any:
-    """Return spark-submit's session if there is one, else one of `local_session` on `master`; stopped with `run`.
+) -> SparkEngine:
+    """Return the engine of spark-submit's session if there is one, else of one of `local_session` on `master`; the
+    session is stopped with `run`.
 
     A cluster marks a submitted application that never creates a session as failed. If the session ends during the run,
     the resulting errors become SparkEnded, or the signal that accompanies it. Errors that a signal caused become the
     signal.
     """
     if submitted:
-        spark = submitted_session()
+        engine = SparkEngine(submitted_session())
     else:
-        spark = local_session(master or "local[*]", extra=extra, rows_in_jvm=rows_in_jvm)
+        engine = SparkEngine(local_session(master or "local[*]", extra=extra, rows_in_jvm=rows_in_jvm))
         run.callback(end_jvm)
-    run.callback(_stop, spark)
-    run.push(partial(_raise_ended, spark))  # runs before end_jvm and _stop
-    return spark
+    run.callback(_stop, engine.session)
+    run.push(partial(_raise_ended, engine))  # runs before end_jvm and _stop
+    return engine
 
 
-def _raise_ended(spark: Any, kind: Any, problem: BaseException | None, trace: Any) -> None:
+def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, trace: Any) -> None:
     if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
         raise stop from None
     if isinstance(problem, SparkEnded):
         if problem.rows is None:  # otherwise it has already been awaited
             await_signal()
-    elif isinstance(problem, Exception) and is_of_spark(problem) and has_ended(spark):
+    elif isinstance(problem, Exception) and is_of_spark(problem) and engine.has_ended():
         await_signal()
-        raise_if_ended(spark, problem)
+        raise_if_ended(engine, problem)
 
 
 @as_caller()
 def _stop(spark: Any) -> None:
     """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches spark-submit's."""
-    _unheard.set()
+    jvm_log.silence()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark warns in that case
         try:
             spark.stop()
         except Exception:
             _log.info("Spark's JVM ended before its session", exc_info=True)
-
-
-def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
-    """Cancel all jobs until no thread waits for one any more; waiting threads must not start another."""
-    _unheard.set()
-    last_s = time.monotonic() + _LONGEST_STOP_S
-    if isinstance(spark, Processes):
-        spark.cancel()
-        spark = None
-    if spark is not None:
-        with contextlib.suppress(Exception):  # its JVM may have ended
-            spark.sparkContext.setLogLevel("OFF")  # cancelled jobs fail with long messages
-    while is_one_alive() and time.monotonic() < last_s:
-        if spark is not None:
-            with contextlib.suppress(Exception):  # its JVM may have ended
-                spark.sparkContext.cancelAllJobs()
-        time.sleep(0.1)
 
 
 def submitted_session(app_name: str = "keytail") -> Any:
@@ -242,7 +207,7 @@ def submitted_session(app_name: str = "keytail") -> Any:
     except KeytailError:
         await_signal()
         raise
-    _hear(spark)
+    jvm_log.redirect(spark)
     return spark
 
 
@@ -296,111 +261,6 @@ def _in_a_thread(make: Callable[[], Any]) -> Any:
     return value
 
 
-def concurrent_tasks(spark: Any) -> int:
-    """Return how many tasks share one machine at a time: the cores of `local[n]`, or of one executor."""
-    if isinstance(spark, Processes):
-        return spark.count
-    context = spark.sparkContext
-    if context.master.startswith("local"):
-        return max(1, context.defaultParallelism)
-    return max(1, int(context.getConf().get("spark.executor.cores", "1")))
-
-
-def parallel_tasks(spark: Any) -> int:
-    """Return how many tasks run at a time on all machines together, as far as this is known."""
-    if isinstance(spark, Processes):
-        return spark.count
-    return max(concurrent_tasks(spark), spark.sparkContext.defaultParallelism)
-
-
 def first_line(problem: BaseException) -> str:
     lines = text_of(problem).strip().splitlines()
     return lines[0] if lines else type(problem).__name__
-
-
-@contextlib.contextmanager
-def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list[bytes]]:
-    """Pass on the starting JVM's standard error, without the lines that every healthy start writes.
-
-    Lines that match `also` are collected in the list that is yielded.
-
-    Its standard output is sent to standard error too. The JVM inherits the descriptors when it is launched and keeps
-    them: the pipe exists until the process ends. Once a stop has begun nothing is passed on: cancelled work and the
-    shutdown fail with long messages that no logging level suppresses.
-    """
-    if _has_jvm():
-        yield []
-        return
-    _unheard.clear()
-    started = threading.Event()
-    withheld: list[bytes] = []
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    real_out, real = os.dup(1), os.dup(2)
-    os.dup2(writer, 1)  # standard output is for rows
-    os.dup2(writer, 2)
-    os.close(writer)
-    threading.Thread(target=_pass_on, args=(reader, real, started, also, withheld), daemon=True).start()
-    try:
-        yield withheld
-    finally:
-        started.set()
-        sys.stderr.flush()
-        os.dup2(real_out, 1)
-        os.close(real_out)
-        os.dup2(real, 2)
-
-
-def _hear(spark: Any) -> None:
-    """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for its
-    own.
-
-    If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender follows.
-    """
-    _unheard.clear()
-    reader, writer = os.pipe()
-    real, started = os.dup(2), threading.Event()
-    started.set()
-    threading.Thread(target=_pass_on, args=(reader, real, started), daemon=True).start()
-    with contextlib.suppress(Exception):  # no /proc, or a JVM that is already ending
-        java = spark.sparkContext._jvm.java
-        stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
-        java.lang.System.setErr(java.io.PrintStream(stream, True))
-    os.close(writer)  # the thread ends with the JVM, or now
-
-
-def _pass_on(
-    reader: int,
-    real: int,
-    started: threading.Event,
-    also: re.Pattern[bytes] | None = None,
-    withheld: list[bytes] | None = None,
-) -> None:
-    """Pass on lines at once while the JVM starts, and afterwards with a delay: the signal that ends a run may reach the
-    JVM and its workers a moment before the driver."""
-    begun = b""  # the start of a line
-    while data := os.read(reader, 1 << 16):
-        if started.is_set() and not _unheard.is_set():
-            _unheard.wait(HELD_BACK_S)
-        if _unheard.is_set():
-            begun = b""
-            continue
-        whole, newline, begun = (begun + data).rpartition(b"\n")
-        for line in (whole + newline).splitlines(keepends=True):
-            if _START_NOISE.match(line):
-                continue
-            if also is not None and withheld is not None and not started.is_set() and also.match(line):
-                withheld.append(line)
-                continue
-            _write(real, line)
-    os.close(reader)
-    if begun and not _unheard.is_set():
-        _write(real, begun)
-
-
-def _write(fd: int, data: bytes) -> None:
-    """Write, or discard the data if there is no reader any more: a JVM whose pipe is not emptied would wait
-    forever."""
-    with contextlib.suppress(OSError):
-        os.write(fd, data)

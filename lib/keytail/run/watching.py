@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from keytail.log.meter import METER
-from keytail.run.processes import Processes
 
 _EVERY_S = 0.5
 # A shorter task is reported only by its answer.
@@ -163,16 +162,6 @@ def telling(path: str, attempt: str, phase: str = "") -> contextlib.AbstractCont
     """
     channel = current_channel()
     return METER.during(phase) if channel is None else channel.telling(os.path.basename(path), attempt, phase)
-
-
-def address_of_driver(spark: Any) -> DriverAddress:
-    """Return the address at which tasks reach the driver. `spark` is a session, or Processes in its place, or None if
-    this process runs the tasks itself."""
-    if spark is None or isinstance(spark, Processes) or spark.sparkContext.master.startswith("local"):
-        return HERE
-    settings = spark.sparkContext.getConf()
-    host = str(settings.get("spark.driver.host", LOOPBACK))
-    return DriverAddress(host.strip("[]"), str(settings.get("spark.driver.bindAddress", host)).strip("[]"))
 
 
 def _address(host: str, port: int) -> tuple[int, Any]:

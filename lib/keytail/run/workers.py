@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from keytail.run.engine import Engine
 from keytail.run.processes import Processes
 from keytail.run.rates import is_worth_spark, run_seconds
 from keytail.run.session import session_of_run
-from keytail.run.watching import DriverAddress, address_of_driver
+from keytail.run.watching import DriverAddress
 
 
 class Reporter(Protocol):
@@ -39,16 +40,16 @@ def workers_of_run(
     submitted: bool = False,
     needs_spark: bool = False,
     extra: Mapping[str, str] | None = None,
-) -> Any:
-    """Return a session, or Processes in its place, which is closed with `run`. `each_s` is the expected duration of
-    each task in seconds; `extra` are settings for a session that is started."""
+) -> Engine:
+    """Return the engine, which is closed with `run`. `each_s` is the expected duration of each task in seconds; `extra`
+    are settings for a session that is started."""
     if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
         seconds = run_seconds(each_s, cores())
         reporter.note(f"running without Spark: {f'about {seconds:.0f} s of work' if seconds >= 1 else 'a short run'}")
-        workers: Any = run.enter_context(Processes(cores()))
+        engine: Engine = run.enter_context(Processes(cores()))
     else:
         if not submitted:
             reporter.note("starting Spark")
-        workers = session_of_run(run, master, submitted=submitted, extra=extra)
-    reporter.watch(address_of_driver(workers))
-    return workers
+        engine = session_of_run(run, master, submitted=submitted, extra=extra)
+    reporter.watch(engine.driver_address)
+    return engine

@@ -1,7 +1,6 @@
 """Verifies the chosen partitions: reads every byte, and lists the problems that a broker would have.
 
-Takes no lock and changes nothing. The tasks are those of Spark or of Processes, or, for little data, run in this
-process; verify/task.py inspects a partition. Needs no topic configuration: the checks apply to every topic.
+Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process; verify/task.py inspects a partition. Needs no topic configuration: the checks apply to every topic.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from keytail.cli.selection import Chosen, choose
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
 from keytail.run.rates import HERE_BYTES, VERIFIED_BYTES_PER_S
 from keytail.run.rows import status_of
-from keytail.run.session import concurrent_tasks, end_jobs
-from keytail.run.tasks import Outcome, attempt_one, run_bundle
+from keytail.run.tasks import Outcome, attempt_one
 from keytail.run.watching import telling
 from keytail.run.workers import workers_of_run
 from keytail.telling import say
@@ -108,8 +107,8 @@ def verify(
             reporter.watch()
             verify_here(tasks, state.heard)
         else:
-            workers = workers_of_run(run, reporter, request.master, seconds, submitted=request.submitted)
-            verify_all(workers, tasks, state.heard)
+            engine = workers_of_run(run, reporter, request.master, seconds, submitted=request.submitted)
+            verify_all(engine, tasks, state.heard)
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 
@@ -174,14 +173,14 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
     )
 
 
-def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
+def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> None:
     """Verify `tasks` in bundles, largest first. `heard` is called in the caller's thread, in the order of the bundles.
     """
-    threads = concurrent_tasks(spark) + 1
+    threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
         bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
-        run = partial(run_bundle, spark, function=verify_on_worker, name="verify", stopped=stopped.is_set)
+        run = partial(engine.run_bundle, function=verify_on_worker, name="verify", stopped=stopped.is_set)
         jobs = [pool.submit(run, bundle) for bundle in bundles]
         try:
             for bundle, job in zip(bundles, jobs, strict=True):
@@ -190,7 +189,7 @@ def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
         except BaseException:  # a signal, or Spark has ended: start no other bundle
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            end_jobs(spark, lambda: any(job.running() for job in jobs))
+            end_tasks(engine, lambda: any(job.running() for job in jobs))
             raise
 
 

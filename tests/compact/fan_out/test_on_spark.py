@@ -20,6 +20,7 @@ from keytail.compact.rounds import least_scratch_bytes
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from tests.compact.test_driver import checkpoint, compaction, make
 
@@ -32,12 +33,12 @@ def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in partition.iterdir() if path.is_file()}
 
 
-def with_one_task(spark: Any, log_dir: Path, home: Path, tasks: list[CleaningTask]) -> list[dict[str, Any]]:
+def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[CleaningTask]) -> list[dict[str, Any]]:
     """What is left of each partition where one task does it, in a copy."""
     copy = home / "one-task"
     shutil.copytree(log_dir, copy)
     mine = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
-    rows = compaction(spark, copy, mine).run()
+    rows = compaction(engine, copy, mine).run()
     assert {row.status for row in rows} == {"compacted"}
     return [files_of(Path(task.partition_path)) for task in mine]
 
@@ -50,14 +51,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_many_tasks_leave_what_one_leaves(spark: Any, small: None, bound: int | None, tmp_path: Path) -> None:
+def test_many_tasks_leave_what_one_leaves(engine: SparkEngine, small: None, bound: int | None, tmp_path: Path) -> None:
     """Chosen when scanned: the map of the one task is too small. In rounds too, of a group each."""
     log_dir, tasks = make(tmp_path / "logs", count=2)
-    expected = with_one_task(spark, log_dir, tmp_path, tasks)
+    expected = with_one_task(engine, log_dir, tmp_path, tasks)
     tasks = [replace(task, fan_out="auto", map_max_entries=entries) for task, entries in zip(tasks, (None, 5))]
     space = ScratchSpace(LOCAL, limit_bytes=least_scratch_bytes(tasks[1])) if bound else ScratchSpace(LOCAL)
     notes: list[str] = []
-    rows = compaction(spark, log_dir, tasks, space=space, on_note=notes.append).run()
+    rows = compaction(engine, log_dir, tasks, space=space, on_note=notes.append).run()
     assert [row.status for row in rows] == ["compacted"] * 2, rows
     assert [files_of(Path(task.partition_path)) for task in tasks] == expected
     [note] = [note for note in notes if "fan-out" in note]
@@ -65,7 +66,7 @@ def test_many_tasks_leave_what_one_leaves(spark: Any, small: None, bound: int | 
     assert checkpoint(log_dir) == {("t", n): task.first_uncleanable_offset for n, task in enumerate(tasks)}
 
 
-def test_a_damaged_batch_changes_nothing(spark: Any, small: None, tmp_path: Path) -> None:
+def test_a_damaged_batch_changes_nothing(engine: SparkEngine, small: None, tmp_path: Path) -> None:
     log_dir, [task] = make(tmp_path / "logs", count=1)
     path = Path(task.path(task.segments[0].base_offset, ".log"))
     data = bytearray(path.read_bytes())
@@ -75,7 +76,7 @@ def test_a_damaged_batch_changes_nothing(spark: Any, small: None, tmp_path: Path
     first = task.segments[0]._replace(log_mtime_ns=facts.st_mtime_ns)
     before = {name: found[0] for name, found in files_of(path.parent).items()}
     task = replace(task, segments=(first, *task.segments[1:]), fan_out="always")
-    [row] = compaction(spark, log_dir, [task]).run()
+    [row] = compaction(engine, log_dir, [task]).run()
     assert row.status == "corrupt"
     assert isinstance(row.problem, CorruptLog)
     assert row.problem.path == str(path)
@@ -100,14 +101,14 @@ def emit_and_die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: 
 
 @pytest.mark.parametrize("stage", ["scan", "write"])
 def test_a_worker_that_dies_is_one_that_never_was(
-    spark: Any, small: None, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: SparkEngine, small: None, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
-    expected = with_one_task(spark, log_dir, tmp_path, tasks)
+    expected = with_one_task(engine, log_dir, tmp_path, tasks)
     mark = tmp_path / "died"
     badly = {"scan": emit_and_die_once, "write": die_once}[stage]
     monkeypatch.setattr(stages, stage, partial(badly, str(mark), getattr(stages, stage)))
-    [row] = compaction(spark, log_dir, [replace(tasks[0], fan_out="always")]).run()
+    [row] = compaction(engine, log_dir, [replace(tasks[0], fan_out="always")]).run()
     assert mark.exists()
     assert row.status == "compacted", row
     assert [files_of(Path(tasks[0].partition_path))] == expected

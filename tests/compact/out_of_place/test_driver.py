@@ -24,6 +24,7 @@ from keytail.compact.out_of_place.plan import Judged
 from keytail.compact.out_of_place.target import Target
 from keytail.config.resolve import from_command_line
 from keytail.run.rows import ResultRow
+from keytail.run.spark_engine import SparkEngine
 from tests.compact.out_of_place.s3_server import s3_server
 from tests.compact.out_of_place.test_command import RECORD, files_of
 from tests.compact.test_command import CONFIG, KEYTAIL
@@ -45,7 +46,7 @@ def run(
     spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path | str, **more: Any
 ) -> dict[str, ResultRow]:
     """In this session."""
-    monkeypatch.setattr(out_of_place, "workers_of_run", lambda *_, **__: spark)
+    monkeypatch.setattr(out_of_place, "workers_of_run", lambda *_, **__: SparkEngine(spark))
     request = Request(
         choice=Choice(log_dirs=(str(source),)),
         configuration=Configuration(

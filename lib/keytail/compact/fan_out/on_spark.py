@@ -26,19 +26,11 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.pace import Pace, PacedFileSystem
 from keytail.log.replace import CleanFile
 from keytail.run.ended import raise_if_ended
+from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.memory import map_memory_bytes
-from keytail.run.session import concurrent_tasks
-from keytail.run.tasks import (
-    Outcome,
-    answer_bytes,
-    answer_schema,
-    attempt_name,
-    attempt_one,
-    lost,
-    name_jobs,
-    run_bundle,
-)
+from keytail.run.spark_engine import answer_schema, attempt_name, lost, name_jobs
+from keytail.run.tasks import Outcome, answer_bytes, attempt_one
 from keytail.run.watching import Channel, current_channel, send_to, telling
 from keytail.values import from_bytes, to_bytes
 
@@ -85,18 +77,17 @@ class Place:
 
 
 @dataclass
-class SparkEngine:
+class StagesOnSpark:
     """Runs the stages of one partition. `on_trace` is called with errors that keytail did not expect."""
 
-    spark: Any
+    engine: Engine
     workers: Workers
     label: str
     on_trace: Callable[[str], None] = lambda text: None
     stopped: Callable[[], bool] = lambda: False
 
     def run(self, name: str, function: Callable[[FileSystem, P, str], R], payloads: Sequence[P]) -> list[R]:
-        outcomes = run_bundle(
-            self.spark,
+        outcomes = self.engine.run_bundle(
             payloads,
             partial(_one, self.workers, name, function),
             name=f"{self.label}: {name}",
@@ -119,11 +110,11 @@ class SparkEngine:
         except Exception as problem:
             if self.stopped():
                 raise lost(problem) from problem
-            raise_if_ended(self.spark, problem)
+            raise_if_ended(self.engine, problem)
             try:
                 outcomes = job()  # a worker that dies ends its job if Spark runs on one host
             except Exception as again:
-                raise_if_ended(self.spark, again)
+                raise_if_ended(self.engine, again)
                 raise lost(again) from again
         return self._values(outcomes)
 
@@ -137,7 +128,7 @@ class SparkEngine:
         take: Merging[R],
         context: Any,
     ) -> list[Outcome[R]]:
-        session = self.spark.newSession()  # of the same application, with its own settings
+        session = self.engine.session.newSession()  # of the same application, with its own settings
         for key, value in _SETTINGS.items():
             session.conf.set(key, value)
         sc = session.sparkContext
@@ -171,7 +162,7 @@ class SparkEngine:
 
 
 def fan_out_on_spark(
-    spark: Any,
+    engine: Engine,
     task: CleaningTask,
     *,
     shared_storage: bool = False,
@@ -181,16 +172,16 @@ def fan_out_on_spark(
 ) -> Outcome[CleaningResult]:
     """Compact one partition, or a round of it, with the tasks of all hosts; the outcome is as with one task."""
     start_ms = time.time_ns() // 1_000_000
-    cores = concurrent_tasks(spark)
+    cores = engine.concurrent_tasks
     workers = Workers(task.scratch_path, cores, task.throttle_bytes_per_s, shared_storage)
     label = f"compact {os.path.basename(task.partition_path)} by fan-out"
-    engine = SparkEngine(spark, workers, label, on_trace, stopped)
+    stages = StagesOnSpark(engine, workers, label, on_trace, stopped)
 
     def work(payload: CleaningTask, attempt: str) -> CleaningResult:
         if not payload.map_memory_bytes:  # each host's own share: one host's value is used for all
-            [memory] = engine.run("memory", _memory, [cores])
+            [memory] = stages.run("memory", _memory, [cores])
             payload = replace(payload, map_memory_bytes=memory)
-        return fan_out(LOCAL, payload, engine, sizes)
+        return fan_out(LOCAL, payload, stages, sizes)
 
     outcome = attempt_one(work, task, "driver")
     return replace(outcome, start_ms=start_ms)

@@ -30,10 +30,10 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
 from keytail.run.each_partition import of_each
 from keytail.run.ended import SparkEnded
+from keytail.run.engine import Engine
 from keytail.run.rows import DONE, ResultRow
-from keytail.run.session import concurrent_tasks, session_of_run
+from keytail.run.session import session_of_run
 from keytail.run.storage import ScratchSpace, refuse_shared_storage
-from keytail.run.watching import address_of_driver
 from keytail.run.workers import workers_of_run
 from keytail.telling import say
 
@@ -79,8 +79,10 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rules = replace(request.rules(fs), high_watermark="log-end")
         choose(fs, request.choice)  # report invalid flags before taking locks
         _refuse_in_use(fs, request.choice.log_dirs)
-        spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
-        if spark is not None and is_named_by(spark):
+        engine: Engine | None = None
+        if request.submitted:
+            engine = session_of_run(run, request.master, submitted=True)
+        if engine is not None and is_named_by(engine):
             say(
                 "keytail: a run with --output-dir replaces nothing, and is not recorded in the ledger that the Spark "
                 "conf names"
@@ -107,15 +109,17 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         run_id = secrets.token_hex(4)
         sizes = [(one.name, one.size_bytes) for one in work]
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
-            if spark is not None:
-                reporter.watch(address_of_driver(spark))
+            if engine is not None:
+                reporter.watch(engine.driver_address)
             elif work:
-                spark = _workers(run, reporter, work, request)
+                engine = _workers(run, reporter, work, request)
             driver = _Driver(request, rules, fs, target, chosen, known, judged, work, run_id, reporter)
             deadline_s = None
             if request.deadline_minutes is not None:
                 deadline_s = started_s + request.deadline_minutes * 60
-            compaction = driver.compaction(spark, at_end, deadline_s) if work else None
+            compaction = None
+            if engine is not None and work:
+                compaction = driver.compaction(engine, at_end, deadline_s)
             roots = driver.roots()
             if driver.is_outdated(roots):
                 driver.close_to_brokers(roots)
@@ -149,10 +153,9 @@ class _Driver:
     def __post_init__(self) -> None:
         self.placed: dict[str, OutputRecord] = {}
 
-    def compaction(self, spark: Any, at_end: contextlib.ExitStack, deadline_s: float | None) -> Compaction:
+    def compaction(self, engine: Engine, at_end: contextlib.ExitStack, deadline_s: float | None) -> Compaction:
         from keytail.compact.compaction import Compaction  # noqa: PLC0415 (brings in the kernels)
         from keytail.compact.out_of_place.placing import Placing, Worker, finish_by  # noqa: PLC0415 (the same)
-        from keytail.run.tasks import run_bundle  # noqa: PLC0415 (the same)
 
         scratch = self.target.scratch(at_end)
         settings = self.request.task_settings()
@@ -165,15 +168,15 @@ class _Driver:
             tasks.append(one.task(settings, self.rules, path, self.run_id, is_local=scratch is not None))
             self.target.tree(one.log_dir).make_partition(one.name, one.path)
         by_path = {task.partition_path: one for task, one in zip(tasks, self.work, strict=True)}
-        worker = Worker(concurrent_tasks(spark), self.request.shared_storage, self.target.by_log_dir)
-        finish = finish_by(run_bundle, worker, spark)
+        worker = Worker(engine.concurrent_tasks, self.request.shared_storage, self.target.by_log_dir)
+        finish = finish_by(worker, engine)
 
         def place_one(task: Any, row: ResultRow) -> Placing:
             intended = by_path[task.partition_path].intended(self.target)
             return Placing(self.fs, task, row, intended, finish, self._on_record)
 
         return Compaction(
-            spark=spark,
+            engine=engine,
             tasks=tasks,
             space=ScratchSpace(self.fs),
             hosted={},
@@ -284,7 +287,7 @@ def _refuse_in_use(fs: FileSystem, log_dirs: Sequence[str]) -> None:
             )
 
 
-def _workers(run: contextlib.ExitStack, reporter: Reporter, work: Sequence[Judged], request: Request) -> Any:
+def _workers(run: contextlib.ExitStack, reporter: Reporter, work: Sequence[Judged], request: Request) -> Engine:
     expected = [one.planned.expected(request.map_memory()) for one in work if one.planned is not None]
     may_fan_out = any(one is not None and one.way == "maybe fan-out" for one in expected)
     needs_spark = (request.fan_out != "never" and may_fan_out) or request.fan_out == "always"

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from keytail.compact.detail import detail_of_result
 from keytail.compact.out_of_place.object_store import Store, local_scratch
@@ -30,6 +30,7 @@ from keytail.compact.worker import on_worker
 from keytail.errors import REPORT_IT, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
+from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import Outcome
@@ -216,13 +217,13 @@ class Worker:
 
 
 def finish_by(
-    run: Any, worker: Worker, spark: Any
+    worker: Worker, engine: Engine
 ) -> Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]:
-    """Return `Placing.finish`, run by tasks of `spark`; `run` is `run_bundle`."""
+    """Return `Placing.finish`, run by a task."""
 
     def finish(task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
         name = f"copy the rest of {os.path.basename(task.partition_path)}"
-        [outcome] = run(spark, [(task, result)], worker.finish, name=name)
+        [outcome] = engine.run_bundle([(task, result)], worker.finish, name=name)
         answer: Outcome[CleaningResult] = outcome
         return answer
 

@@ -1,0 +1,98 @@
+"""What carries out the tasks of a run: Spark (run/spark_engine.py), child processes (run/processes.py) or this process.
+
+Drivers and commands are written for the protocol `Engine`, and do not ask which engine they have. Spark's DataFrames
+are an exception: what needs them takes the session from the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from keytail.run.tasks import Outcome, attempt_one
+from keytail.run.watching import HERE, DriverAddress
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+# A replacement in progress takes milliseconds to finish; a disk that hangs must not keep a run from ending.
+_LONGEST_STOP_S = 20.0
+
+
+class Engine(Protocol):
+    """Runs tasks. Any thread may call it."""
+
+    @property
+    def session(self) -> Any:
+        """The Spark session; None if the engine is not Spark."""
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether tasks run in other processes, so that the driver can work at the same time."""
+
+    @property
+    def concurrent_tasks(self) -> int:
+        """How many tasks share one host at a time."""
+
+    @property
+    def parallel_tasks(self) -> int:
+        """How many tasks run at a time on all hosts together, as far as this is known."""
+
+    @property
+    def driver_address(self) -> DriverAddress:
+        """The address at which tasks reach the driver."""
+
+    def run_bundle(
+        self,
+        payloads: Sequence[P],
+        function: Callable[[P, str], R],
+        *,
+        name: str = "keytail",
+        stopped: Callable[[], bool] = lambda: False,
+        before_again: Callable[[P], object] = lambda payload: None,
+    ) -> list[Outcome[R]]:
+        """Run `function(payload, attempt)` for each payload; return outcomes in the order of the payloads.
+
+        `attempt` differs between any two runs of a task, so files named by it never collide. `function` is a
+        module-level function of an installed package (or picklable); it runs where the files are mounted. If a worker
+        dies, its payload is run again, after `before_again(payload)` is called: the earlier attempt may have left
+        scratch files. Once `stopped()` is true it is not run again. `name` is shown where the engine shows jobs. Raises
+        SparkEnded if no more jobs can be run.
+        """
+
+    def cancel(self) -> None:
+        """End the running tasks, as far as the engine can. Raises no error if the engine has ended."""
+
+    def has_ended(self) -> bool:
+        """Return whether the engine can no longer run tasks, although nothing in this program ended it."""
+
+
+class ThisProcess:
+    """Runs tasks in the thread that calls it, one after the other."""
+
+    session: Any = None
+    has_workers = False
+    concurrent_tasks = parallel_tasks = 1
+    driver_address = HERE
+
+    def __init__(self) -> None:
+        self._numbers = iter(range(2**63))
+
+    def run_bundle(self, payloads: Sequence[P], function: Callable[[P, str], R], **_: object) -> list[Outcome[R]]:
+        return [attempt_one(function, payload, f"h{next(self._numbers)}") for payload in payloads]
+
+    def cancel(self) -> None:
+        """A running task ends by itself."""
+
+    def has_ended(self) -> bool:
+        return False
+
+
+def end_tasks(engine: Engine, is_one_alive: Callable[[], bool]) -> None:
+    """Cancel all tasks until no thread waits for one any more; waiting threads must not start another."""
+    last_s = time.monotonic() + _LONGEST_STOP_S
+    engine.cancel()
+    while is_one_alive() and time.monotonic() < last_s:
+        engine.cancel()
+        time.sleep(0.1)

@@ -1,0 +1,167 @@
+"""Run tasks on Spark's Python workers, one payload per task, and return one small answer for each.
+
+Answers are data (values.py): a worker sends the driver no code to run. A worker that dies (killed, out of memory) ends
+its job: the payloads of that job are run again, one per job, and only a payload whose worker dies again has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from keytail.acting_user import as_caller, on_workers
+from keytail.errors import KeytailError
+from keytail.run import jvm_log
+from keytail.run.ended import raise_if_ended, text_of
+from keytail.run.tasks import Outcome, answer_bytes, attempt_one, killed
+from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
+from keytail.values import from_bytes
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+answer_schema = "id bigint, answer binary"
+
+
+class SparkEngine:
+    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/session.py."""
+
+    has_workers = True
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
+    @property
+    def concurrent_tasks(self) -> int:
+        """The cores of `local[n]`, or of one executor."""
+        context = self.session.sparkContext
+        if context.master.startswith("local"):
+            return max(1, context.defaultParallelism)
+        return max(1, int(context.getConf().get("spark.executor.cores", "1")))
+
+    @property
+    def parallel_tasks(self) -> int:
+        return max(self.concurrent_tasks, self.session.sparkContext.defaultParallelism)
+
+    @property
+    def driver_address(self) -> DriverAddress:
+        context = self.session.sparkContext
+        if context.master.startswith("local"):
+            return HERE
+        settings = context.getConf()
+        host = str(settings.get("spark.driver.host", LOOPBACK))
+        return DriverAddress(host.strip("[]"), str(settings.get("spark.driver.bindAddress", host)).strip("[]"))
+
+    def run_bundle(
+        self,
+        payloads: Sequence[P],
+        function: Callable[[P, str], R],
+        *,
+        name: str = "keytail",
+        stopped: Callable[[], bool] = lambda: False,
+        before_again: Callable[[P], object] = lambda payload: None,
+    ) -> list[Outcome[R]]:
+        """As `Engine.run_bundle`, in one Spark job, and in one more for each payload if that job is lost."""
+        if not payloads:
+            return []
+        try:
+            return _run_job(self.session, payloads, function, name)
+        except Exception as problem:
+            if stopped():
+                return [Outcome(None, lost(problem)) for _ in payloads]
+            raise_if_ended(self, problem)
+        outcomes = []
+        for payload in payloads:
+            before_again(payload)
+            try:
+                outcomes += _run_job(self.session, [payload], function, f"{name}, again")
+            except Exception as problem:
+                if not stopped():
+                    raise_if_ended(self, problem)
+                outcomes.append(Outcome(None, lost(problem)))
+        return outcomes
+
+    def cancel(self) -> None:
+        jvm_log.silence()
+        with contextlib.suppress(Exception):  # its JVM may have ended
+            self.session.sparkContext.setLogLevel("OFF")  # cancelled jobs fail with long messages
+            self.session.sparkContext.cancelAllJobs()
+
+    def has_ended(self) -> bool:
+        try:
+            return bool(self.session.sparkContext._jsc.sc().isStopped())
+        except Exception:  # the JVM does not answer
+            return True
+
+
+@as_caller()
+def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
+    """Run one Spark job: one partition with one id for each payload, started in order."""
+    context = session.sparkContext
+    name_jobs(context, name)
+    shared = context.broadcast(list(payloads))
+    try:
+        ids = session.range(0, len(payloads), 1, len(payloads))
+        rows = ids.mapInArrow(on_workers(_task_of(shared, function, current_channel())), answer_schema).collect()
+    finally:
+        shared.destroy()
+    answers = {row["id"]: from_bytes(row["answer"]) for row in rows}
+    return [answers[number] for number in range(len(payloads))]
+
+
+def name_jobs(context: Any, name: str) -> None:
+    """Set the name that Spark's UI shows for the subsequent jobs of this thread and their stages.
+
+    Interruption ends the workers of an abandoned job, which would otherwise run on beside the next attempt.
+    """
+    context.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
+
+
+def _task_of(
+    shared: Any, function: Callable[[P, str], R], channel: Channel | None
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
+
+        send_to(channel)
+        attempt = attempt_name()
+        with as_caller():
+            payloads = shared.value
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                answer = answer_bytes(attempt_one(function, payloads[number], attempt))
+                yield pyarrow.RecordBatch.from_pydict(
+                    {
+                        "id": pyarrow.array([number], pyarrow.int64()),
+                        "answer": pyarrow.array([answer], pyarrow.binary()),
+                    }
+                )
+
+    return task
+
+
+def attempt_name() -> str:
+    """Return a name for the task attempt that runs here, on a worker; it is unique in the session."""
+    from pyspark import TaskContext  # noqa: PLC0415
+
+    context = TaskContext.get()
+    assert context is not None
+    return f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
+
+
+def lost(problem: Exception) -> KeytailError:
+    """Return the problem of a task whose job failed with `problem`."""
+    text = text_of(problem)
+    if "worker exited unexpectedly" in text or "crashed" in text or "EOFException" in text:
+        return killed(stopped=False)
+    lines = [line for line in text.splitlines() if line.strip()]
+    reason = next((line for line in lines if "SparkException" in line or "Exception:" in line), None)
+    reason = (reason or (lines[0] if lines else type(problem).__name__)).strip()
+    return KeytailError(
+        f"the Spark job of this partition failed twice: {reason[:500]}",
+        remedy="Check the logs of Spark's executors: the usual cause is a lack of memory. Lower --map-memory, or run "
+        "fewer tasks at a time",
+        slug="spark-job-failed",
+    )
