@@ -115,7 +115,11 @@ VERIFY = Command(
     request=Request,
     run="keytail.verify.driver:verify",
     examples=(f"keytail verify {BROKER}", "keytail verify --log-dirs /var/lib/kafka --topic 'orders|users'"),
-    rows={"A row for each partition, and one without topic and partition for each log dir with findings of its own": VerifyRow},
+    rows={
+        "A row for each partition, and one without topic and partition for each log dir with findings of its own": (
+            VerifyRow
+        )
+    },
     statuses={
         "sound": "nothing is wrong",
         "suspect": "warnings only",

@@ -1,6 +1,7 @@
 """Verifies the chosen partitions: reads every byte, and lists the problems that a broker would have.
 
-Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process; verify/task.py inspects a partition. Needs no topic configuration: the checks apply to every topic.
+Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process;
+verify/task.py inspects a partition. Needs no topic configuration: the checks apply to every topic.
 """
 
 from __future__ import annotations
