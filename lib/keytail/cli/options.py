@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Literal, get_args
 
 import typer
+
+from keytail.errors import UsageProblem
 
 # Panels of the help.
 SELECT = "Which partitions"
@@ -22,6 +25,8 @@ HighWatermark = Literal["checkpoint", "log-end"]
 
 LONG_MAX = 2**63 - 1  # the largest offset, byte position and size that fits in the files
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest time that can be printed
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -263,3 +268,28 @@ def comma_items(values: list[str] | None) -> tuple[str, ...]:
     """Return the items of a repeatable comma list, in order, with duplicates."""
     items = [item.strip() for value in values or () for item in value.split(",")]
     return tuple(item for item in items if item)
+
+
+def parse_time(text: str, flag: str = "--timestamp") -> int:
+    """Return milliseconds since 1970, given such a number or an ISO 8601 time (UTC unless it has a time zone)."""
+    if re.fullmatch(r"-?\d+", text):
+        timestamp_ms = int(text) if len(text) < 20 else -1  # 2^63 has 19 digits
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError as problem:
+            raise UsageProblem(
+                f"invalid time {text!r} for {flag}",
+                remedy="Give milliseconds since 1970, or a time such as 2023-11-14T22:13:20Z",
+                slug="invalid-time",
+            ) from problem
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+        timestamp_ms = -(-since // timedelta(milliseconds=1))  # rounded up, so that no earlier record is found
+    if not 0 <= timestamp_ms < 2**63:
+        raise UsageProblem(
+            f"time {text!r} for {flag} is out of range",
+            remedy="Give a time from 1970 on; negative numbers, which mean the first and the last offset in Kafka's "
+            "tools, are not supported",
+            slug="time-out-of-range",
+        )
+    return timestamp_ms
