@@ -7,7 +7,6 @@ import pkgutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import typer
