@@ -22,8 +22,7 @@ from keytail.expire.command import ExpireRow
 from keytail.expire.partition import ExpiredSegment, Finding
 from keytail.export.command import ExportRow
 from keytail.import_.command import ImportRow
-from keytail.ledger.history import PartitionRow, RunRow
-from keytail.ledger.maintain import MaintainRow
+from keytail.ledger.command import MaintainRow, PartitionRow, RunRow
 from keytail.lookup.command import LookupRow
 from keytail.main.main import COMMANDS, app
 from keytail.rebuild_index.command import RebuildRow, SegmentRow

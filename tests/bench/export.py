@@ -21,9 +21,10 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from keytail.cli.selection import Choice
-from keytail.export import command as story
-from keytail.export.columns import Formats
-from keytail.export.command import Request, export
+from keytail.export import driver as story
+from keytail.export.command import Request
+from keytail.export.driver import export
+from keytail.export.formats import Formats
 from keytail.run import delta
 from keytail.run.session import local_session
 from keytail.run.spark_engine import SparkEngine
@@ -39,7 +40,7 @@ BATCH_BYTES = 16 << 10  # a producer's own
 
 def exported(home: Path, to: Path) -> None:
     choice = Choice(log_dirs=(str(home / "logs"),), topics=(TOPIC,))
-    rows = export(Request(choice, str(to), Formats(), log_end=True, execute=True))
+    rows = export(Request(choice, str(to), Formats(), high_watermark="log-end", execute=True))
     if {row.status for row in rows} != {"exported"}:
         raise RuntimeError(f"not exported: {rows}")
 

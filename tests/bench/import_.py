@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from keytail.cli.configuration import read_configuration
-from keytail.import_ import command as import_
-from keytail.import_.command import import_records
-from keytail.import_.request import BATCH_BYTES, Request
+from keytail.import_ import driver as import_
+from keytail.import_.command import Request
+from keytail.import_.driver import BATCH_BYTES, import_records
 from keytail.import_.source import Source
 from keytail.run.session import local_session
 from keytail.run.spark_engine import SparkEngine

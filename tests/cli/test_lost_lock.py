@@ -24,7 +24,7 @@ from keytail.expire.driver import expire
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold
 from keytail.undo.command import Request as UndoRequest
-from keytail.undo.command import undo
+from keytail.undo.driver import undo
 from tests.bench import commits
 from tests.command_line import Run
 from tests.crash import test_expire as expire_case

@@ -17,7 +17,7 @@ from keytail.log.directory import Directory
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import recover
 from keytail.undo.command import Request as UndoRequest
-from keytail.undo.command import undo
+from keytail.undo.driver import undo
 from tests.bench.commits import SETTINGS, Counting, make
 from tests.no_spark import without_spark
 

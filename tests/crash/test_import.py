@@ -16,7 +16,7 @@ import pytest
 
 from keytail.errors import in_words
 from keytail.import_ import install as import_install
-from keytail.import_.driver import Import
+from keytail.import_.on_spark import Import
 from keytail.import_.plan import Rules, plan_import, refusals
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.tasks import attempt_one

@@ -18,7 +18,8 @@ from unittest.mock import patch
 import pytest
 
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.undo.command import Request, UndoRow, undo
+from keytail.undo.command import Request, UndoRow
+from keytail.undo.driver import undo
 from keytail.undo.manifest import MANIFEST
 from tests.chance import SEED
 from tests.crash.compactions import CHECKPOINT, GONE, Log, LogDir, random_log, read_checkpoint
@@ -71,12 +72,12 @@ def shape(name: str) -> LogDir:
 def run_undo(fs: FileSystem, root: Path, run_id: str = "r1") -> list[UndoRow]:
     """Run undo as the command does, in a copy of the log dir that the run was in."""
     logs = (str(root / "logs"),)
-    return undo(Request(str(root / KEPT), run_id, logs, execute=True, shared_storage=True), fs)
+    return undo(Request(str(root / KEPT), run_id, log_dirs=logs, execute=True, shared_storage=True), fs)
 
 
 def undo_all(fs: FileSystem, root: Path) -> Failed:
     # tests/log/test_lock.py tests the faults of the lock.
-    with patch("keytail.undo.command.hold", lambda *_: contextlib.nullcontext()):
+    with patch("keytail.undo.driver.hold", lambda *_: contextlib.nullcontext()):
         rows = run_undo(fs, root)
     return Failed(tuple(row.error for row in rows if row.status not in ("undone", "clean")))
 

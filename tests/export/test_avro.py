@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from keytail.errors import UsageProblem
-from keytail.export import command as story
+from keytail.export import driver as story
 from keytail.export.avro import AvroSchemas, read_schemas
-from keytail.export.columns import Format, Formats, Undecodable, decode
+from keytail.export.columns import Undecodable, decode
 from keytail.export.command import format_of
+from keytail.export.formats import Format, Formats
 from keytail.format.columns import BytesColumn
 from keytail.run.spark_engine import SparkEngine
 from tests.export.test_columns import bytes_arrays

@@ -7,13 +7,14 @@ import struct
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from keytail.export.columns import FORMATS, Format, Formats, Undecodable, arrow_batches, decode
+from keytail.export.columns import Undecodable, arrow_batches, decode
+from keytail.export.formats import Format, FormatName, Formats
 from keytail.export.latest import find_latest, latest_records, slices_of
 from keytail.format.columns import BytesColumn
 from keytail.log.fs import LOCAL
@@ -101,8 +102,8 @@ DULL: dict[str, tuple[Callable[[bytes], Any], list[bytes], list[bytes]]] = {  # 
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in get_args(FormatName) if name != "avro"])
+def test_formats(name: FormatName) -> None:
     """Kafka's serializers. Nulls stay, and the first bad one is named."""
     dull, good, bad = DULL[name]
     rng = random.Random(name)

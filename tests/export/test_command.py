@@ -13,12 +13,12 @@ import pytest
 from keytail.cli.selection import Choice
 from keytail.cli.stopping import Stopped
 from keytail.errors import Refused
-from keytail.export import command as story
-from keytail.export.columns import Formats
-from keytail.export.command import ExportRow, Request, exit_status, export
+from keytail.export import driver as story
+from keytail.export.command import ExportRow, Request, exit_status, show_rows
 from keytail.export.delta_table import TableState, read_state
+from keytail.export.driver import export
+from keytail.export.formats import Formats
 from keytail.export.plan import Exported, LogNow, plan_export
-from keytail.export.result_table import print_table
 from keytail.log.lock import hold
 from tests.command_line import Run, rows_of
 from tests.growing_log import GrowingLog
@@ -101,13 +101,13 @@ def test_up_to_where(tmp_path: Path) -> None:
     log.end_transaction(1, commit=True)
     log.write(high_watermark=4)
     assert only_row(log, tmp_path).end_offset == 2
-    assert only_row(log, tmp_path, log_end=True).end_offset == 5
+    assert only_row(log, tmp_path, high_watermark="log-end").end_offset == 5
     log.write()
     assert only_row(log, tmp_path).end_offset == 5
     (log.log_dir / "replication-offset-checkpoint").unlink()
     row = only_row(log, tmp_path)
     assert (row.status, "--high-watermark log-end" in row.error) == ("refused", True)
-    assert only_row(log, tmp_path, log_end=True).end_offset == 5
+    assert only_row(log, tmp_path, high_watermark="log-end").end_offset == 5
 
 
 def test_a_partition_that_is_not_what_it_seems_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -222,5 +222,5 @@ def test_what_is_exported_is_what_the_next_plan_believes() -> None:
 def test_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [ExportRow("t", number, "/l", status) for number, status in enumerate(("exported", "refused", "clean"))]
     assert [exit_status(rows), exit_status(rows[:1]), exit_status(rows[1:2]), exit_status([])] == [3, 0, 1, 0]
-    print_table(rows, "Export")
+    show_rows(rows, Request(Choice(), "/lake", execute=True))
     assert "1 exported, 1 refused, 1 clean" in capsys.readouterr().out

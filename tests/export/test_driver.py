@@ -17,11 +17,12 @@ from chispa import assert_df_equality
 
 from keytail.cli.selection import Choice
 from keytail.errors import CorruptLog, KeytailError
-from keytail.export import command as story
 from keytail.export import delta_table as story_table
-from keytail.export import driver
-from keytail.export.columns import Format, Formats
-from keytail.export.command import ExportRow, Request, export
+from keytail.export import driver as story
+from keytail.export import on_spark
+from keytail.export.command import ExportRow, Request
+from keytail.export.driver import export
+from keytail.export.formats import Format, Formats
 from keytail.run.spark_engine import SparkEngine
 from keytail.values import to_bytes
 from tests.chance import SEED
@@ -314,11 +315,11 @@ def test_a_pickle_in_the_text_of_an_error_is_not_run(tmp_path: Path) -> None:
     """A record's text gets into errors, and a record may hold what a task would write of a problem."""
     evil = base64.b64encode(pickle.dumps((0, OpensWhereUnpickled(str(tmp_path / "mark"))))).decode()
     for text in (evil, base64.b64encode(to_bytes((0, "no problem"))).decode(), "AAAA"):
-        number, known = driver._told_by(RuntimeError(driver._PROBLEM + text), Formats())
+        number, known = on_spark._told_by(RuntimeError(on_spark._PROBLEM + text), Formats())
         assert number is None
         assert type(known) is KeytailError
     assert not (tmp_path / "mark").exists()
     problem = CorruptLog("a byte is wrong", path="/x", offset=3)
     text = base64.b64encode(to_bytes((7, problem))).decode()
-    number, known = driver._told_by(RuntimeError(f"...\n{driver._PROBLEM}{text}\n..."), Formats())
+    number, known = on_spark._told_by(RuntimeError(f"...\n{on_spark._PROBLEM}{text}\n..."), Formats())
     assert (number, type(known), str(known)) == (7, CorruptLog, str(problem))

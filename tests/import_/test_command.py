@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,9 @@ import pytest
 from keytail.cli.cluster import Cluster
 from keytail.cli.configuration import Configuration, read_configuration
 from keytail.errors import KeytailError, Refused, UsageProblem
-from keytail.import_ import command as import_
-from keytail.import_.command import ImportRow, exit_status
-from keytail.import_.request import Request
+from keytail.import_ import driver as import_
+from keytail.import_.command import ImportRow, Request, exit_status, next_step, show_rows
 from keytail.import_.source import Source
-from keytail.import_.table import next_step, print_table
 from keytail.import_.target import Target, find_target
 from keytail.log.fs import LOCAL
 from keytail.log.lock import hold
@@ -183,12 +182,13 @@ def test_the_table_and_the_exit_status(capsys: pytest.CaptureFixture[str]) -> No
     done = ImportRow("orders", 0, "/logs", "imported", records=1234, log_bytes=5000, segments=2, first_offset=0,
                      end_offset=1234, notes=("a note",))  # fmt: skip
     bad = ImportRow("orders", 1, "/logs", "refused", "because")
-    print_table([done, bad], "Import")
+    executed = Request(Source("s", "parquet"), "orders", ("/logs",), execute=True)
+    show_rows([done, bad], executed)
     out = capsys.readouterr().out
     assert "1,234" in out
     assert "orders-1 refused: because" in out
     assert "orders-0: a note" in out
     assert "2 partitions: 1 imported, 1 refused. 1,234 records, 4.9 KiB of log." in out
     assert [exit_status(rows) for rows in ([done], [done, bad], [bad])] == [0, 3, 1]
-    assert "start the brokers" in next_step([done], True)
-    assert "--execute" in next_step([ImportRow("orders", 0, "/logs", "would-import")], False)
+    assert "start the brokers" in next_step([done], executed)
+    assert "--execute" in next_step([ImportRow("orders", 0, "/logs", "would-import")], replace(executed, execute=False))

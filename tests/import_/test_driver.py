@@ -20,10 +20,10 @@ import pytest
 
 from keytail.cli.configuration import Configuration, read_configuration
 from keytail.errors import KeytailError, UsageProblem
-from keytail.import_ import command as import_
-from keytail.import_ import driver as on_spark
-from keytail.import_.command import ImportRow, exit_status, import_records
-from keytail.import_.request import Request
+from keytail.import_ import driver as import_
+from keytail.import_ import on_spark
+from keytail.import_.command import ImportRow, Request, exit_status
+from keytail.import_.driver import import_records
 from keytail.import_.source import Columns, Source
 from keytail.run.spark_engine import SparkEngine
 from tests.log_dirs import snapshot

@@ -21,8 +21,8 @@ from keytail.errors import KeytailError, Refused
 from keytail.format.cells import opened
 from keytail.format.names import parse_file_name
 from keytail.import_ import cells as import_cells
-from keytail.import_ import command as import_
-from keytail.import_ import driver as on_spark
+from keytail.import_ import driver as import_
+from keytail.import_ import on_spark
 from keytail.import_ import slices as import_slices
 from keytail.import_.cells import Scratch, load, pack_slice, store_slice
 from keytail.import_.command import ImportRow

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from keytail.cli.selection import Choice
-from keytail.export import command as story
-from keytail.export.columns import Formats
-from keytail.export.command import ExportRow, Request, export
+from keytail.export import driver as story
+from keytail.export.command import ExportRow, Request
+from keytail.export.driver import export
+from keytail.export.formats import Formats
 from keytail.run.spark_engine import SparkEngine
 from tests.chance import SEED
 from tests.interop.broker import Broker
@@ -113,7 +114,7 @@ def test_what_a_consumer_folds(spark: Any, tmp_path: Path, monkeypatch: pytest.M
             for partition in range(PARTITIONS):
                 client.produce("open", TOPIC, partition, [(1, b"key-open", b"x")], transactional_id="open")
             client.produce("behind", TOPIC, 0, [(1, b"key-behind", b"what is open holds it back")])
-            rows = run(broker, lake, log_end=True)
+            rows = run(broker, lake, high_watermark="log-end")
             assert [(row.status, row.way) for row in rows] == [("exported", "full")] * PARTITIONS, rows
             assert all("open transaction" in " ".join(row.notes) for row in rows)
             seen = consumed(client)

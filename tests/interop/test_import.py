@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from keytail.import_ import command as import_
-from keytail.import_.command import ImportRow, import_records
-from keytail.import_.request import Request
+from keytail.import_ import driver as import_
+from keytail.import_.command import ImportRow, Request
+from keytail.import_.driver import import_records
 from keytail.import_.source import Source
 from keytail.run.spark_engine import SparkEngine
 from tests.interop.broker import Broker

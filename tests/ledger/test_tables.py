@@ -20,10 +20,10 @@ from chispa import assert_df_equality
 from keytail.cli.configuration import Configuration
 from keytail.compact.replacing import planned_row
 from keytail.errors import KeytailError, UsageProblem
-from keytail.ledger import history_table
 from keytail.ledger import maintain as ledger_maintain
 from keytail.ledger import tables as ledger_tables
-from keytail.ledger.history import PartitionRow, RunRow, folded_partitions, folded_runs
+from keytail.ledger.command import PartitionRow, Request, RunRow, show_rows
+from keytail.ledger.history import folded_partitions, folded_runs
 from keytail.ledger.maintain import maintain
 from keytail.ledger.of_run import LedgerFlags, Recording, recording
 from keytail.ledger.read import read_rows
@@ -383,9 +383,9 @@ def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]
     [run] = folded_runs([{**dict.fromkeys(ledger_tables.RUNS), **key, "command": "compact"}])
     place = {"log_dir": "/x", "topic": "t", "partition": 0}
     [row] = folded_partitions([{**dict.fromkeys(ledger_tables.PARTITIONS), **key, **place}])
-    history_table.print_runs([run], "ledger")
-    history_table.print_run(run, [row])
-    history_table.print_partitions([row], "over time")
+    show_rows([run], Request("ledger"))
+    show_rows([run, row], Request("ledger", run_id="one"))
+    show_rows([row], Request("ledger", partitions=["t-0"]))
     shown = capsys.readouterr().out
     assert shown.count("t-0") == 2
     assert shown.count("done") == 4

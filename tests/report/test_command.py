@@ -22,7 +22,7 @@ from keytail.cli.stopping import Stopped
 from keytail.compact.key_counts import HOTTEST
 from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger import history
-from keytail.ledger.history import PartitionRow, RunRow
+from keytail.ledger.command import PartitionRow, RunRow
 from keytail.report import page as page_module
 from keytail.report import writing
 from keytail.report.writing import Page, reporting

@@ -7,13 +7,13 @@ Spark's parser checks it in the JVM (delta_table.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from keytail.errors import KeytailError
-from keytail.export.avro import AvroSchemas, decode_avro
+from keytail.export.avro import decode_avro
+from keytail.export.formats import FIXED, Format, Formats
 from keytail.format.columns import BytesColumn
 from keytail.log.record_table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
@@ -21,60 +21,7 @@ from keytail.run.arrow import binary, cut, header_names, joined
 # The largest TIMESTAMP of Spark, in ms.
 _MOST_MS = 2**63 // 1000 - 1
 
-# Name -> type of the column, and NumPy type, for formats of fixed length (Kafka's serializers, big-endian).
-_FIXED = {
-    "short": ("smallint", ">i2"),
-    "int": ("int", ">i4"),
-    "long": ("bigint", ">i8"),
-    "float": ("float", ">f4"),
-    "double": ("double", ">f8"),
-}
-_TEXT = ("utf8", "json", "uuid")
 _UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
-FORMATS = ("binary", *_TEXT, *_FIXED)
-
-
-@dataclass(frozen=True)
-class Format:
-    """The format of keys or values: one of FORMATS, or `avro` with its schemas."""
-
-    name: str = "binary"
-    avro: AvroSchemas | None = None
-
-    @property
-    def sql_type(self) -> str:
-        if self.avro is not None:
-            return self.avro.sql_type
-        if self.name in _FIXED:
-            return _FIXED[self.name][0]
-        return "string" if self.name in _TEXT else "binary"
-
-    @property
-    def tells_keys_apart(self) -> bool:
-        """Whether different bytes decode to different keys. Not so for floats (-0.0, NaNs) and Avro (schema ids)."""
-        return self.name not in ("float", "double", "avro")
-
-    def __str__(self) -> str:
-        return self.name if self.avro is None else f"avro (schema {self.avro.digest})"
-
-
-@dataclass(frozen=True)
-class Formats:
-    key: Format = Format()
-    value: Format = Format()
-
-    @property
-    def raw_schema(self) -> str:
-        """The Spark schema of the rows that tasks return. `deleted`: the record is a tombstone."""
-        key_bytes = "" if self.key.tells_keys_apart else "key_bytes binary, "
-        return (
-            f"partition int, key {self.key.sql_type}, {key_bytes}value {self.value.sql_type}, "
-            "headers array<struct<key: string, value: binary>>, timestamp timestamp, offset bigint, leader_epoch int, "
-            "deleted boolean"
-        )
-
-    def as_json(self) -> dict[str, str]:
-        return {"key": str(self.key), "value": str(self.value)}
 
 
 class Undecodable(KeytailError):
@@ -130,7 +77,7 @@ def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) 
     """Decode the column to an Arrow array of the format's type; nulls are kept. Raises Undecodable for a bad value."""
     if wanted.name == "binary":
         return binary(column)
-    if wanted.name in _FIXED:
+    if wanted.name in FIXED:
         return _numbers(column, wanted, offsets, what)
     if wanted.avro is not None:
         return decode_avro(column, wanted.avro, lambda row, why: _fail(_only(row, len(column)), offsets, what, why))
@@ -154,7 +101,7 @@ def _only(row: int, n: int) -> np.ndarray:
 def _numbers(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
-    kind = np.dtype(_FIXED[wanted.name][1])
+    kind = np.dtype(FIXED[wanted.name][1])
     sizes = np.diff(column.offsets)
     why = f"does not have the {kind.itemsize} bytes of format {wanted.name}"
     _fail(column.valid & (sizes != kind.itemsize), offsets, what, why)

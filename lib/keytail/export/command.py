@@ -1,118 +1,105 @@
-"""The command `export`: writes the latest state of topics as Delta tables, from their logs, without a broker.
-
-`keytail export` and jobs/export.py under spark-submit run this code. It only reads log dirs and takes no lock, so it
-works on copies, on stopped brokers and beside a running one: up to the high watermark that the broker has checkpointed,
-or, if requested, the log end. Without `execute` it reports what it would do, and does not start Spark.
-export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
-"""
+"""The command `export`, as it is declared: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import secrets
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from keytail.acting_user import as_caller
-from keytail.cli.configuration import Configuration
-from keytail.cli.options import parse_time
-from keytail.cli.outside import refuse_in_log_dirs
-from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
-from keytail.cli.selection import Choice, choose
-from keytail.cli.stopping import Stopped
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
-from keytail.format import names
-from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.listed import again_beside_a_broker
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
-from keytail.run.delta import require_delta, session_settings
-from keytail.run.ended import SparkEnded
-from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
-from keytail.telling import say
+import typer
 
-if TYPE_CHECKING:
-    from keytail.export.columns import Format, Formats
-    from keytail.export.delta_table import TableState
-    from keytail.export.driver import ExportOutcome, Work
-    from keytail.export.plan import LogNow
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.command import FAILURES, Command, exit_status_of
+from keytail.cli.configuration import BrokerSettings, Configuration
+from keytail.cli.flags import FromFlags
+from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
+from keytail.errors import UsageProblem
+from keytail.export.avro import read_schemas
+from keytail.export.formats import Format, FormatName, Formats
 
+_WHAT = "What to export"
+_TARGET = "Where to"
 
-
-@dataclass(frozen=True)
-class Request:
-    """All parameters of `export`, with the defaults of its flags."""
-
-    choice: Choice
-    target: str
-    formats: Formats
-    configuration: Configuration = field(default_factory=Configuration)
-    full: bool = False
-    as_of_offset: int | None = None
-    as_of_timestamp: str | None = None
-    log_end: bool = False  # export up to the log end instead of the high watermark
-    drop_keyless: bool = False
-    map_memory_bytes: int = 0
-    delta_jars: str | None = None
-    execute: bool = False
-    master: str | None = None
-    submitted: bool = False  # under spark-submit, which has chosen the master
-
-    @property
-    def as_of(self) -> str:
-        if self.as_of_offset is not None:
-            return f"offset {self.as_of_offset}"
-        return "" if self.as_of_timestamp is None else f"timestamp {parse_time(self.as_of_timestamp)}"
-
-
-@dataclass(frozen=True)
-class ExportRow:
-    """One partition. `status`: `would-export`, `exported`, `clean` (nothing is new), `refused`, `corrupt`, `failed`.
-
-    Offsets from `from_offset` to below `end_offset` are read, from `log_bytes` of segments. `way`: `full` or
-    `incremental`, for the reason `why`. `records` were written to the table; `tombstones` counts those that are
-    the latest record of their key.
-    """
-
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: str = ""
-    way: str = ""
-    why: str = ""
-    from_offset: int | None = None
-    end_offset: int | None = None
-    log_bytes: int | None = None
-    records: int | None = None
-    tombstones: int | None = None
-    keyless: int | None = None
-    table: str = ""
-    notes: tuple[str, ...] = ()
-    start_ms: int | None = None
-    end_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
-
-
-@dataclass(frozen=True)
-class _Planned:
-    row: ExportRow
-    work: Work | None = None
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="DIR",
+        help="Directory of the tables, one per topic at DIR/TOPIC; the driver and every executor see it at this path.",
+        rich_help_panel=_TARGET,
+    ),
+]
+_FORMATS = (
+    "binary: unchanged. utf8: text. json: validated text. short, int, long, float, double, uuid: as Kafka's "
+    "serializers write them. avro: Confluent's wire format, with --key-schema and --value-schema."
+)
+KeyFormat = Annotated[
+    FormatName,
+    typer.Option(
+        "--key-format",
+        metavar="FORMAT",
+        parser=o.one_of(FormatName),
+        help=f"Format of keys. {_FORMATS}",
+        rich_help_panel=_WHAT,
+    ),
+]
+ValueFormat = Annotated[
+    FormatName,
+    typer.Option(
+        "--value-format",
+        metavar="FORMAT",
+        parser=o.one_of(FormatName),
+        help="Format of values, with the same names as --key-format.",
+        rich_help_panel=_WHAT,
+    ),
+]
+_SCHEMA = "and its id in the registry; repeatable. Records of all schemas are resolved to the first one."
+KeySchema = Annotated[
+    list[str] | None,
+    typer.Option("--key-schema", metavar="ID=FILE", help=f"Avro schema of keys {_SCHEMA}", rich_help_panel=_WHAT),
+]
+ValueSchema = Annotated[
+    list[str] | None,
+    typer.Option("--value-schema", metavar="ID=FILE", help=f"Avro schema of values {_SCHEMA}", rich_help_panel=_WHAT),
+]
+AsOfOffset = Annotated[
+    int | None,
+    typer.Option(
+        "--as-of-offset",
+        metavar="N",
+        parser=o.within(0, o.LONG_MAX),
+        help="Export the state before offset N of each partition, N not included; needs a separate table.",
+        rich_help_panel=_WHAT,
+    ),
+]
+AsOfTimestamp = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of-timestamp",
+        metavar="MS-OR-TIME",
+        help="Export the state before the first record at or after this time (ms since 1970, or ISO 8601); needs a "
+        "separate table.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Full = Annotated[
+    bool,
+    typer.Option("--full", help="Export all records again, whatever the table already has.", rich_help_panel=o.RUN),
+]
+Execute = Annotated[
+    bool,
+    typer.Option(
+        "--execute",
+        help="Write the tables; without it the command prints what it would do. Log dirs are only read.",
+        rich_help_panel=o.RUN,
+    ),
+]
 
 
-def format_of(what: str, name: str, schemas: Sequence[str] | None) -> Format:
-    """Return the format of `key` or `value` from the flags. Raises UsageProblem if they contradict each other."""
-    from keytail.export.avro import read_schemas  # noqa: PLC0415 (--help stays fast)
-    from keytail.export.columns import Format  # noqa: PLC0415 (as the line above)
-
+def format_of(what: Literal["key", "value"], name: FormatName, schemas: Sequence[str] | None) -> Format:
+    """Return the format of keys or values from the flags. Raises UsageProblem if they contradict each other."""
     flag = f"--{what}-schema"
     if (name == "avro") != bool(schemas):
         raise UsageProblem(
@@ -123,311 +110,128 @@ def format_of(what: str, name: str, schemas: Sequence[str] | None) -> Format:
     return Format(name, read_schemas(flag, schemas) if schemas else None)
 
 
-def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
-    """Export, or plan only without `execute`. Returns a row for each chosen partition, by topic and partition."""
-    target = checked_target(fs, request)
-    chosen = choose(fs, request.choice)
-    request = replace(request, target=target)
-    of_topic: dict[str, list[tuple[LogDirFacts, PartitionEntry]]] = {}
-    for log_dir, entry in chosen.partitions:
-        of_topic.setdefault(entry.topic, []).append((log_dir, entry))
-    seed, planned, states = secrets.randbits(63), {}, {}
-    for topic, entries in sorted(of_topic.items()):
-        states[topic], planned[topic] = _plan_topic(fs, request, topic, entries, seed)
-    rows = {one.row.name: one.row for plans in planned.values() for one in plans}
-    if request.execute and any(one.work for plans in planned.values() for one in plans):
-        try:
-            _execute(request, planned, states, rows)
-        except (Stopped, SparkEnded) as stop:
-            left = {name: replace(row, status="failed", error="interrupted") for name, row in rows.items()
-                    if row.status == "would-export"}  # fmt: skip
-            stop.rows = _in_order({**rows, **left})
-            raise
-    return _in_order(rows)
+def _formats(
+    key_format: KeyFormat = "binary",
+    value_format: ValueFormat = "binary",
+    key_schema: KeySchema = None,
+    value_schema: ValueSchema = None,
+) -> Formats:
+    return Formats(format_of("key", key_format, key_schema), format_of("value", value_format, value_schema))
 
 
-def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
-    return sorted(rows.values(), key=lambda row: (row.topic, row.partition))
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `export`, with the defaults of its flags."""
+
+    choice: ChoiceByFlags
+    target: To
+    formats: Annotated[Formats, FromFlags(_formats)] = field(default_factory=Formats)
+    configuration: BrokerSettings = field(default_factory=Configuration)
+    as_of_offset: AsOfOffset = None
+    as_of_timestamp: AsOfTimestamp = None
+    full: Full = False
+    high_watermark: o.HighWatermarkFlag = "checkpoint"
+    drop_keyless: o.DropKeyless = False
+    map_memory_bytes: o.MapMemory = None
+    delta_jars: o.DeltaJars = None
+    execute: Execute = False
+    master: o.Master = None
+    submitted: bool = False  # under spark-submit, which has chosen the master
+
+    @property
+    def as_of(self) -> str:
+        if self.as_of_offset is not None:
+            return f"offset {self.as_of_offset}"
+        return "" if self.as_of_timestamp is None else f"timestamp {o.parse_time(self.as_of_timestamp)}"
 
 
-@as_caller()
-def checked_target(fs: FileSystem, request: Request) -> str:
-    """Return the absolute directory of the tables. Raises UsageProblem if it, or a flag for the state, is invalid."""
-    if request.as_of_offset is not None and request.as_of_timestamp is not None:
-        raise UsageProblem(
-            "--as-of-offset and --as-of-timestamp exclude each other",
-            remedy="Give one of them",
-            slug="conflicting-flags",
-        )
-    if request.as_of_timestamp is not None:
-        parse_time(request.as_of_timestamp)
-    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", request.target):
-        raise UsageProblem(
-            f"--to {request.target} is a URI, not a directory",
-            remedy="Give a directory that the driver and every executor see at the same path",
-            slug="uri-not-supported",
-        )
-    target = os.path.realpath(request.target)
-    refuse_in_log_dirs(fs, target, request.choice.log_dirs, "--to")
-    if fs.exists(target):
-        if not fs.stat(target).is_dir:
-            raise UsageProblem(
-                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
-            )
-    elif not fs.exists(os.path.dirname(target)):
-        raise UsageProblem(
-            "the parent directory of --to does not exist",
-            path=os.path.dirname(target),
-            remedy="Create it, or give another --to",
-            slug="no-parent-directory",
-        )
-    return target
+@dataclass(frozen=True)
+class ExportRow:
+    """One partition."""
+
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str = ""
+    way: Annotated[str, "`full` or `incremental`"] = ""
+    why: Annotated[str, "the reason for it, or why nothing is exported"] = ""
+    from_offset: Annotated[int | None, "where the range that is read begins"] = None
+    end_offset: Annotated[int | None, "where it ends, not included"] = None
+    log_bytes: Annotated[int | None, "of the segments that are read"] = None
+    records: Annotated[int | None, "rows written"] = None
+    tombstones: Annotated[int | None, "that are the latest records of their keys"] = None
+    keyless: Annotated[int | None, "records without a key, which were left out"] = None
+    table: Annotated[str, "its directory"] = ""
+    notes: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
 
 
-def _plan_topic(
-    fs: FileSystem, request: Request, topic: str, entries: Iterable[tuple[LogDirFacts, PartitionEntry]], seed: int
-) -> tuple[TableState | None, list[_Planned]]:
-    state, problem = None, None
-    try:
-        state = _state(request, topic)
-    except KeytailError as refused:
-        problem = refused
-    planned = []
-    for log_dir, entry in entries:
-        row = ExportRow(topic, entry.partition, entry.log_dir, "refused", table=os.path.join(request.target, topic))
-        try:
-            if problem is not None:
-                raise problem
-            plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
-            planned.append(again_beside_a_broker(plan, clean_shutdown=log_dir.clean_shutdown))
-        except KeytailError as refused:
-            planned.append(_Planned(replace(row, status=status_of(refused), error=str(refused))))
-        except OSError as system:
-            planned.append(_Planned(replace(row, status="failed", error=in_words(system))))
-    return state, planned
+def exit_status(rows: Sequence[ExportRow], request: Request | None = None) -> int:
+    return exit_status_of(rows, FAILURES)
 
 
-def _state(request: Request, topic: str) -> TableState | None:
-    """Return the state of the topic's table. Raises Refused if this export is not compatible with the table."""
-    from keytail.export.delta_table import read_state  # noqa: PLC0415 (--help stays fast)
-
-    path = os.path.join(request.target, topic)
-    state = read_state(path)
-    if state is None:
-        return None
-    if state.topic != topic:
-        raise Refused(
-            f"the table is an export of topic {state.topic}",
-            path=path,
-            remedy="Give another --to",
-            slug="table-of-another-topic",
-        )
-    if state.formats != request.formats.as_json():
-        raise Refused(
-            f"the table was exported with {_in_words(state.formats)}, but {_in_words(request.formats.as_json())} was "
-            "requested",
-            path=path,
-            remedy="Give the same formats, or another --to",
-            slug="export-format-mismatch",
-        )
-    if state.as_of != request.as_of:
-        both = (state.as_of, request.as_of)
-        shown, asked = (f"the state as of {as_of}" if as_of else "the latest state" for as_of in both)
-        raise Refused(
-            f"the table shows {shown}, but {asked} was requested",
-            path=path,
-            remedy="Give another --to",
-            slug="export-as-of-mismatch",
-        )
-    return state
+def _offsets(row: ExportRow) -> str:
+    return "" if row.from_offset is None else f"{row.from_offset}..{row.end_offset}"
 
 
-def _in_words(formats: Mapping[str, str]) -> str:
-    return " and ".join(f"--{what}-format {name}" for what, name in formats.items())
+_COLUMNS: tuple[Column[ExportRow], ...] = (
+    PARTITION,
+    STATUS,
+    Column("way", lambda row: row.way, is_number=False),
+    Column("offsets", _offsets),
+    Column("log size", lambda row: show.human_bytes(row.log_bytes)),
+    Column("records", lambda row: show.count(row.records)),
+    Column("tombstones", lambda row: show.count(row.tombstones)),
+    TOOK,
+)
 
 
-def _plan(
-    fs: FileSystem,
-    request: Request,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    state: TableState | None,
-    seed: int,
-    row: ExportRow,
-) -> _Planned:
-    from keytail.export.driver import Work  # noqa: PLC0415 (as the line above)
-    from keytail.export.latest import LatestTask  # noqa: PLC0415 (brings in the kernels)
-    from keytail.export.plan import ExportPlan, plan_export  # noqa: PLC0415 (--help stays fast)
-
-    facts = survey_partition(fs, log_dir, entry)
-    if facts.problems:
-        raise Refused(
-            "; ".join(facts.problems),
-            remedy="Run `keytail verify`, which lists what is wrong with the partition",
-            slug="unexpected-partition-state",
-        )
-    log, notes = _log_now(fs, request, facts)
-    known = state.partitions.get(entry.partition) if state is not None and not request.as_of else None
-    plan = plan_export(known, log, no_state=_no_state(request, state))
-    if request.full and known is not None:
-        plan = ExportPlan("full", "--full", log.log_start_offset)
-    task = LatestTask(
-        facts.path, facts.segments, log.log_start_offset, plan.from_offset, log.stable_offset,
-        tombstones=plan.way == "incremental", drop_keyless=request.drop_keyless,
-        map_memory_bytes=request.map_memory_bytes, hash_seed=seed,
-    )  # fmt: skip
-    row = replace(
-        row,
-        status="clean" if plan.way == "none" else "would-export",
-        way="" if plan.way == "none" else plan.way,
-        why=plan.why,
-        from_offset=plan.from_offset,
-        end_offset=max(log.stable_offset, plan.from_offset),
-        log_bytes=sum(segment.log_bytes for segment in task.sources) if plan.way != "none" else 0,
-        notes=tuple(notes),
-    )
-    work = None if plan.way == "none" else Work(entry.partition, plan, task, log.exported())
-    return _Planned(row, work)
+def show_rows(rows: Sequence[ExportRow], request: Request) -> None:
+    """Print a line for each partition, the reasons, then totals."""
+    print_rows("Export" if request.execute else "Dry run: nothing was changed", _COLUMNS, rows)
+    print_errors(rows)
+    for row in rows:
+        for note in (*((row.why,) if row.why and not row.error else ()), *row.notes):
+            print_about(row.name, note)
+    text = total(rows)
+    done = [row for row in rows if row.status == "exported"]
+    if done:
+        size = show.human_bytes(sum(row.log_bytes or 0 for row in done))
+        text += f" {sum(row.records or 0 for row in done):,} records, from {size} of log."
+    print_line(f"\n{text}")
 
 
-def _no_state(request: Request, state: TableState | None) -> str:
-    if request.as_of:
-        return f"the state as of {request.as_of}"
-    if state is None:
-        return "there is no table yet"
-    return state.changed or "the partition is not in the table yet"
+def next_step(rows: Sequence[ExportRow], request: Request) -> str:
+    if not request.execute and any(row.status == "would-export" for row in rows):
+        return "This was a dry run. To export, run the same command with --execute."
+    if any(row.status in FAILURES for row in rows):
+        return "Partitions that were not exported are unchanged in the table; the reasons are given above."
+    return ""
 
 
-def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
-    """Return the current state of the log, with the stable offset limited by the request, and notes for the row."""
-    from keytail.export.plan import LogNow  # noqa: PLC0415 (--help stays fast)
-    from keytail.log.checkpoint import read_epochs  # noqa: PLC0415 (as the line above)
-    from keytail.log.metadata import read_topic_id  # noqa: PLC0415 (as the line above)
-    from keytail.log.readable import readable  # noqa: PLC0415 (brings in the kernels)
-
-    now_ms = time.time_ns() // 1_000_000
-    stable = readable(fs, facts, committed=True, log_end=request.log_end, now_ms=now_ms)
-    limit, notes = stable.end_offset, list(stable.notes)
-    as_of = _as_of(fs, request, facts)
-    if as_of is not None:
-        limit = _limited(facts, limit, as_of, notes)
-    epochs = tuple(read_epochs(fs, os.path.join(facts.path, names.LEADER_EPOCHS)))
-    now = LogNow(
-        facts.log_start_offset,
-        facts.log_end_offset,
-        max(limit, facts.log_start_offset),
-        facts.cleaner_checkpoint,
-        read_topic_id(fs, facts.path),
-        epochs,
-    )
-    return now, notes
-
-
-def _as_of(fs: FileSystem, request: Request, facts: PartitionFacts) -> int | None:
-    if request.as_of_timestamp is None:
-        return request.as_of_offset
-    from keytail.lookup.steps import lookup_time  # noqa: PLC0415 (brings in the kernels)
-
-    found = lookup_time(fs, facts, parse_time(request.as_of_timestamp)).record
-    return facts.log_end_offset if found is None else found.offset
-
-
-def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) -> int:
-    if as_of < facts.log_start_offset:
-        raise Refused(
-            f"the log starts at offset {facts.log_start_offset}, after the requested offset {as_of}: the state at that "
-            "offset cannot be determined",
-            remedy="Give a later offset or time",
-            path=facts.path,
-            slug="offset-before-log-start",
-        )
-    if facts.cleaner_checkpoint is not None and facts.cleaner_checkpoint > as_of:
-        raise Refused(
-            f"the log was compacted up to offset {facts.cleaner_checkpoint}: records that were the latest of their "
-            f"keys as of offset {as_of} may have been removed",
-            path=facts.path,
-            remedy="Request a later state, or use a copy of the log from before the compaction",
-            slug="compacted-past-offset",
-        )
-    if facts.cleaner_checkpoint is None:
-        notes.append(
-            "no cleaner-offset-checkpoint has this partition, so it is not known whether the log was compacted past "
-            "that state"
-        )
-    if as_of > limit:
-        notes.append(f"the state is as of offset {limit}, the stable offset")
-    return min(limit, as_of)
-
-
-def _execute(
-    request: Request,
-    planned: Mapping[str, Sequence[_Planned]],
-    states: Mapping[str, TableState | None],
-    rows: dict[str, ExportRow],
-) -> None:
-    from keytail.export.driver import Export, Exporting  # noqa: PLC0415 (brings in the kernels)
-
-    works = [one.work for plans in planned.values() for one in plans if one.work is not None]
-    sizes = [(os.path.basename(work.task.partition_path), work.log_bytes) for work in works]
-    with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
-        reporter.note("starting Spark")
-        extra = session_settings(request.delta_jars)
-        engine = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
-        reporter.watch(engine.driver_address)
-        if request.submitted:
-            require_delta(engine.session)
-        for topic, plans in planned.items():
-            of = {one.work.partition: one for one in plans if one.work is not None}
-
-            def heard(outcome: ExportOutcome, of: Mapping[int, _Planned] = of) -> None:
-                row = _row_of(of[outcome.work.partition].row, outcome)
-                rows[row.name] = row
-                if outcome.trace:
-                    say(outcome.trace, "error")
-                reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
-
-            if of:
-                path, works = os.path.join(request.target, topic), [one.work for one in of.values() if one.work]
-                Export(engine, heard).run(Exporting(topic, path, request.formats, states[topic], request.as_of, works))
-
-
-def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
-    plan, latest = outcome.work.plan, outcome.latest
-    row = replace(
-        row,
-        way=plan.way,
-        why=plan.why,
-        from_offset=plan.from_offset,
-        log_bytes=outcome.work.log_bytes,
-        start_ms=outcome.start_ms or None,
-        end_ms=outcome.end_ms or None,
-    )
-    if outcome.problem is not None:
-        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
-    if latest is None:
-        return row
-    notes = list(row.notes)
-    if latest.keyless:
-        notes.append(f"{latest.keyless} records without a key were left out (--drop-keyless)")
-    if latest.shards > 1:
-        notes.append(f"the log was read {latest.shards} times: its keys do not fit into --map-memory at once")
-    records = latest.records - (latest.tombstones if plan.way == "incremental" else 0)
-    return replace(
-        row,
-        status="exported",
-        records=records,
-        tombstones=latest.tombstones,
-        keyless=latest.keyless,
-        notes=tuple(notes),
-    )
-
-
-_BAD = ("refused", "corrupt", "failed")
-
-
-def exit_status(rows: Sequence[ExportRow]) -> int:
-    """Return 0 if no partition has a problem, 1 if nothing could be exported, 3 if some partitions could not."""
-    bad = [row for row in rows if row.status in _BAD]
-    if not bad:
-        return 0
-    return 3 if len(bad) < len(rows) else 1
+EXPORT = Command(
+    name="export",
+    help="Write the latest state of compacted topics to Delta tables: the latest committed record of each key.\n\n"
+    "Only reads the log dirs. An existing table gets what is new. Without --execute it prints what it would do.",
+    request=Request,
+    run="keytail.export.driver:export",
+    examples=("keytail export --log-dirs /var/lib/kafka --topic-list users --to /lake --key-format utf8 --execute",),
+    rows={"": ExportRow},
+    statuses={
+        "would-export": "in a dry run: records would be exported",
+        "exported": "records were exported",
+        "clean": "nothing is new",
+        **FAILURES,
+    },
+    exits={1: "nothing could be exported"},
+    show=show_rows,
+    next_step=next_step,
+    exit_status=exit_status,
+    reads_records=True,
+)

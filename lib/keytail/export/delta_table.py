@@ -16,7 +16,7 @@ from typing import Any
 
 from keytail.acting_user import as_caller
 from keytail.errors import Refused
-from keytail.export.columns import Formats
+from keytail.export.formats import Formats
 from keytail.export.plan import Exported
 from keytail.format.json_object import parse_object
 

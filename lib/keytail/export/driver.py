@@ -1,272 +1,339 @@
-"""The driver of an export: writes one topic to its Delta table. EXPORT.md explains what is atomic, and why.
+"""Writes the latest state of topics as Delta tables, from their logs, without a broker.
 
-There are two Spark jobs: the first finds the latest record of each key in each partition, and returns only bits; in the
-second, each task reads the records that have a bit from a slice of a log, and Delta writes them. A partition that
-fails in the second is left out, and the job is repeated with the others. A topic takes one commit for partitions that
-are exported in full, and one for those that are updated.
+`keytail export` and jobs/export.py under spark-submit run this code. It only reads log dirs and takes no lock, so it
+works on copies, on stopped brokers and beside a running one: up to the high watermark that the broker has checkpointed,
+or, if requested, the log end. Without `execute` it reports what it would do, and does not start Spark.
+export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from keytail.acting_user import as_caller, on_workers
-from keytail.errors import KeytailError
-from keytail.export import delta_table as export_table
-from keytail.export.columns import Formats, Undecodable, arrow_batches
-from keytail.export.delta_table import TableState
-from keytail.export.latest import Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
-from keytail.export.plan import Exported, ExportPlan
-from keytail.log.fs import LOCAL
-from keytail.run.delta import alone
-from keytail.run.ended import raise_if_ended, text_of
-from keytail.run.engine import Engine
-from keytail.run.memory import map_memory_bytes
-from keytail.run.spark_engine import lost, name_jobs
-from keytail.run.tasks import Outcome, explained
-from keytail.run.watching import telling
-from keytail.values import NotAValue, from_bytes, to_bytes
-
-_PROBLEM = "keytail-export-problem "
-_SAID = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
-# Bytes of log per task in a shuffle of MERGE.
-_MERGED_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Work:
-    """One partition to be exported according to `plan`; `after` is its state in the table after that."""
-
-    partition: int
-    plan: ExportPlan
-    task: LatestTask
-    after: Exported
-
-    @property
-    def log_bytes(self) -> int:
-        return sum(segment.log_bytes for segment in self.task.sources)
-
-    def in_full(self, why: str) -> Work:
-        start = self.task.log_start_offset
-        plan = ExportPlan("full", why, start)
-        return replace(self, plan=plan, task=replace(self.task, from_offset=start, tombstones=False))
+from keytail.acting_user import as_caller
+from keytail.cli.options import parse_time
+from keytail.cli.outside import refuse_in_log_dirs
+from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
+from keytail.cli.selection import choose
+from keytail.cli.stopping import Stopped
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.export.command import ExportRow, Request
+from keytail.export.delta_table import TableState, read_state
+from keytail.export.latest import LatestTask
+from keytail.export.on_spark import Export, Exporting, ExportOutcome, Work
+from keytail.export.plan import ExportPlan, LogNow, plan_export
+from keytail.format import names
+from keytail.log.checkpoint import read_epochs
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.listed import again_beside_a_broker
+from keytail.log.metadata import read_topic_id
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.log.readable import readable
+from keytail.lookup.steps import lookup_time
+from keytail.run.delta import require_delta, session_settings
+from keytail.run.ended import SparkEnded
+from keytail.run.rows import status_of
+from keytail.run.session import session_of_run
+from keytail.telling import say
 
 
 @dataclass(frozen=True)
-class Exporting:
-    """A topic to be exported: path, formats and state of its table (`before` is None if there is none), and its
-    partitions."""
-
-    topic: str
-    path: str
-    formats: Formats
-    before: TableState | None
-    as_of: str
-    works: Sequence[Work]
+class _Planned:
+    row: ExportRow
+    work: Work | None = None
 
 
-@dataclass(frozen=True)
-class ExportOutcome:
-    """The result for one partition. `latest` is None if finding the latest records failed."""
-
-    work: Work
-    latest: Latest | None = None
-    problem: KeytailError | None = None
-    trace: str = ""
-    start_ms: int = 0
-    end_ms: int = 0
-
-
-Heard = Callable[[ExportOutcome], None]
-
-
-@dataclass
-class Export:
-    """One run. `heard` is called with the outcome of each partition, once its rows are committed or it has failed."""
-
-    engine: Engine
-    heard: Heard
-    slice_bytes: int | None = None
-    _state: TableState = field(init=False)
-    _exists: bool = field(init=False)
-
-    def run(self, what: Exporting) -> None:
-        self._exists = what.before is not None
-        self._state = what.before or TableState(what.topic, what.formats.as_json(), what.as_of)
-        found = self._found(what)
-        for way, commit in (("full", self._write), ("incremental", self._merge)):
-            of_way = {number: one for number, one in found.items() if one.work.plan.way == way}
-            self._commit(what, of_way, commit)
-
-    def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
-        """Return the partitions whose latest records have been found, by number. `heard` is called for the others."""
-        waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
-        found = {}
-        while waiting:
-            tasks_a_host = self.engine.concurrent_tasks
-            function = partial(_find, tasks_a_host=tasks_a_host)
-            outcomes = self.engine.run_bundle(waiting, function, name=f"export {what.topic}: latest records")
-            again = []
-            for work, outcome in zip(waiting, outcomes, strict=True):
-                latest = outcome.value
-                if latest is None:
-                    self.heard(_failed(work, outcome))
-                elif work.plan.way == "incremental" and latest.has_gap:
-                    again.append(work.in_full(
-                        f"offsets are missing from offset {work.task.from_offset} on, where the last export ended: "
-                        "the log was compacted, and tombstones may have been removed"
-                    ))  # fmt: skip
-                else:
-                    found[work.partition] = ExportOutcome(work, latest, start_ms=outcome.start_ms)
-            waiting = again
-        return found
-
-    def _commit(
-        self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
-    ) -> None:
-        """Commit all partitions at once. One that makes the job fail is left out, and the others are retried."""
-        while found:
-            try:
-                with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
-                    problem = self._try(what, raw, found, commit)
-            except BaseException:  # a signal, or Spark has ended: nothing may be written after it
-                self.engine.cancel()
-                raise
-            if problem is None:
-                for one in found.values():
-                    self.heard(replace(one, end_ms=_now_ms()))
-                return
-            number, why = problem
-            for other in [number] if number is not None else list(found):
-                self.heard(replace(found.pop(other), problem=why, end_ms=_now_ms()))
-
-    @as_caller()
-    def _try(
-        self,
-        what: Exporting,
-        raw: Any,
-        found: Mapping[int, ExportOutcome],
-        commit: Callable[[Exporting, Any, list[int]], None],
-    ) -> tuple[int | None, KeytailError] | None:
-        """Return None after a commit, else the failure and the partition that caused it, if known."""
-        numbers = sorted(found)
-        state = self._state.with_partitions({number: found[number].work.after for number in numbers})
-        size = sum(one.work.log_bytes for one in found.values())
-        wanted = {
-            # A task has rows of one partition; without this setting Spark would first sort them by partition.
-            "spark.sql.maxConcurrentOutputFileWriters": "2",
-            "spark.sql.shuffle.partitions": str(max(self.engine.parallel_tasks, size // _MERGED_BYTES)),
-        }
-        previous, self._state = self._state, state
+def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
+    """Export, or plan only without `execute`. Returns a row for each chosen partition, by topic and partition."""
+    target = checked_target(fs, request)
+    chosen = choose(fs, request.choice)
+    request = replace(request, target=target)
+    of_topic: dict[str, list[tuple[LogDirFacts, PartitionEntry]]] = {}
+    for log_dir, entry in chosen.partitions:
+        of_topic.setdefault(entry.topic, []).append((log_dir, entry))
+    seed, planned, states = secrets.randbits(63), {}, {}
+    for topic, entries in sorted(of_topic.items()):
+        states[topic], planned[topic] = _plan_topic(fs, request, topic, entries, seed)
+    rows = {one.row.name: one.row for plans in planned.values() for one in plans}
+    if request.execute and any(one.work for plans in planned.values() for one in plans):
         try:
-            name_jobs(self.engine.session.sparkContext, f"export {what.topic}: rows")
-            with export_table.settings(self.engine.session, wanted), alone(os.path.dirname(what.path)):
-                commit(what, raw, numbers)
-        except Exception as problem:
-            self._state = previous
-            raise_if_ended(self.engine, problem)
-            return _told_by(problem, what.formats)
-        self._exists = True
-        return None
-
-    def _write(self, what: Exporting, raw: Any, numbers: list[int]) -> None:
-        frame = export_table.decoded(raw, what.formats)
-        export_table.write(frame, what.path, self._state, numbers, exists=self._exists)
-
-    def _merge(self, what: Exporting, raw: Any, numbers: list[int]) -> None:
-        export_table.merge(export_table.decoded(raw, what.formats), what.path, self._state, numbers)
+            _execute(request, planned, states, rows)
+        except (Stopped, SparkEnded) as stop:
+            left = {name: replace(row, status="failed", error="interrupted") for name, row in rows.items()
+                    if row.status == "would-export"}  # fmt: skip
+            stop.rows = _in_order({**rows, **left})
+            raise
+    return _in_order(rows)
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
+    return sorted(rows.values(), key=lambda row: (row.topic, row.partition))
 
 
-def _failed(work: Work, outcome: Outcome[Latest]) -> ExportOutcome:
-    return ExportOutcome(
-        work, None, outcome.problem, outcome.trace, start_ms=outcome.start_ms, end_ms=outcome.end_ms
-    )
-
-
-def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
-    memory = work.task.map_memory_bytes or map_memory_bytes(tasks_a_host)
-    with telling(work.task.partition_path, attempt, "latest records"):
-        return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
-
-
-class _frame:  # noqa: N801 (a context manager)
-    """Context manager of a DataFrame with the raw schema, one task per slice. It is valid while the context is open."""
-
-    def __init__(self, session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int | None) -> None:
-        sizes = {} if slice_bytes is None else {"slice_bytes": slice_bytes}
-        pieces = [
-            (one.work.partition, piece)
-            for one in found
-            if one.latest is not None
-            for piece in slices_of(one.work.task, one.latest, **sizes)
-        ]
-        emit = partial(_emit, formats=formats)
-        with as_caller():
-            self._shared = session.sparkContext.broadcast(pieces)
-            ids = session.range(0, len(pieces), 1, max(len(pieces), 1))
-            self._frame = ids.mapInArrow(on_workers(partial(emit, shared=self._shared)), formats.raw_schema)
-
-    def __enter__(self) -> Any:
-        return self._frame
-
-    def __exit__(self, *_: object) -> None:
-        with as_caller():
-            self._shared.destroy()
-
-
-def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:
-    """The body of a Spark task in the second job."""
-    with as_caller():
-        pieces = shared.value
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            partition, piece = pieces[number]
-            try:
-                yield from _rows(partition, piece, formats)
-            except Exception as problem:
-                known = problem if isinstance(problem, KeytailError) else explained(problem)
-                # `from None`: Spark would print the text of the cause first, which may have the contents of a record.
-                text = base64.b64encode(to_bytes((partition, known))).decode()
-                raise RuntimeError(_PROBLEM + text) from None
-
-
-def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]:
-    try:
-        yield from arrow_batches(latest_records(LOCAL, piece), partition, formats)
-    except Undecodable as problem:
-        raise Undecodable(
-            f"partition {partition}: {problem.what}",
-            path=piece.partition_path,
-            offset=problem.offset,
-            remedy=problem.remedy,
-        ) from problem
-
-
-def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
-    """Return the partition that made a job fail, if known, and the error."""
-    text = text_of(problem)
-    if said := _SAID.search(text):
-        with contextlib.suppress(NotAValue, ValueError, TypeError):  # not a task's text: Spark's has the reason
-            number, known = from_bytes(base64.b64decode(said[1]))
-            if isinstance(known, KeytailError):
-                return number, known
-    if said := export_table.UNDECODABLE.search(text):
-        name, number, offset = said[1], int(said[2]), int(said[3])
-        return number, Undecodable(
-            f"partition {number}: a {name} is not valid {getattr(formats, name)}",
-            offset=offset,
-            remedy=f"Use another --{name}-format, such as binary; nothing of this partition was written",
+@as_caller()
+def checked_target(fs: FileSystem, request: Request) -> str:
+    """Return the absolute directory of the tables. Raises UsageProblem if it, or a flag for the state, is invalid."""
+    if request.as_of_offset is not None and request.as_of_timestamp is not None:
+        raise UsageProblem(
+            "--as-of-offset and --as-of-timestamp exclude each other",
+            remedy="Give one of them",
+            slug="conflicting-flags",
         )
-    return None, lost(problem)
+    if request.as_of_timestamp is not None:
+        parse_time(request.as_of_timestamp)
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", request.target):
+        raise UsageProblem(
+            f"--to {request.target} is a URI, not a directory",
+            remedy="Give a directory that the driver and every executor see at the same path",
+            slug="uri-not-supported",
+        )
+    target = os.path.realpath(request.target)
+    refuse_in_log_dirs(fs, target, request.choice.log_dirs, "--to")
+    if fs.exists(target):
+        if not fs.stat(target).is_dir:
+            raise UsageProblem(
+                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
+            )
+    elif not fs.exists(os.path.dirname(target)):
+        raise UsageProblem(
+            "the parent directory of --to does not exist",
+            path=os.path.dirname(target),
+            remedy="Create it, or give another --to",
+            slug="no-parent-directory",
+        )
+    return target
+
+
+def _plan_topic(
+    fs: FileSystem, request: Request, topic: str, entries: Iterable[tuple[LogDirFacts, PartitionEntry]], seed: int
+) -> tuple[TableState | None, list[_Planned]]:
+    state, problem = None, None
+    try:
+        state = _state(request, topic)
+    except KeytailError as refused:
+        problem = refused
+    planned = []
+    for log_dir, entry in entries:
+        row = ExportRow(topic, entry.partition, entry.log_dir, "refused", table=os.path.join(request.target, topic))
+        try:
+            if problem is not None:
+                raise problem
+            plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
+            planned.append(again_beside_a_broker(plan, clean_shutdown=log_dir.clean_shutdown))
+        except KeytailError as refused:
+            planned.append(_Planned(replace(row, status=status_of(refused), error=str(refused))))
+        except OSError as system:
+            planned.append(_Planned(replace(row, status="failed", error=in_words(system))))
+    return state, planned
+
+
+def _state(request: Request, topic: str) -> TableState | None:
+    """Return the state of the topic's table. Raises Refused if this export is not compatible with the table."""
+
+    path = os.path.join(request.target, topic)
+    state = read_state(path)
+    if state is None:
+        return None
+    if state.topic != topic:
+        raise Refused(
+            f"the table is an export of topic {state.topic}",
+            path=path,
+            remedy="Give another --to",
+            slug="table-of-another-topic",
+        )
+    if state.formats != request.formats.as_json():
+        raise Refused(
+            f"the table was exported with {_in_words(state.formats)}, but {_in_words(request.formats.as_json())} was "
+            "requested",
+            path=path,
+            remedy="Give the same formats, or another --to",
+            slug="export-format-mismatch",
+        )
+    if state.as_of != request.as_of:
+        both = (state.as_of, request.as_of)
+        shown, asked = (f"the state as of {as_of}" if as_of else "the latest state" for as_of in both)
+        raise Refused(
+            f"the table shows {shown}, but {asked} was requested",
+            path=path,
+            remedy="Give another --to",
+            slug="export-as-of-mismatch",
+        )
+    return state
+
+
+def _in_words(formats: Mapping[str, str]) -> str:
+    return " and ".join(f"--{what}-format {name}" for what, name in formats.items())
+
+
+def _plan(
+    fs: FileSystem,
+    request: Request,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    state: TableState | None,
+    seed: int,
+    row: ExportRow,
+) -> _Planned:
+
+    facts = survey_partition(fs, log_dir, entry)
+    if facts.problems:
+        raise Refused(
+            "; ".join(facts.problems),
+            remedy="Run `keytail verify`, which lists what is wrong with the partition",
+            slug="unexpected-partition-state",
+        )
+    log, notes = _log_now(fs, request, facts)
+    known = state.partitions.get(entry.partition) if state is not None and not request.as_of else None
+    plan = plan_export(known, log, no_state=_no_state(request, state))
+    if request.full and known is not None:
+        plan = ExportPlan("full", "--full", log.log_start_offset)
+    task = LatestTask(
+        facts.path, facts.segments, log.log_start_offset, plan.from_offset, log.stable_offset,
+        tombstones=plan.way == "incremental", drop_keyless=request.drop_keyless,
+        map_memory_bytes=request.map_memory_bytes or 0, hash_seed=seed,
+    )  # fmt: skip
+    row = replace(
+        row,
+        status="clean" if plan.way == "none" else "would-export",
+        way="" if plan.way == "none" else plan.way,
+        why=plan.why,
+        from_offset=plan.from_offset,
+        end_offset=max(log.stable_offset, plan.from_offset),
+        log_bytes=sum(segment.log_bytes for segment in task.sources) if plan.way != "none" else 0,
+        notes=tuple(notes),
+    )
+    work = None if plan.way == "none" else Work(entry.partition, plan, task, log.exported())
+    return _Planned(row, work)
+
+
+def _no_state(request: Request, state: TableState | None) -> str:
+    if request.as_of:
+        return f"the state as of {request.as_of}"
+    if state is None:
+        return "there is no table yet"
+    return state.changed or "the partition is not in the table yet"
+
+
+def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
+    """Return the current state of the log, with the stable offset limited by the request, and notes for the row."""
+
+    now_ms = time.time_ns() // 1_000_000
+    stable = readable(fs, facts, committed=True, log_end=request.high_watermark == "log-end", now_ms=now_ms)
+    limit, notes = stable.end_offset, list(stable.notes)
+    as_of = _as_of(fs, request, facts)
+    if as_of is not None:
+        limit = _limited(facts, limit, as_of, notes)
+    epochs = tuple(read_epochs(fs, os.path.join(facts.path, names.LEADER_EPOCHS)))
+    now = LogNow(
+        facts.log_start_offset,
+        facts.log_end_offset,
+        max(limit, facts.log_start_offset),
+        facts.cleaner_checkpoint,
+        read_topic_id(fs, facts.path),
+        epochs,
+    )
+    return now, notes
+
+
+def _as_of(fs: FileSystem, request: Request, facts: PartitionFacts) -> int | None:
+    if request.as_of_timestamp is None:
+        return request.as_of_offset
+
+    found = lookup_time(fs, facts, parse_time(request.as_of_timestamp)).record
+    return facts.log_end_offset if found is None else found.offset
+
+
+def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) -> int:
+    if as_of < facts.log_start_offset:
+        raise Refused(
+            f"the log starts at offset {facts.log_start_offset}, after the requested offset {as_of}: the state at that "
+            "offset cannot be determined",
+            remedy="Give a later offset or time",
+            path=facts.path,
+            slug="offset-before-log-start",
+        )
+    if facts.cleaner_checkpoint is not None and facts.cleaner_checkpoint > as_of:
+        raise Refused(
+            f"the log was compacted up to offset {facts.cleaner_checkpoint}: records that were the latest of their "
+            f"keys as of offset {as_of} may have been removed",
+            path=facts.path,
+            remedy="Request a later state, or use a copy of the log from before the compaction",
+            slug="compacted-past-offset",
+        )
+    if facts.cleaner_checkpoint is None:
+        notes.append(
+            "no cleaner-offset-checkpoint has this partition, so it is not known whether the log was compacted past "
+            "that state"
+        )
+    if as_of > limit:
+        notes.append(f"the state is as of offset {limit}, the stable offset")
+    return min(limit, as_of)
+
+
+def _execute(
+    request: Request,
+    planned: Mapping[str, Sequence[_Planned]],
+    states: Mapping[str, TableState | None],
+    rows: dict[str, ExportRow],
+) -> None:
+
+    works = [one.work for plans in planned.values() for one in plans if one.work is not None]
+    sizes = [(os.path.basename(work.task.partition_path), work.log_bytes) for work in works]
+    with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
+        reporter.note("starting Spark")
+        extra = session_settings(request.delta_jars)
+        engine = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
+        reporter.watch(engine.driver_address)
+        if request.submitted:
+            require_delta(engine.session)
+        for topic, plans in planned.items():
+            of = {one.work.partition: one for one in plans if one.work is not None}
+
+            def heard(outcome: ExportOutcome, of: Mapping[int, _Planned] = of) -> None:
+                row = _row_of(of[outcome.work.partition].row, outcome)
+                rows[row.name] = row
+                if outcome.trace:
+                    say(outcome.trace, "error")
+                reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
+
+            if of:
+                path, works = os.path.join(request.target, topic), [one.work for one in of.values() if one.work]
+                Export(engine, heard).run(Exporting(topic, path, request.formats, states[topic], request.as_of, works))
+
+
+def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
+    plan, latest = outcome.work.plan, outcome.latest
+    row = replace(
+        row,
+        way=plan.way,
+        why=plan.why,
+        from_offset=plan.from_offset,
+        log_bytes=outcome.work.log_bytes,
+        start_ms=outcome.start_ms or None,
+        end_ms=outcome.end_ms or None,
+    )
+    if outcome.problem is not None:
+        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
+    if latest is None:
+        return row
+    notes = list(row.notes)
+    if latest.keyless:
+        notes.append(f"{latest.keyless} records without a key were left out (--drop-keyless)")
+    if latest.shards > 1:
+        notes.append(f"the log was read {latest.shards} times: its keys do not fit into --map-memory at once")
+    records = latest.records - (latest.tombstones if plan.way == "incremental" else 0)
+    return replace(
+        row,
+        status="exported",
+        records=records,
+        tombstones=latest.tombstones,
+        keyless=latest.keyless,
+        notes=tuple(notes),
+    )

@@ -1,48 +1,248 @@
-"""The command `import`: appends a table of records to a topic's partitions, without a broker.
-
-`keytail import` and jobs/import_logs.py under spark-submit run this code. Without `execute` the source is read and
-counted, nothing is changed and no lock is taken. With it, locks are held from before the first survey until after the
-last rename. import_/IMPORT.md describes what an import bypasses, and what is refused for which reason.
-"""
+"""The command `import`, as it is declared: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from keytail.cli.progress import Reporter
-from keytail.errors import KeytailError, Refused, in_words
-from keytail.import_.request import Request
-from keytail.import_.source import Source, delta_settings
-from keytail.import_.target import Partition, Target, find_target
-from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import LockLost, hold
-from keytail.log.partition import survey_partition
-from keytail.run.ended import sweep
-from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
-from keytail.telling import say
+import typer
 
-if TYPE_CHECKING:
-    from keytail.import_.driver import ImportOutcome
-    from keytail.import_.plan import ImportPlan
-    from keytail.import_.records import Load
-    from keytail.import_.segments import SegmentsTask
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.command import FAILURES, Command
+from keytail.cli.configuration import Configuration, ConfigurationByFlags
+from keytail.cli.flags import FromFlags
+from keytail.cli.selection import chosen_log_dirs
+from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_notes, print_rows, total
+from keytail.errors import UsageProblem
+from keytail.import_.source import Columns, Source
+
+Format = Literal["parquet", "delta", "json"]
+Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+
+_SOURCE = "Source"
+_TARGET = "Target"
+
+SourcePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Table to import: a file or directory that the driver and all executors can read.",
+        show_default=False,
+    ),
+]
+FormatFlag = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        metavar=o.choices(Format),
+        parser=o.one_of(Format),
+        help="Format of SOURCE. parquet: the fastest without --sort-by, as no record passes through the JVM. json: one "
+        "object per line. delta: Spark fetches Delta's jars when it starts; under spark-submit, pass them to it.",
+        rich_help_panel=_SOURCE,
+    ),
+]
+KeyColumn = Annotated[
+    str,
+    typer.Option("--key-column", metavar="NAME", help="Column of the keys: binary or string.", rich_help_panel=_SOURCE),
+]
+ValueColumn = Annotated[
+    str,
+    typer.Option(
+        "--value-column",
+        metavar="NAME",
+        help="Column of the values: binary or string; null is a tombstone.",
+        rich_help_panel=_SOURCE,
+    ),
+]
+HeadersColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--headers-column",
+        metavar="NAME",
+        help="Column of the headers: an array of structs of key and value. Default: headers, if it exists.",
+        rich_help_panel=_SOURCE,
+    ),
+]
+TimestampColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--timestamp-column",
+        metavar="NAME",
+        help="Column of the timestamps: timestamp, or ms since 1970; null means the time of the import. "
+        "Default: timestamp, if it exists.",
+        rich_help_panel=_SOURCE,
+    ),
+]
+PartitionColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--partition-column",
+        metavar="NAME",
+        help="Column of the partition numbers. Default: partition, if it exists. If null or absent, the key "
+        "determines the partition as in Kafka's producer; keyless records are spread over all partitions.",
+        rich_help_panel=_SOURCE,
+    ),
+]
+SortBy = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sort-by",
+        metavar="A,B",
+        help="Columns of SOURCE by which Spark sorts each partition. Without it, and among equal values, records of "
+        "one file keep their order.",
+        rich_help_panel=_SOURCE,
+    ),
+]
+OneTopic = Annotated[
+    str, typer.Option("--topic", metavar="NAME", help="Full name of the topic.", rich_help_panel=_TARGET)
+]
+ReplicaLogDirs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replica-log-dirs",
+        metavar="DIR[,DIR]",
+        help="Log dirs of another stopped broker that has replicas, which get the same bytes; repeat for each such "
+        "broker.",
+        rich_help_panel=_TARGET,
+    ),
+]
+Append = Annotated[
+    bool,
+    typer.Option("--append", help="Append to partitions that already have records.", rich_help_panel=_TARGET),
+]
+TopicId = Annotated[
+    str | None,
+    typer.Option(
+        "--topic-id",
+        metavar="ID",
+        help="Topic id as shown by `kafka-topics.sh --describe`, if partition.metadata is missing.",
+        rich_help_panel=_TARGET,
+    ),
+]
+PartitionCount = Annotated[
+    int | None,
+    typer.Option(
+        "--partition-count",
+        metavar="N",
+        parser=o.within(1, 1_000_000),
+        help="Number of partitions of the topic, if the log dirs do not determine it. For a topic that does not exist "
+        "yet, all are created.",
+        rich_help_panel=_TARGET,
+    ),
+]
+CodecFlag = Annotated[
+    Codec | None,
+    typer.Option(
+        "--codec",
+        metavar=o.choices(Codec),
+        parser=o.one_of(Codec),
+        help="Compression of the batches. Default: the topic's compression.type, else none.",
+        rich_help_panel=_TARGET,
+    ),
+]
+BatchBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-bytes",
+        metavar="SIZE",
+        parser=o.size_bytes,
+        help="Maximum bytes of a batch before compression; a single record may have more, up to max.message.bytes. "
+        "Default: 128k.",
+        rich_help_panel=_TARGET,
+    ),
+]
+SegmentBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--segment-bytes",
+        metavar="SIZE",
+        parser=o.size_bytes,
+        help="Maximum bytes of a segment. Default: the topic's segment.bytes.",
+        rich_help_panel=_TARGET,
+    ),
+]
+SingleReplica = Annotated[
+    bool,
+    typer.Option(
+        "--single-replica",
+        help="Assert that no partition of the topic has a replica on another broker.",
+        rich_help_panel=o.SAFETY,
+    ),
+]
+ImportId = Annotated[
+    str | None,
+    typer.Option(
+        "--import-id",
+        metavar="NAME",
+        help="Id of the import; each id is imported into a partition only once. Default: derived from topic, flags, "
+        "and the source's files with their sizes and modification times.",
+        rich_help_panel=o.RUN,
+    ),
+]
+
+
+def _source(
+    source: SourcePath,
+    format_: FormatFlag = "parquet",
+    key_column: KeyColumn = "key",
+    value_column: ValueColumn = "value",
+    headers_column: HeadersColumn = None,
+    timestamp_column: TimestampColumn = None,
+    partition_column: PartitionColumn = None,
+    sort_by: SortBy = None,
+) -> Source:
+    columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
+    return Source(source, format_, columns, o.comma_lists(sort_by))
+
+
+def _log_dirs(configuration: Configuration, log_dirs: o.LogDirs = None) -> tuple[str, ...]:
+    return chosen_log_dirs(o.comma_lists(log_dirs), configuration)
+
+
+def _replicas(configuration: Configuration, replica_log_dirs: ReplicaLogDirs = None) -> tuple[tuple[str, ...], ...]:
+    return tuple(chosen_log_dirs(o.comma_lists([one]), configuration) for one in replica_log_dirs or ())
+
+
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `import`, with the defaults of its flags."""
+
+    source: Annotated[Source, FromFlags(_source)]
+    topic: OneTopic
+    log_dirs: Annotated[tuple[str, ...], FromFlags(_log_dirs)]
+    replica_log_dirs: Annotated[tuple[tuple[str, ...], ...], FromFlags(_replicas)] = ()
+    append: Append = False
+    topic_id: TopicId = None
+    partition_count: PartitionCount = None
+    codec: CodecFlag = None
+    batch_bytes: BatchBytes = None
+    segment_bytes: SegmentBytes = None
+    configuration: ConfigurationByFlags = field(default_factory=Configuration)
+    single_replica: SingleReplica = False
+    shared_storage: o.SharedStorage = False
+    import_id: ImportId = None
+    execute: o.Execute = False
+    master: o.Master = None
+    submitted: bool = False  # under spark-submit, which has chosen the master
+
+    def __post_init__(self) -> None:
+        if self.single_replica and self.replica_log_dirs:
+            raise UsageProblem(
+                "--single-replica and --replica-log-dirs exclude each other",
+                remedy="Give --single-replica only if no partition of the topic has another replica",
+                slug="conflicting-flags",
+            )
+
+    @property
+    def all_log_dirs(self) -> tuple[str, ...]:
+        return (*self.log_dirs, *(path for dirs in self.replica_log_dirs for path in dirs))
+
 
 @dataclass(frozen=True)
 class ImportRow:
-    """One partition. `status`: `would-import`, `imported`, `imported-before` (by an earlier run of the same import),
-    `unchanged` (no records for it), `refused`, `corrupt`, `failed`.
-
-    The records have the offsets from `first_offset` to below `end_offset`. `source_bytes` are the bytes of keys and
-    values, counted by a dry run; `log_bytes` the bytes written, per replica.
-    """
+    """One partition of the topic."""
 
     topic: str
     partition: int
@@ -50,11 +250,11 @@ class ImportRow:
     status: str
     error: str = ""
     records: int = 0
-    source_bytes: int | None = None
-    log_bytes: int | None = None
+    source_bytes: Annotated[int | None, "of keys and values; counted by a dry run"] = None
+    log_bytes: Annotated[int | None, "written, per replica"] = None
     segments: int | None = None
-    first_offset: int | None = None
-    end_offset: int | None = None
+    first_offset: Annotated[int | None, "of the records"] = None
+    end_offset: Annotated[int | None, "not included"] = None
     replicas: int = 1
     import_id: str = ""
     notes: tuple[str, ...] = ()
@@ -66,269 +266,75 @@ class ImportRow:
         return f"{self.topic}-{self.partition}"
 
 
-def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
-    """Import, or make a dry run. Returns a row for each partition of the topic in the log dirs, ascending."""
-    from keytail.import_ import driver as on_spark  # noqa: PLC0415 (brings in the kernels)
-    from keytail.import_ import source as import_source  # noqa: PLC0415 (--help stays fast)
-
-    with contextlib.ExitStack() as run:
-        target = find_target(fs, request)  # reports mistakes in flags before any lock is taken
-        if request.execute:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, request.all_log_dirs)
-            run.enter_context(hold(request.all_log_dirs, fs))
-            target = find_target(fs, request)
-        at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after our session has stopped
-        with Reporter("import", [(f"{request.topic}-{one.number}", 0) for one in target.partitions]) as reporter:
-            reporter.note("starting Spark")
-            spark = session_of_run(
-                run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
-            ).session
-            frame = import_source.opened(spark, request.source)
-            records = on_spark.source_of(spark, frame, request.source, target.n_partitions)
-            import_id = request.import_id or import_source.import_id_of(
-                spark, frame, request.source, request.topic, target.n_partitions
-            )
-            planned = [_plan(fs, request, target, partition, import_id) for partition in target.partitions]
-            if not request.execute:
-                reporter.note(f"counting {request.source.path}: {records.told}")
-                return _dry_run(request, target, planned, records.measure(), import_id)
-            reporter.note(f"import id {import_id}; reading {request.source.path}: {records.told}")
-            return _execute(request, fs, target, planned, records, import_id, reporter, at_end)
-
-
-def _extra_settings(source: Source) -> Mapping[str, str]:
-    return delta_settings() if source.format == "delta" else {}
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A partition with its plan (None in a dry run for a partition yet to be created), or why it has none."""
-
-    partition: Partition
-    plan: ImportPlan | None = None
-    status: str = ""
-    error: str = ""
-    notes: tuple[str, ...] = ()
-
-    def row(self, request: Request, **values: Any) -> ImportRow:
-        return ImportRow(
-            request.topic,
-            self.partition.number,
-            self.partition.log_dirs[0].path,
-            **{"status": self.status, "error": self.error, "notes": self.notes, **values},
-        )
-
-
-def _plan(
-    fs: FileSystem, request: Request, target: Target, partition: Partition, import_id: str
-) -> _Planned:
-    """Plan for one partition. An executing run creates a missing partition and resolves leftovers."""
-    from keytail.import_.install import complete_partition, make_partition  # noqa: PLC0415 (--help stays fast)
-    from keytail.import_.plan import plan_import, refusals, survey_replica  # noqa: PLC0415 (--help stays fast)
-
-    notes: list[str] = []
-    try:
-        target.refuse(partition)
-        if request.execute and not partition.entries:
-            assert target.topic_id is not None
-            make_partition(fs, partition.log_dirs[0].path, request.topic, partition.number, target.topic_id)
-            partition = target.found_again(fs, partition)
-        if not partition.entries:
-            return _Planned(partition, status="would-import", notes=("the partition would be created",))
-        replicas = []
-        for log_dir, entry in zip(partition.log_dirs, partition.entries, strict=True):
-            facts = survey_partition(fs, log_dir, entry)
-            if request.execute and not entry.problems:
-                notes += _resolved(fs, facts)
-                if not facts.segments and target.topic_id is not None:  # its creation was interrupted
-                    complete_partition(fs, facts.path, target.topic_id)
-                facts = survey_partition(fs, log_dir, entry)
-                fs.refuse_unless_like(fs.stat(facts.path))
-            reasons = refusals(facts, target.rules)
-            if reasons:
-                raise Refused("; ".join(reasons), slug="partition-not-appendable")
-            replicas.append(survey_replica(fs, facts))
-        plan = plan_import(replicas, import_id, append=request.append, topic_id=target.topic_id)
-    except KeytailError as problem:
-        return _Planned(partition, None, status_of(problem), str(problem), tuple(notes))
-    except OSError as problem:
-        return _Planned(partition, None, "failed", in_words(problem), tuple(notes))
-    return _Planned(partition, plan, "would-import", "", tuple(notes))
-
-
-def _resolved(fs: FileSystem, facts: Any) -> list[str]:
-    if not facts.leftovers:
-        return []
-    from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
-
-    return recover(fs, facts.path)
-
-
-def _dry_run(
-    request: Request, target: Target, planned: Sequence[_Planned], loads: Sequence[Load], import_id: str
-) -> list[ImportRow]:
-    from keytail.import_.source import refuse_partitions_out_of_range  # noqa: PLC0415 (--help stays fast)
-
-    refuse_partitions_out_of_range(loads, request.topic, target.n_partitions)
-    if not loads:
-        what = "the source has no rows, so there is nothing to import"
-        raise Refused(what, path=request.source.path, remedy="Check the source", slug="empty-source")
-    by_number = {load.partition: load for load in loads}
-    rows = []
-    for one in planned:
-        load = by_number.pop(one.partition.number, None)
-        rows.append(_row_of_load(request, target, one, load, import_id))
-    if by_number:
-        numbers = ", ".join(str(number) for number in sorted(by_number)[:20])
-        raise Refused(
-            f"the source has records for partitions of {request.topic} that are not in these log dirs: {numbers}",
-            remedy="Give the log dirs that contain these partitions, or remove those records from the source",
-            slug="records-for-unavailable-partition",
-        )
-    return rows
-
-
-def _row_of_load(request: Request, target: Target, one: _Planned, load: Load | None, import_id: str) -> ImportRow:
-    counted: dict[str, Any] = {"import_id": import_id, "replicas": max(len(one.partition.entries), 1)}
-    if load is not None:
-        counted |= {"records": load.records, "source_bytes": load.key_bytes + load.value_bytes}
-    if one.status != "would-import":
-        return one.row(request, **counted)
-    if one.plan is not None and one.plan.record is not None:
-        status = "imported-before" if one.plan.is_done else "would-import"
-        done = one.plan.record
-        note = "an earlier run committed this import" + ("" if one.plan.is_done else ", but did not complete it")
-        counted |= {"records": done.records, "first_offset": done.base_offset, "end_offset": done.end_offset}
-        return one.row(request, status=status, notes=(*one.notes, note), **counted)
-    if load is None:
-        return one.row(request, status="unchanged", **counted)
-    if target.rules.compacted and load.keyless:
-        error = f"{load.keyless} records have no key, and the topic is compacted: a broker rejects such records"
-        return one.row(request, status="refused", error=error, **counted)
-    first = one.plan.base_offset if one.plan is not None else 0
-    return one.row(request, first_offset=first, end_offset=first + load.records, **counted)
-
-
-def _execute(
-    request: Request,
-    fs: FileSystem,
-    target: Target,
-    planned: Sequence[_Planned],
-    records: Any,
-    import_id: str,
-    reporter: Reporter,
-    at_end: contextlib.ExitStack,
-) -> list[ImportRow]:
-    from keytail.import_.driver import Import  # noqa: PLC0415 (--help stays fast)
-
-    run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
-    plans = {one.partition.number: one.plan for one in planned if one.plan is not None}
-    is_local = records.spark.sparkContext.master.startswith("local")
-    at_end.push(partial(_remove_late_scratch, fs, list(plans.values()), run_id, is_local))
-    rows = {one.partition.number: one.row(request, import_id=import_id) for one in planned}
-    notes = {one.partition.number: one.notes for one in planned}
-
-    def heard(outcome: ImportOutcome) -> None:
-        row = _row_of_outcome(target, outcome, notes[outcome.plan.partition], import_id, now_ms)
-        rows[row.partition] = row
-        reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
-
-    tasks = {
-        number: _task(request, target, plan, run_id, now_ms) for number, plan in plans.items() if plan.record is None
-    }
-    Import(
-        records,
-        list(plans.values()),
-        tasks,
-        import_id,
-        run_id,
-        {one.partition.number: one.error for one in planned if one.plan is None},
-        heard,
-        say,
-        fs,
-    ).run()
-    return [rows[number] for number in sorted(rows)]
-
-
-def _remove_late_scratch(
-    fs: FileSystem, plans: Sequence[ImportPlan], run_id: str, is_local: bool, kind: Any, problem: Any, trace: Any
-) -> None:
-    """Remove scratch that tasks wrote after the cleanup at the end of a run, before their session had stopped.
-
-    Such tasks belong to a cancelled job or, on a cluster, had a copy that finished first or a lost executor.
-    After a successful run on one host there are none.
-    """
-    from keytail.rebuild_index.partition import remove_scratch  # noqa: PLC0415 (brings in the kernels)
-
-    if problem is None and is_local:
-        return
-    paths = [replica.path for plan in plans for replica in plan.replicas]
-    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
-        sweep(lambda: sum(remove_scratch(fs, path, run_id) for path in paths))
-
-
-def _task(request: Request, target: Target, plan: ImportPlan, run_id: str, now_ms: int) -> SegmentsTask:
-    from keytail.format.compression import CODECS  # noqa: PLC0415 (--help stays fast)
-    from keytail.import_.segments import SegmentsTask  # noqa: PLC0415 (--help stays fast)
-    from keytail.log.writer import Limits  # noqa: PLC0415 (--help stays fast)
-
-    rules = target.rules
-    codec, level = target.codec(request.codec)
-    return SegmentsTask(
-        partition_path=plan.path,
-        base_offset=plan.base_offset,
-        leader_epoch=plan.leader_epoch,
-        codec=CODECS.index(codec),
-        level=level,
-        batch_bytes=min(request.batch_bytes, rules.max_message_bytes, rules.segment_bytes),
-        max_message_bytes=min(rules.max_message_bytes, rules.segment_bytes),
-        limits=Limits(rules.segment_bytes, rules.segment_index_bytes, rules.index_interval_bytes),
-        keys_required=rules.compacted,
-        log_append_time=rules.log_append_time,
-        now_ms=now_ms,
-        run_id=run_id,
-    )
-
-
-def _row_of_outcome(
-    target: Target, outcome: ImportOutcome, notes: Iterable[str], import_id: str, now_ms: int
-) -> ImportRow:
-    plan, record = outcome.plan, outcome.record
-    row = ImportRow(
-        topic=plan.topic,
-        partition=plan.partition,
-        log_dir=plan.replicas[0].facts.log_dir,
-        status="unchanged",
-        replicas=len(plan.replicas),
-        import_id=import_id,
-        notes=tuple(notes),
-        start_ms=outcome.start_ms,
-        end_ms=outcome.end_ms,
-    )
-    if outcome.problem is not None:
-        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
-    if record is None:
-        return row
-    told = [*notes, *target.notes_on(outcome.largest_timestamp_ms, now_ms)] if not outcome.earlier else [*notes]
-    return replace(
-        row,
-        status="imported-before" if outcome.earlier else "imported",
-        records=record.records,
-        log_bytes=None if outcome.earlier else outcome.log_bytes,
-        segments=len(record.segment_bases),
-        first_offset=record.base_offset,
-        end_offset=record.end_offset,
-        notes=tuple(told),
-    )
-
-
-_BAD = ("refused", "corrupt", "failed")
-
-
-def exit_status(rows: Sequence[ImportRow]) -> int:
+def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:
     """Return 0 if no partition has a problem, 1 if nothing could be imported, 3 if some partitions could not."""
-    bad = [row for row in rows if row.status in _BAD]
-    if not bad:
+    if all(row.status not in FAILURES for row in rows):
         return 0
     return 3 if any(row.status.startswith("imported") for row in rows) else 1
+
+
+def _offsets(row: ImportRow) -> str:
+    return "" if row.first_offset is None else f"{row.first_offset}..{row.end_offset}"
+
+
+def _took(row: ImportRow) -> str:
+    return "" if row.log_bytes is None else show.human_seconds(row.start_ms, row.end_ms)
+
+
+_COLUMNS: tuple[Column[ImportRow], ...] = (
+    PARTITION,
+    STATUS,
+    Column("records", lambda row: show.count(row.records)),
+    Column("keys and values", lambda row: show.human_bytes(row.source_bytes)),
+    Column("log size", lambda row: show.human_bytes(row.log_bytes)),
+    Column("segments", lambda row: show.plain(row.segments)),
+    Column("offsets", _offsets),
+    Column("took", _took),
+)
+
+
+def show_rows(rows: Sequence[ImportRow], request: Request) -> None:
+    """Print a line for each partition, the reasons, then totals."""
+    print_rows("Import" if request.execute else "Dry run: nothing was changed", _COLUMNS, rows)
+    print_errors(rows)
+    print_notes(rows)
+    text = total(rows)
+    done = [row for row in rows if row.status == "imported"]
+    if done:
+        size = sum((row.log_bytes or 0) * row.replicas for row in done)
+        text += f" {sum(row.records for row in done):,} records, {show.human_bytes(size)} of log."
+    print_line(f"\n{text}")
+
+
+def next_step(rows: Sequence[ImportRow], request: Request) -> str:
+    if not request.execute and any(row.status == "would-import" for row in rows):
+        return "This was a dry run. To do it: stop the brokers, and run the same command with --execute."
+    if any(row.status in FAILURES for row in rows):
+        return "What was not done is unchanged; the reasons and remedies are given above."
+    return "Next: start the brokers." if any(row.status == "imported" for row in rows) else ""
+
+
+IMPORT = Command(
+    name="import",
+    help="Write a table of records into partition directories, at the speed of the disk, for a broker to serve "
+    "afterwards.\n\n"
+    "Bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts the records for each partition.",
+    request=Request,
+    run="keytail.import_.driver:import_records",
+    examples=(
+        "keytail import orders.parquet --topic orders --log-dirs /var/lib/kafka --codec zstd",
+        "keytail import orders.parquet --topic orders --log-dirs /var/lib/kafka --codec zstd --execute",
+    ),
+    rows={"": ImportRow},
+    statuses={
+        "would-import": "in a dry run: records would be imported",
+        "imported": "the records were imported",
+        "imported-before": "an earlier run of the same import has imported them",
+        "unchanged": "the source has no records for it",
+        **FAILURES,
+    },
+    exits={1: "nothing could be imported"},
+    show=show_rows,
+    next_step=next_step,
+    exit_status=exit_status,
+)

@@ -1,226 +1,287 @@
-"""The driver of an import: Spark reads a source, one task writes each target partition, the driver commits.
+"""Appends a table of records to a topic's partitions, without a broker.
 
-There are two strategies to bring records to the tasks that write: bypassing the JVM (slices.py) and through Spark's
-rows (rows.py). Both give a task the records of its partition as columns, in the same order. Tasks write only scratch
-files, with names unique to the attempt; the driver renames them after every task has succeeded. The caller holds the
-locks.
+`keytail import` and jobs/import_logs.py under spark-submit run this code. Without `execute` the source is read and
+counted, nothing is changed and no lock is taken. With it, locks are held from before the first survey until after the
+last rename. import_/IMPORT.md describes what an import bypasses, and what is refused for which reason.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from keytail.acting_user import as_caller, on_workers
-from keytail.errors import KeytailError, Refused
-from keytail.format.encode import RecordColumns
-from keytail.import_.cells import Scratch
-from keytail.import_.install import finish, install
-from keytail.import_.plan import ImportPlan
-from keytail.import_.records import Unpack, attempt_name
-from keytail.import_.rows import Rows
-from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
-from keytail.import_.slices import Slices, slices_of
-from keytail.import_.source import Source, records_of
+from keytail.cli.progress import Reporter
+from keytail.errors import KeytailError, Refused, in_words
+from keytail.format.compression import CODECS
+from keytail.import_ import on_spark
+from keytail.import_ import source as import_source
+from keytail.import_.command import ImportRow, Request
+from keytail.import_.install import complete_partition, make_partition
+from keytail.import_.on_spark import Import, ImportOutcome
+from keytail.import_.plan import ImportPlan, plan_import, refusals, survey_replica
+from keytail.import_.records import Load
+from keytail.import_.segments import SegmentsTask
+from keytail.import_.source import Source, delta_settings, refuse_partitions_out_of_range
+from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.import_record import ImportRecord
-from keytail.log.lock import LockLost
+from keytail.log.lock import LockLost, hold
+from keytail.log.owner import work_as_owner
+from keytail.log.partition import survey_partition
+from keytail.log.recover import recover
+from keytail.log.writer import Limits
 from keytail.rebuild_index.partition import remove_scratch
-from keytail.run.spark_engine import name_jobs
-from keytail.run.tasks import Outcome, answer_bytes, attempt_one, explained
-from keytail.values import from_bytes
+from keytail.run.ended import sweep
+from keytail.run.rows import status_of
+from keytail.run.session import session_of_run
+from keytail.run.storage import refuse_shared_storage
+from keytail.telling import say
 
-_ANSWER_SCHEMA = "partition int, answer binary"
+# Larger than a producer's 16 KiB: bulk-loaded records are read in bulk, and larger batches compress better.
+BATCH_BYTES = 128 << 10
+
+
+def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
+    """Import, or make a dry run. Returns a row for each partition of the topic in the log dirs, ascending.
+
+    If this process was started as root, it works as the owner of the log dirs from here on.
+    """
+    work_as_owner(fs, request.all_log_dirs)
+    with contextlib.ExitStack() as run:
+        target = find_target(fs, request)  # reports mistakes in flags before any lock is taken
+        if request.execute:
+            if not request.shared_storage:
+                refuse_shared_storage(fs, request.all_log_dirs)
+            run.enter_context(hold(request.all_log_dirs, fs))
+            target = find_target(fs, request)
+        at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after our session has stopped
+        with Reporter("import", [(f"{request.topic}-{one.number}", 0) for one in target.partitions]) as reporter:
+            reporter.note("starting Spark")
+            spark = session_of_run(
+                run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
+            ).session
+            frame = import_source.opened(spark, request.source)
+            records = on_spark.source_of(spark, frame, request.source, target.n_partitions)
+            import_id = request.import_id or import_source.import_id_of(
+                spark, frame, request.source, request.topic, target.n_partitions
+            )
+            planned = [_plan(fs, request, target, partition, import_id) for partition in target.partitions]
+            if not request.execute:
+                reporter.note(f"counting {request.source.path}: {records.told}")
+                return _dry_run(request, target, planned, records.measure(), import_id)
+            reporter.note(f"import id {import_id}; reading {request.source.path}: {records.told}")
+            return _execute(request, fs, target, planned, records, import_id, reporter, at_end)
+
+
+def _extra_settings(source: Source) -> Mapping[str, str]:
+    return delta_settings() if source.format == "delta" else {}
 
 
 @dataclass(frozen=True)
-class ImportOutcome:
-    """The result for one partition. `record` is None if the partition received no records or has a `problem`.
+class _Planned:
+    """A partition with its plan (None in a dry run for a partition yet to be created), or why it has none."""
 
-    `earlier`: an earlier run had committed it.
-    """
+    partition: Partition
+    plan: ImportPlan | None = None
+    status: str = ""
+    error: str = ""
+    notes: tuple[str, ...] = ()
 
-    plan: ImportPlan
-    record: ImportRecord | None
-    problem: KeytailError | None
-    log_bytes: int = 0
-    largest_timestamp_ms: int = -1
-    earlier: bool = False
-    start_ms: int = 0
-    end_ms: int = 0
-
-
-@as_caller()
-def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
-    """Return the source in the strategy that suits it, chosen by the DataFrame that `import_source.opened` returned."""
-    rows = records_of(frame, source)  # in either strategy this detects faults of the columns
-    found = slices_of(spark, frame, source, n_partitions)
-    return found if isinstance(found, Slices) else Rows.of(spark, rows, source, n_partitions, found)
-
-
-@dataclass
-class Import:
-    """One run. `tasks` has the partitions to write, with the settings for each; `plans` has these and those that an
-    earlier run has committed; `refused` gives for other partitions why records for them cannot be written. `on_trace`
-    is called with the Python tracebacks of tasks."""
-
-    records: Slices | Rows
-    plans: Sequence[ImportPlan]
-    tasks: Mapping[int, SegmentsTask]
-    import_id: str
-    run_id: str
-    refused: Mapping[int, str] = field(default_factory=dict)
-    on_outcome: Callable[[ImportOutcome], None] = lambda outcome: None
-    on_trace: Callable[[str], None] = lambda text: None
-    fs: FileSystem = LOCAL
-
-    def run(self) -> list[ImportOutcome]:
-        """Return an outcome for each plan, in their order. If one partition cannot be written, none is committed."""
-        outcomes = []
-        try:
-            answers = self._write()
-            problem = next((one.problem for one in answers.values() if one.problem is not None), None)
-            if problem is None and not any(plan.record for plan in self.plans):
-                self._refuse_empty(answers)
-            # In a separate thread: signals are delivered to this one, so they do not interrupt a commit.
-            with ThreadPoolExecutor(1, "commits") as commits:
-                for plan in self.plans:
-                    outcome = commits.submit(self._install, plan, answers.get(plan.partition), problem).result()
-                    self.on_outcome(outcome)
-                    outcomes.append(outcome)
-        finally:
-            for plan in self.plans:
-                for replica in plan.replicas:
-                    with contextlib.suppress(OSError, LockLost):  # the next run removes it; outcomes must be reported
-                        remove_scratch(self.fs, replica.path, self.run_id)
-        return outcomes
-
-    def _write(self) -> dict[int, Outcome[Written]]:
-        """Return the outcome of each task by partition. Partitions without records are absent."""
-        if not self.tasks:
-            return {}
-        # Partitions that already have their records are skipped; one that does not exist must reach a task.
-        passed = [plan.partition for plan in self.plans if plan.record is not None]
-        scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
-        try:
-            name_jobs(self.records.spark.sparkContext, "import: records by partition")
-            frame, unpack = self.records.by_partition(passed, scratch)
-            task = partial(_write_partition, unpack=unpack, tasks=dict(self.tasks), refused=dict(self.refused))
-            name_jobs(self.records.spark.sparkContext, "import: segments")
-            with as_caller():
-                rows = frame.mapInArrow(on_workers(task), _ANSWER_SCHEMA).collect()
-        except Exception as lost:
-            lines = [line for line in str(lost).splitlines() if line.strip()]
-            own = (line for line in lines if line.startswith("keytail.errors."))  # raised by a task that reads
-            text = next(own, None) or next(
-                (line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__
-            )
-            raise KeytailError(
-                f"the Spark job that reads the source and writes segments failed: {text.strip()[:500]}",
-                remedy="Nothing was imported. Check the source and the memory of the tasks, and run again",
-                slug="import-job-failed",
-            ) from lost
-        except BaseException:  # a signal: no task may write after scratch has been removed
-            self.records.spark.sparkContext.cancelAllJobs()
-            raise
-        answers = {row["partition"]: from_bytes(row["answer"]) for row in rows}
-        for answer in answers.values():
-            if answer.trace:
-                self.on_trace(answer.trace)
-        return answers
-
-    def _refuse_empty(self, answers: Mapping[int, Outcome[Written]]) -> None:
-        if not any(answer.value is not None for answer in answers.values()):
-            what = "the source has no rows, so there is nothing to import"
-            raise Refused(what, remedy="Check the source", slug="empty-source")
-
-    def _install(
-        self, plan: ImportPlan, answer: Outcome[Written] | None, elsewhere: KeytailError | None
-    ) -> ImportOutcome:
-        start_ms = answer.start_ms if answer else time.time_ns() // 1_000_000
-        record, problem, written = plan.record, answer.problem if answer else None, answer.value if answer else None
-        if problem is None and elsewhere is not None:
-            what = f"nothing was imported, because another partition could not be written: {elsewhere}"
-            problem = KeytailError(
-                what, remedy="Solve the problem of that partition, and run again", slug="other-partition-failed"
-            )
-        try:
-            if problem is None and plan.record is not None:
-                finish(self.fs, plan, self.run_id)
-            elif problem is None and written is not None:
-                record = install(self.fs, plan, written, self.import_id, self.run_id)
-        except KeytailError as known:
-            problem = known
-        except OSError as system:
-            problem = explained(system)
-        return ImportOutcome(
-            plan,
-            record if problem is None else None,
-            problem,
-            written.log_bytes if written else 0,
-            written.largest_timestamp_ms if written else -1,
-            plan.record is not None,
-            start_ms,
-            time.time_ns() // 1_000_000,
+    def row(self, request: Request, **values: Any) -> ImportRow:
+        return ImportRow(
+            request.topic,
+            self.partition.number,
+            self.partition.log_dirs[0].path,
+            **{"status": self.status, "error": self.error, "notes": self.notes, **values},
         )
 
 
-def _write_partition(
-    batches: Iterator[Any], *, unpack: Unpack, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
-) -> Iterator[Any]:
-    """The body of one Spark task: write the records of one partition, in order."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-    from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
-
-    context = TaskContext.get()
-    assert context is not None
-    number, attempt = context.partitionId(), attempt_name()
-    records = (one for batch in batches for one in unpack(batch))
-    answer = attempt_one(partial(_written, tasks=tasks, refused=refused, number=number), records, attempt)
-    for _ in batches:  # Spark treats a worker that does not consume all its input as dead
-        pass
-    if answer.value is not None or answer.problem is not None:
-        yield pyarrow.RecordBatch.from_pydict(
-            {
-                "partition": pyarrow.array([number], pyarrow.int32()),
-                "answer": pyarrow.array([answer_bytes(answer)], pyarrow.binary()),
-            }
-        )
-
-
-def _written(
-    records: Iterator[tuple[int, RecordColumns]],
-    attempt: str,
-    *,
-    tasks: Mapping[int, SegmentsTask],
-    refused: Mapping[int, str],
-    number: int,
-) -> Written | None:
-    writer = None
+def _plan(
+    fs: FileSystem, request: Request, target: Target, partition: Partition, import_id: str
+) -> _Planned:
+    """Plan for one partition. An executing run creates a missing partition and resolves leftovers."""
+    notes: list[str] = []
     try:
-        for partition, columns in records:
-            if partition != number:
-                raise Refused(
-                    f"a record is for partition {partition}, which the topic does not have",
-                    remedy="Check the partition column of the source",
-                    slug="partition-out-of-range",
-                )
-            if number not in tasks:
-                raise Refused(
-                    f"the source has records for partition {number}, which cannot be written: "
-                    f"{refused.get(number, 'it is not in these log dirs')}",
-                    slug="records-for-unavailable-partition",
-                )
-            if writer is None:
-                writer = SegmentsWriter(LOCAL, tasks[number], attempt)
-            writer.append(columns)
-        return writer.finish() if writer is not None else None
-    except BaseException:
-        if writer is not None:
-            writer.discard()
-        raise
+        target.refuse(partition)
+        if request.execute and not partition.entries:
+            assert target.topic_id is not None
+            make_partition(fs, partition.log_dirs[0].path, request.topic, partition.number, target.topic_id)
+            partition = target.found_again(fs, partition)
+        if not partition.entries:
+            return _Planned(partition, status="would-import", notes=("the partition would be created",))
+        replicas = []
+        for log_dir, entry in zip(partition.log_dirs, partition.entries, strict=True):
+            facts = survey_partition(fs, log_dir, entry)
+            if request.execute and not entry.problems:
+                notes += _resolved(fs, facts)
+                if not facts.segments and target.topic_id is not None:  # its creation was interrupted
+                    complete_partition(fs, facts.path, target.topic_id)
+                facts = survey_partition(fs, log_dir, entry)
+                fs.refuse_unless_like(fs.stat(facts.path))
+            reasons = refusals(facts, target.rules)
+            if reasons:
+                raise Refused("; ".join(reasons), slug="partition-not-appendable")
+            replicas.append(survey_replica(fs, facts))
+        plan = plan_import(replicas, import_id, append=request.append, topic_id=target.topic_id)
+    except KeytailError as problem:
+        return _Planned(partition, None, status_of(problem), str(problem), tuple(notes))
+    except OSError as problem:
+        return _Planned(partition, None, "failed", in_words(problem), tuple(notes))
+    return _Planned(partition, plan, "would-import", "", tuple(notes))
+
+
+def _resolved(fs: FileSystem, facts: Any) -> list[str]:
+    return recover(fs, facts.path) if facts.leftovers else []
+
+
+def _dry_run(
+    request: Request, target: Target, planned: Sequence[_Planned], loads: Sequence[Load], import_id: str
+) -> list[ImportRow]:
+    refuse_partitions_out_of_range(loads, request.topic, target.n_partitions)
+    if not loads:
+        what = "the source has no rows, so there is nothing to import"
+        raise Refused(what, path=request.source.path, remedy="Check the source", slug="empty-source")
+    by_number = {load.partition: load for load in loads}
+    rows = []
+    for one in planned:
+        load = by_number.pop(one.partition.number, None)
+        rows.append(_row_of_load(request, target, one, load, import_id))
+    if by_number:
+        numbers = ", ".join(str(number) for number in sorted(by_number)[:20])
+        raise Refused(
+            f"the source has records for partitions of {request.topic} that are not in these log dirs: {numbers}",
+            remedy="Give the log dirs that contain these partitions, or remove those records from the source",
+            slug="records-for-unavailable-partition",
+        )
+    return rows
+
+
+def _row_of_load(request: Request, target: Target, one: _Planned, load: Load | None, import_id: str) -> ImportRow:
+    counted: dict[str, Any] = {"import_id": import_id, "replicas": max(len(one.partition.entries), 1)}
+    if load is not None:
+        counted |= {"records": load.records, "source_bytes": load.key_bytes + load.value_bytes}
+    if one.status != "would-import":
+        return one.row(request, **counted)
+    if one.plan is not None and one.plan.record is not None:
+        status = "imported-before" if one.plan.is_done else "would-import"
+        done = one.plan.record
+        note = "an earlier run committed this import" + ("" if one.plan.is_done else ", but did not complete it")
+        counted |= {"records": done.records, "first_offset": done.base_offset, "end_offset": done.end_offset}
+        return one.row(request, status=status, notes=(*one.notes, note), **counted)
+    if load is None:
+        return one.row(request, status="unchanged", **counted)
+    if target.rules.compacted and load.keyless:
+        error = f"{load.keyless} records have no key, and the topic is compacted: a broker rejects such records"
+        return one.row(request, status="refused", error=error, **counted)
+    first = one.plan.base_offset if one.plan is not None else 0
+    return one.row(request, first_offset=first, end_offset=first + load.records, **counted)
+
+
+def _execute(
+    request: Request,
+    fs: FileSystem,
+    target: Target,
+    planned: Sequence[_Planned],
+    records: Any,
+    import_id: str,
+    reporter: Reporter,
+    at_end: contextlib.ExitStack,
+) -> list[ImportRow]:
+    run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
+    plans = {one.partition.number: one.plan for one in planned if one.plan is not None}
+    is_local = records.spark.sparkContext.master.startswith("local")
+    at_end.push(partial(_remove_late_scratch, fs, list(plans.values()), run_id, is_local))
+    rows = {one.partition.number: one.row(request, import_id=import_id) for one in planned}
+    notes = {one.partition.number: one.notes for one in planned}
+
+    def heard(outcome: ImportOutcome) -> None:
+        row = _row_of_outcome(target, outcome, notes[outcome.plan.partition], import_id, now_ms)
+        rows[row.partition] = row
+        reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
+
+    tasks = {
+        number: _task(request, target, plan, run_id, now_ms) for number, plan in plans.items() if plan.record is None
+    }
+    Import(
+        records,
+        list(plans.values()),
+        tasks,
+        import_id,
+        run_id,
+        {one.partition.number: one.error for one in planned if one.plan is None},
+        heard,
+        say,
+        fs,
+    ).run()
+    return [rows[number] for number in sorted(rows)]
+
+
+def _remove_late_scratch(
+    fs: FileSystem, plans: Sequence[ImportPlan], run_id: str, is_local: bool, kind: Any, problem: Any, trace: Any
+) -> None:
+    """Remove scratch that tasks wrote after the cleanup at the end of a run, before their session had stopped.
+
+    Such tasks belong to a cancelled job or, on a cluster, had a copy that finished first or a lost executor.
+    After a successful run on one host there are none.
+    """
+    if problem is None and is_local:
+        return
+    paths = [replica.path for plan in plans for replica in plan.replicas]
+    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
+        sweep(lambda: sum(remove_scratch(fs, path, run_id) for path in paths))
+
+
+def _task(request: Request, target: Target, plan: ImportPlan, run_id: str, now_ms: int) -> SegmentsTask:
+    rules = target.rules
+    codec, level = target.codec(request.codec)
+    batch_bytes = BATCH_BYTES if request.batch_bytes is None else request.batch_bytes
+    return SegmentsTask(
+        partition_path=plan.path,
+        base_offset=plan.base_offset,
+        leader_epoch=plan.leader_epoch,
+        codec=CODECS.index(codec),
+        level=level,
+        batch_bytes=min(batch_bytes, rules.max_message_bytes, rules.segment_bytes),
+        max_message_bytes=min(rules.max_message_bytes, rules.segment_bytes),
+        limits=Limits(rules.segment_bytes, rules.segment_index_bytes, rules.index_interval_bytes),
+        keys_required=rules.compacted,
+        log_append_time=rules.log_append_time,
+        now_ms=now_ms,
+        run_id=run_id,
+    )
+
+
+def _row_of_outcome(
+    target: Target, outcome: ImportOutcome, notes: Iterable[str], import_id: str, now_ms: int
+) -> ImportRow:
+    plan, record = outcome.plan, outcome.record
+    row = ImportRow(
+        topic=plan.topic,
+        partition=plan.partition,
+        log_dir=plan.replicas[0].facts.log_dir,
+        status="unchanged",
+        replicas=len(plan.replicas),
+        import_id=import_id,
+        notes=tuple(notes),
+        start_ms=outcome.start_ms,
+        end_ms=outcome.end_ms,
+    )
+    if outcome.problem is not None:
+        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
+    if record is None:
+        return row
+    told = [*notes, *target.notes_on(outcome.largest_timestamp_ms, now_ms)] if not outcome.earlier else [*notes]
+    return replace(
+        row,
+        status="imported-before" if outcome.earlier else "imported",
+        records=record.records,
+        log_bytes=None if outcome.earlier else outcome.log_bytes,
+        segments=len(record.segment_bases),
+        first_offset=record.base_offset,
+        end_offset=record.end_offset,
+        notes=tuple(told),
+    )

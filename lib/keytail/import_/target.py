@@ -8,21 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.config.files import parse_meta_properties
 from keytail.config.message_format import older_format
 from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
 from keytail.format import names
+from keytail.import_.command import Request
+from keytail.import_.plan import Rules
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
-
-if TYPE_CHECKING:
-    from keytail.cli.configuration import Configuration
-    from keytail.import_.plan import Rules
-    from keytail.import_.request import Request
-    from keytail.log.replay import Topic
+from keytail.log.replay import Topic
 
 _LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
 _DEFAULT_CODEC = "none"
@@ -258,8 +256,6 @@ def _emptiest(dirs: Sequence[LogDirFacts]) -> LogDirFacts:
 
 
 def _rules(request: Request, values: dict[str, Any]) -> Rules:
-    from keytail.import_.plan import Rules  # noqa: PLC0415 (brings in the kernels)
-
     of_topic = values["internal.segment.bytes"] or values["segment.bytes"]
     return Rules(
         topic=request.topic,

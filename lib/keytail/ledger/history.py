@@ -1,4 +1,4 @@
-"""The command `history`: what runs did, according to their ledger. Reads only the ledger, and no log dir.
+"""Reads from a ledger what runs did. Reads only the ledger, and no log dir.
 
 An intent without an outcome is reported as interrupted: its run was killed, or is still running.
 """
@@ -8,85 +8,56 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import Any
 
 from keytail.cli.masking import masked_arguments
+from keytail.cli.options import comma_lists
 from keytail.errors import UsageProblem
 from keytail.format import names
+from keytail.ledger.command import MaintainRow, PartitionRow, Request, RunRow, ledger_at
+from keytail.ledger.maintain import maintain as maintain_tables
 from keytail.ledger.of_run import LedgerFlags
+from keytail.ledger.read import needs_spark, read_rows
 from keytail.ledger.tables import INTENT, OUTCOME
+from keytail.run.engine import Engine
 from keytail.run.session import session_of_run
-
-if TYPE_CHECKING:
-    from keytail.ledger.maintain import MaintainRow
-    from keytail.run.engine import Engine
 
 INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True)
-class RunRow:
-    """One run. Times are ms since 1970; `end_ms` is None if the run did not record its end."""
-
-    run_id: str
-    command: str
-    host: str
-    status: str
-    error: str
-    start_ms: int | None
-    end_ms: int | None
-    log_dirs: tuple[str, ...] = ()
-    partitions: int | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    bytes_before: int | None = None
-    bytes_after: int | None = None
-    records_before: int | None = None
-    records_after: int | None = None
-    repaired_by: str | None = None
-    arguments: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, str] = field(default_factory=dict)
-    now_ms: int | None = None
+def history(request: Request) -> list[Any]:
+    """Return the rows of runs, of one run and its partitions, of partitions over time, or of maintained tables."""
+    _check(request)
+    flags = ledger_at(request.ledger, request.delta_jars)
+    if request.maintain:
+        return maintain(flags, request.retain_days, execute=request.execute, master=request.master)
+    if request.run_id is not None:
+        one, of_run = run(flags, request.run_id, master=request.master)
+        return [one, *of_run]
+    if request.partitions:
+        return partitions(flags, comma_lists(request.partitions), limit=request.limit, master=request.master)
+    return runs(flags, limit=request.limit, master=request.master)
 
 
-@dataclass(frozen=True)
-class PartitionRow:
-    """What one run did to one partition, from its result row. `end_ms` is None if no outcome was recorded."""
-
-    run_id: str
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: str
-    command: str = ""
-    bundle: int | None = None
-    first_dirty_offset: int | None = None
-    end_dirty_offset: int | None = None
-    segments_before: int | None = None
-    segments_after: int | None = None
-    bytes_before: int | None = None
-    bytes_after: int | None = None
-    records_before: int | None = None
-    records_after: int | None = None
-    tombstones_removed: int | None = None
-    markers_removed: int | None = None
-    start_ms: int | None = None
-    end_ms: int | None = None
-    at_ms: int | None = None
-    repaired_by: str | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
+def _check(request: Request) -> None:
+    if (request.run_id is not None) + bool(request.partitions) + request.maintain > 1:
+        raise UsageProblem(
+            "--run, --partitions and --maintain exclude each other",
+            remedy="Give only one of them",
+            slug="conflicting-flags",
+        )
+    if (request.execute or request.retain_days is not None) and not request.maintain:
+        raise UsageProblem(
+            "--execute and --retain-days require --maintain",
+            remedy="Give --maintain, or neither of the two",
+            slug="missing-flag",
+        )
 
 
 @contextlib.contextmanager
 def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Engine | None]:
     """Yield the engine of a session if one is needed, else None."""
-    from keytail.ledger.read import needs_spark  # noqa: PLC0415 (--help stays fast)
-
     with contextlib.ExitStack() as run:
         if not (always or needs_spark() or master is not None):
             yield None
@@ -156,8 +127,6 @@ def maintain(
     flags: LedgerFlags, retain_days: int | None, *, execute: bool, master: str | None = None
 ) -> list[MaintainRow]:
     """Maintain the ledger, and return a row for each of its tables."""
-    from keytail.ledger.maintain import maintain as maintain_tables  # noqa: PLC0415 (--help stays fast)
-
     assert flags.path is not None
     with _reader(flags, master, always=True) as engine:
         assert engine is not None
@@ -167,8 +136,6 @@ def maintain(
 
 
 def _read(flags: LedgerFlags, table: str, filters: Mapping[str, Any], engine: Engine | None) -> list[dict[str, Any]]:
-    from keytail.ledger.read import read_rows  # noqa: PLC0415 (brings in Arrow)
-
     assert flags.path is not None
     return read_rows(flags.path, table, filters, None if engine is None else engine.session)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from keytail.errors import KeytailError
+from keytail.ledger.command import MaintainRow
 from keytail.ledger.tables import TABLES
 from keytail.ledger.write import Ledger, again
 from keytail.run.delta import alone
@@ -22,26 +22,6 @@ from keytail.run.spark_engine import name_jobs
 # Delta's own default, below which it refuses: a reader or writer may still be using the files.
 VACUUM_HOURS = 168
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}
-
-
-@dataclass(frozen=True)
-class MaintainRow:
-    """The result for one table. `removed_rows` are those of days before `oldest_day` (None: all are kept); the other
-    numbers are those of the table.
-
-    `status`: `maintained`, `would-maintain`, or `failed`.
-    """
-
-    table: str
-    status: str
-    error: str = ""
-    oldest_day: str | None = None
-    rows: int | None = None
-    removed_rows: int | None = None
-    files_before: int | None = None
-    files_after: int | None = None
-    bytes_before: int | None = None
-    bytes_after: int | None = None
 
 
 def maintain(

@@ -14,7 +14,6 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 
 import contextlib
 import os
-import pkgutil
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -22,10 +21,25 @@ import typer
 from rich.markup import escape
 
 from keytail import __version__
+from keytail.audit.command import AUDIT
 from keytail.cli.command import Command
 from keytail.cli.stopping import die_quietly, stop_with_parent
 from keytail.cli.streams import end_of_output, guard
+from keytail.compact.command import COMPACT, PLAN
+from keytail.describe.command import DESCRIBE
+from keytail.doctor.command import DOCTOR
+from keytail.dump.command import DUMP
+from keytail.expire.command import EXPIRE
+from keytail.export.command import EXPORT
+from keytail.import_.command import IMPORT
+from keytail.ledger.command import HISTORY
+from keytail.lookup.command import LOOKUP
 from keytail.main.running import SUBMITTED, function_of
+from keytail.rebuild_index.command import REBUILD_INDEX
+from keytail.report.command import REPORT
+from keytail.salvage.command import SALVAGE
+from keytail.undo.command import UNDO
+from keytail.verify.command import VERIFY
 
 app = typer.Typer(
     name="keytail",
@@ -35,29 +49,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-NAMES = [
-    "keytail.compact.command:PLAN",
-    "keytail.compact.command:COMPACT",
-    "keytail.verify.command:VERIFY",
-    "keytail.describe.command:DESCRIBE",
-    "keytail.rebuild_index.command:REBUILD_INDEX",
-    "keytail.expire.command:EXPIRE",
-    "keytail.lookup.command:LOOKUP",
-    "keytail.dump.command:DUMP",
-    "keytail.audit.command:AUDIT",
-    "keytail.import_.command:IMPORT",
-    "keytail.export.command:EXPORT",
-    "keytail.salvage.command:SALVAGE",
-    "keytail.undo.command:UNDO",
-    "keytail.ledger.command:HISTORY",
-    "keytail.report.command:REPORT",
-    "keytail.doctor.command:DOCTOR",
-]
-COMMANDS: dict[str, Command] = {}
-for _name in NAMES:  # becomes a tuple of imported commands when all of them are declared
-    with contextlib.suppress(ImportError, AttributeError):
-        _command = pkgutil.resolve_name(_name)
-        COMMANDS[_command.name] = _command
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (
+        PLAN, COMPACT, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT, SALVAGE, UNDO,
+        HISTORY, REPORT, DOCTOR,
+    )
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> NoReturn:

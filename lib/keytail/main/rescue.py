@@ -1,8 +1,7 @@
-"""The command lines of commands for repair and recovery: `salvage`, `undo`."""
+"""The command line of `salvage`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,6 @@ import typer
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import choice_of, configuration_of, reported
-from keytail.errors import UsageProblem
 
 To = Annotated[
     str,
@@ -18,35 +16,6 @@ To = Annotated[
         "--to",
         metavar="DIR",
         help="Directory for the new partition directories: empty or new, and outside of every log dir.",
-    ),
-]
-Originals = Annotated[
-    str,
-    typer.Option("--originals", metavar="DIR", help="Directory that was given with --keep-originals."),
-]
-Run = Annotated[
-    str | None,
-    typer.Option("--run", metavar="ID", help="Id of the run, as printed by `compact` and by --list."),
-]
-ListRuns = Annotated[bool, typer.Option("--list", help="List the runs that have a backup. Default without --run.")]
-MovedLogDirs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--log-dirs",
-        metavar="DIR[,DIR]",
-        help="Current log dirs of the partitions. Default: the log dirs that they had in the run.",
-    ),
-]
-Forget = Annotated[
-    bool,
-    typer.Option("--forget", help="Remove the backup of the run, which frees its space. It cannot be undone then."),
-]
-ExecuteUndo = Annotated[
-    bool,
-    typer.Option(
-        "--execute",
-        help="Change files. Without it the command prints what it would do. The broker must be stopped, except for "
-        "--forget.",
     ),
 ]
 
@@ -82,48 +51,5 @@ def salvage(
     else:
         verb.print_table(rows, "Salvage" if execute else "Dry run: nothing was written")
     if text := verb.next_steps(rows, execute):
-        show.tell(f"\n{text}")
-    raise typer.Exit(verb.exit_status(rows))
-
-
-@reported
-def undo(
-    originals: Originals,
-    run: Run = None,
-    list_runs: ListRuns = False,
-    log_dirs: MovedLogDirs = None,
-    partitions: o.Partitions = None,
-    forget: Forget = False,
-    execute: ExecuteUndo = False,
-    shared_storage: o.SharedStorage = False,
-    output: o.OutputFlag = o.Output.table,
-) -> None:
-    """Restore partitions to the state before a compaction that kept its originals.
-
-    Only if everything that the run wrote is unchanged; what was appended since is retained. Without --execute it
-    prints what it would do, and what prevents it.
-    """
-    from keytail.undo import command as verb  # noqa: PLC0415 (--help stays fast)
-    from keytail.undo import table as report  # noqa: PLC0415 (--help stays fast)
-
-    moved = tuple(str(Path(path).absolute()) for path in o.comma_lists(log_dirs))
-    request = verb.Request(originals, run, moved, o.comma_lists(partitions), execute, forget, shared_storage)
-    if run is None or list_runs:
-        if forget or execute:
-            raise UsageProblem(
-                "--forget and --execute require --run", remedy="Give a run that --list shows", slug="missing-flag"
-            )
-        runs = verb.kept_runs(request)
-        if output is o.Output.json:
-            show.print_json(runs)
-        else:
-            report.print_runs(runs, originals)
-        raise typer.Exit(0)
-    rows = verb.undo(request)
-    if output is o.Output.json:
-        show.print_json(rows)
-    else:
-        report.print_table(rows, f"Undo of run {run}" if execute else "Dry run: nothing was changed")
-    if text := report.next_step(rows, request):
         show.tell(f"\n{text}")
     raise typer.Exit(verb.exit_status(rows))

@@ -5,16 +5,38 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from keytail.cli.options import parse_time
 from keytail.cli.rows import human_seconds
+from keytail.cli.whole_file import refuse_file
 from keytail.durations import time_text
 from keytail.errors import UsageProblem
 from keytail.ledger import history
-from keytail.ledger.history import PartitionRow, RunRow
+from keytail.ledger.command import PartitionRow, RunRow, ledger_at
 from keytail.ledger.of_run import LedgerFlags
+from keytail.log.fs import LOCAL
+from keytail.report.command import Request
 from keytail.report.facts import Report
 from keytail.report.of_rows import partitions
+from keytail.report.page import refuse_without_packages
+from keytail.report.writing import write_page
+from keytail.telling import say
 
 _EXIT = {"done": 0, "partly": 3, "failed": 1}
+
+
+def write_report(request: Request) -> int:
+    """Write the page of the requested runs. Returns the exit status."""
+    if request.run_id is not None and request.since is not None:
+        raise UsageProblem(
+            "--run and --since exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+        )
+    since_ms = None if request.since is None else parse_time(request.since, "--since")
+    refuse_file(LOCAL, request.file, (), "FILE.html")
+    refuse_without_packages()
+    flags = ledger_at(request.ledger, request.delta_jars)
+    write_page(request.file, report_of_ledger(flags, request.run_id, since_ms, master=request.master))
+    say(f"keytail: the report is {request.file}")
+    return 0
 
 
 def report_of_ledger(

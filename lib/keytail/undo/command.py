@@ -1,63 +1,88 @@
-"""The command `undo`: restores partitions to their state before a run that kept its originals; lists or removes those.
-
-No Spark is required. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
-held from before the first survey until after the last file. Listing and forgetting do not access log dirs, so a broker
-may run meanwhile.
-"""
+"""The command `undo`, as it is declared: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
-from keytail.cli.progress import Reporter
+import typer
+
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.command import FAILURES, Command, exit_status_of
+from keytail.cli.flags import FromFlags
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_notes, print_rows, total
 from keytail.durations import time_text
-from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, in_words
-from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
-from keytail.log.owner import work_as_owner
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs, survey_partition
-from keytail.log.recover import recover
-from keytail.run.rows import status_of
-from keytail.run.storage import refuse_shared_storage
-from keytail.undo.manifest import Manifest
-from keytail.undo.originals import Entry, entries, entry_directories, forget, refuse_foreign
-from keytail.undo.partition import bytes_to_copy, check_originals, decide, look, restore
 
-# Each existing partition, by log dir and name.
-Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
+State = Literal["kept", "undone", "partly undone", "unfinished"]
 
-BAD = ("refused", "corrupt", "failed")
+_MOST_LINES = 40
+_MOST_NAMES = 5
+
+OriginalsDirectory = Annotated[
+    str, typer.Option("--originals", metavar="DIR", help="Directory that was given with --keep-originals.")
+]
+Run = Annotated[
+    str | None, typer.Option("--run", metavar="ID", help="Id of the run, as printed by `compact` and by --list.")
+]
+ListRuns = Annotated[bool, typer.Option("--list", help="List the runs that have a backup. Default without --run.")]
+MovedLogDirs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log-dirs",
+        metavar="DIR[,DIR]",
+        help="Current log dirs of the partitions. Default: the log dirs that they had in the run.",
+    ),
+]
+Forget = Annotated[
+    bool,
+    typer.Option("--forget", help="Remove the backup of the run, which frees its space. It cannot be undone then."),
+]
+Execute = Annotated[
+    bool,
+    typer.Option(
+        "--execute",
+        help="Change files. Without it the command prints what it would do. The broker must be stopped, except for "
+        "--forget.",
+    ),
+]
+
+
+def _moved(log_dirs: MovedLogDirs = None) -> tuple[str, ...]:
+    return tuple(str(Path(path).absolute()) for path in o.comma_lists(log_dirs))
+
+
+def _partitions(partitions: o.Partitions = None) -> tuple[str, ...]:
+    return o.comma_lists(partitions)
 
 
 @dataclass(frozen=True)
 class Request:
-    """All parameters of `undo`. Without a run the kept runs are listed.
+    """All parameters of `undo`, with the defaults of its flags.
 
-    `log_dirs` are the current log dirs of partitions that were moved since the run; by default those of the run.
+    `log_dirs` are the current log dirs of partitions that were moved since the run.
     """
 
-    originals: str
-    run_id: str | None = None
-    log_dirs: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    execute: bool = False
-    forget: bool = False
-    shared_storage: bool = False
+    originals: OriginalsDirectory
+    run_id: Run = None
+    list_runs: ListRuns = False
+    log_dirs: Annotated[tuple[str, ...], FromFlags(_moved)] = ()
+    partitions: Annotated[tuple[str, ...], FromFlags(_partitions)] = ()
+    forget: Forget = False
+    execute: Execute = False
+    shared_storage: o.SharedStorage = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether runs are to be listed, and none is to be undone or forgotten."""
+        return self.run_id is None or self.list_runs
 
 
 @dataclass(frozen=True)
 class UndoRow:
-    """One partition of a run.
-
-    `status`: `would-undo`, `undone`, `clean` (nothing to undo), `would-forget`, `forgotten`, `refused`, `corrupt`,
-    `failed`. `differences` are the reasons for a refusal, one sentence each. `held_bytes` are freed when the partition
-    is forgotten.
-    """
+    """One partition of a run."""
 
     run_id: str
     topic: str
@@ -65,14 +90,14 @@ class UndoRow:
     log_dir: str
     status: str
     error: str = ""
-    differences: tuple[str, ...] = ()
+    differences: Annotated[tuple[str, ...], "the reasons for a refusal, one sentence each"] = ()
     segments_before: int | None = None
     segments_after: int | None = None
-    bytes_before: int | None = None
-    bytes_after: int | None = None
+    bytes_before: Annotated[int | None, "of `.log` files"] = None
+    bytes_after: Annotated[int | None, "of `.log` files that the run replaced"] = None
     cleaner_checkpoint_before: int | None = None
     cleaner_checkpoint_after: int | None = None
-    held_bytes: int = 0
+    held_bytes: Annotated[int, "what forgetting frees"] = 0
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
@@ -84,248 +109,106 @@ class UndoRow:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run whose originals are kept.
-
-    `state`: `kept`, `undone`, `partly undone`, `unfinished` (at least one partition cannot be undone).
-    """
+    """A run that has a backup."""
 
     run_id: str
-    kept_ms: int | None
-    state: str
+    kept_ms: Annotated[int | None, "when the backup was created"]
+    state: Annotated[State, "`unfinished`: nothing of one of its partitions can be undone"]
     partitions: tuple[str, ...]
-    held_bytes: int
+    held_bytes: Annotated[int, "what forgetting frees"]
 
 
-def kept_runs(request: Request, fs: FileSystem = LOCAL) -> list[KeptRun]:
-    """Return the runs whose originals are kept, oldest first."""
-    by_run: dict[str, list[Entry]] = {}
-    for entry in _entries(fs, request):
-        by_run.setdefault(entry.run_id, []).append(entry)
-    runs = [
-        KeptRun(
-            run_id,
-            min((entry.manifest.kept_ms for entry in of_run if entry.manifest), default=None),
-            _state(of_run),
-            tuple(entry.name for entry in of_run),
-            sum(entry.held_bytes for entry in of_run),
-        )
-        for run_id, of_run in by_run.items()
-    ]
-    return sorted(runs, key=lambda run: (run.kept_ms or 0, run.run_id))
+def exit_status(rows: Sequence[UndoRow] | Sequence[KeptRun], request: Request) -> int:
+    return 0 if request.is_list else exit_status_of(rows, FAILURES)
 
 
-def _state(of_run: Sequence[Entry]) -> str:
-    if any(entry.manifest is None for entry in of_run):
-        return "unfinished"
-    undone = sum(entry.manifest is not None and entry.manifest.undone_ms is not None for entry in of_run)
-    return "undone" if undone == len(of_run) else "partly undone" if undone else "kept"
+def _cleaned(row: UndoRow) -> str:
+    """Return the new cleaner checkpoint as text, `-` for no entry; empty if it is not changed."""
+    changes = row.status in ("undone", "would-undo")
+    return (show.plain(row.cleaner_checkpoint_after) or "-") if changes else ""
 
 
-def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
-    """Undo or forget a run. Returns a row for each requested partition, in the order of their names."""
-    chosen = _chosen(request, _entries(fs, request))
-    if request.forget:
-        return [_forget(fs, entry, request.execute) for entry in chosen]
-    noted = {entry.manifest.log_dir for entry in chosen if entry.manifest is not None}
-    with contextlib.ExitStack() as run:
-        present = request.log_dirs or tuple(log_dir for log_dir in sorted(noted) if fs.exists(log_dir))
-        work_as_owner(fs, present)
-        if request.execute and present:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, present)
-            run.enter_context(hold(present, fs))
-        places = {
-            (entry.log_dir, os.path.basename(entry.path)): (listing, entry)
-            for listing in survey_log_dirs(fs, present)
-            for entry in listing.partitions
-        }
-        rows = []
-        with Reporter("undo", [(entry.name, 0) for entry in chosen]) as reporter:
-            for entry in chosen:
-                row = _undo(fs, _where_it_is(entry, places, request.log_dirs), places, request.execute)
-                rows.append(row)
-                reporter.done(row.name, row.status, row.bytes_after or 0, row.error)
-        return rows
+def _some_names(run: KeptRun) -> str:
+    more = len(run.partitions) - _MOST_NAMES
+    return ", ".join(run.partitions[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _entries(fs: FileSystem, request: Request) -> list[Entry]:
-    try:
-        originals = os.path.realpath(request.originals)
-        # The owner of an entry can edit its manifest, so it is used only with the rights of that user.
-        work_as_owner(fs, request.log_dirs, (originals, *entry_directories(fs, originals)))
-        return entries(fs, originals)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageProblem(
-            "--originals is not a directory",
-            path=request.originals,
-            remedy="Give the directory that was given to --keep-originals",
-            slug="not-a-directory",
-        ) from error
+_COLUMNS: tuple[Column[UndoRow], ...] = (
+    PARTITION,
+    STATUS,
+    Column("segments", lambda row: show.change(show.plain(row.segments_before), show.plain(row.segments_after))),
+    Column("log size", lambda row: show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))),
+    Column("cleaned up to", lambda row: show.change(show.plain(row.cleaner_checkpoint_before), _cleaned(row))),
+    Column("held", lambda row: show.human_bytes(row.held_bytes)),
+    TOOK,
+)
+_COLUMNS_OF_RUNS: tuple[Column[KeptRun], ...] = (
+    Column("run", lambda run: run.run_id, is_number=False),
+    Column("created", lambda run: "" if run.kept_ms is None else time_text(run.kept_ms), is_number=False),
+    Column("state", lambda run: run.state, is_number=False),
+    Column("held", lambda run: show.human_bytes(run.held_bytes), is_number=False),
+    Column("partitions", _some_names, is_number=False),
+)
 
 
-def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
-    of_run = [entry for entry in found if entry.run_id == request.run_id]
-    if not of_run:
-        runs = ", ".join(dict.fromkeys(entry.run_id for entry in found)) or "none"
-        raise UsageProblem(
-            f"no backup of run {request.run_id} was found",
-            path=request.originals,
-            remedy=f"Choose a run that has a backup here ({runs})",
-            slug="no-backup-of-run",
-        )
-    for name in request.partitions:
-        if name not in {entry.name for entry in of_run}:
-            raise UsageProblem(
-                f"--partitions names {name}, but the backup of run {request.run_id} does not contain it",
-                path=request.originals,
-                remedy="Choose partitions of this run, which `keytail undo --originals DIR` lists",
-                slug="no-backup-of-partition",
-            )
-    return [entry for entry in of_run if not request.partitions or entry.name in request.partitions]
+def show_rows(rows: Sequence[UndoRow] | Sequence[KeptRun], request: Request) -> None:
+    """Print a line for each run; or for each partition, then the reasons, with a line for each difference, then
+    totals."""
+    kept = [row for row in rows if isinstance(row, KeptRun)]
+    if request.is_list:
+        print_rows(f"Backups in {request.originals}", _COLUMNS_OF_RUNS, kept)
+        return
+    undone = [row for row in rows if isinstance(row, UndoRow)]
+    title = f"Undo of run {request.run_id}" if request.execute else "Dry run: nothing was changed"
+    print_rows(title, _COLUMNS, undone)
+    reasons = [(row.name, row.status, row.error) for row in undone if row.error and not row.differences]
+    for row in undone:
+        if row.differences:
+            reasons.append((row.name, row.status, f"the partition has changed since run {row.run_id}:"))
+    show.print_reasons(reasons)
+    for row in undone:
+        for difference in row.differences[:_MOST_LINES]:
+            print_about(f"  {row.name}", difference)
+        if len(row.differences) > _MOST_LINES:
+            print_about(f"  {row.name}", f"and {len(row.differences) - _MOST_LINES} more")
+        print_notes([row])
+    print_line(f"\n{total(undone)}")
 
 
-def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
-    """Return the entry with the log dir that now has the partition, if it is one of `log_dirs`."""
-    of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
-    if entry.manifest is None or not of_name:
-        return entry
-    return replace(entry, manifest=replace(entry.manifest, log_dir=of_name[0]))
+def next_step(rows: Sequence[UndoRow] | Sequence[KeptRun], request: Request) -> str:
+    statuses = {row.status for row in rows if isinstance(row, UndoRow)}
+    if statuses & {"would-undo", "would-forget"}:
+        stop = "" if request.forget else "stop the broker, and "
+        return f"This was a dry run. To do it: {stop}run the same command with --execute."
+    if statuses & FAILURES.keys():
+        return "What was not done is unchanged; the reasons are given above."
+    if "undone" in statuses:
+        return "Next, run `keytail verify`, then start the broker. `--forget` removes the backup of the run."
+    return ""
 
 
-def _row(entry: Entry) -> UndoRow:
-    topic, _, partition = entry.name.rpartition("-")
-    log_dir = entry.manifest.log_dir if entry.manifest is not None else ""
-    return UndoRow(entry.run_id, topic, int(partition), log_dir, "clean", held_bytes=entry.held_bytes)
-
-
-@contextlib.contextmanager
-def _explained(rows: list[UndoRow], finish: str) -> Iterator[None]:
-    """Convert KeytailError and OSError to the status and error of the last of `rows`."""
-    try:
-        yield
-    except KeytailError as problem:
-        rows[-1] = replace(rows[-1], status=status_of(problem), error=str(problem))
-    except OSError as problem:
-        rows[-1] = replace(rows[-1], status="failed", error=f"{in_words(problem)}; {finish}")
-
-
-def _forget(fs: FileSystem, entry: Entry, execute: bool) -> UndoRow:
-    rows = [replace(_row(entry), status="would-forget")]
-    with _explained(rows, "run again to remove the rest of the backup"):
-        refuse_foreign(fs, entry.path)
-        if execute:
-            forget(fs, entry.path)
-            rows[-1] = replace(rows[-1], status="forgotten")
-    return rows[-1]
-
-
-def _undo(fs: FileSystem, entry: Entry, places: Places, execute: bool) -> UndoRow:
-    rows = [replace(_row(entry), start_ms=time.time_ns() // 1_000_000)]
-    with _explained(rows, "the broker can be started safely; run again to continue"):
-        rows[-1] = _undone(fs, entry, rows[-1], places, execute, rows.append)
-    return replace(rows[-1], end_ms=time.time_ns() // 1_000_000)
-
-
-def _undone(
-    fs: FileSystem,
-    entry: Entry,
-    row: UndoRow,
-    places: Places,
-    execute: bool,
-    so_far: Callable[[UndoRow], object],
-) -> UndoRow:
-    manifest = _manifest(entry)
-    if manifest.undone_ms is not None:
-        return replace(row, error=f"nothing to do: the partition was undone on {time_text(manifest.undone_ms)}")
-    notes = _resolve(fs, manifest, places, execute)
-    found = look(fs, manifest)
-    decision = decide(manifest, found)
-    row = replace(row, notes=tuple(notes), cleaner_checkpoint_before=found.cleaner_checkpoint)
-    so_far(row)
-    if decision.differences:
-        return replace(
-            row,
-            status="refused",
-            error=f"the partition has changed since run {manifest.run_id}: {'; '.join(decision.differences)}",
-            differences=decision.differences,
-        )
-    check_originals(fs, manifest, entry.path, decision.parts)
-    logs = {name: file.size_bytes for name, file in found.files.items() if name.endswith(".log")}
-    before = {kept.name: kept.size_bytes for kept in manifest.files if kept.name.endswith(".log")}
-    row = replace(
-        row,
-        status="clean" if decision.is_done else "would-undo",
-        error="nothing to do: the partition is as before the run" if decision.is_done else "",
-        segments_before=len(logs),
-        bytes_before=sum(logs.values()),
-        segments_after=len(before),
-        bytes_after=sum(before.values()),
-        cleaner_checkpoint_after=decision.cleaner_checkpoint,
-    )
-    _check_room(fs, manifest, bytes_to_copy(fs, manifest, entry.path, decision.parts))
-    if execute:
-        so_far(replace(row, segments_after=None, bytes_after=None))
-        fs.refuse_unless_like(fs.stat(manifest.partition_path))
-        restore(fs, manifest, entry.path, decision, time.time_ns() // 1_000_000)
-        row = row if decision.is_done else replace(row, status="undone")
-    return row
-
-
-def _manifest(entry: Entry) -> Manifest:
-    if entry.problem:
-        raise CorruptLog(entry.problem, slug="unusable-backup")
-    if entry.manifest is None:
-        raise Refused(
-            "the backup is incomplete: its creation or its removal was interrupted",
-            path=entry.path,
-            remedy="Remove what remains of it with --forget. If its creation was interrupted, the run replaced nothing",
-            slug="incomplete-backup",
-        )
-    if entry.manifest.run_id != entry.run_id or entry.manifest.name != entry.name:
-        raise CorruptLog(
-            f"the backup manifest belongs to run {entry.manifest.run_id}, partition {entry.manifest.name}",
-            path=entry.path,
-            slug="manifest-of-another-run",
-        )
-    return entry.manifest
-
-
-def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) -> list[str]:
-    """Resolve leftovers of an interrupted run. Returns notes; raises Refused if the partition must not be changed."""
-    if (manifest.log_dir, manifest.name) not in places:
-        raise Refused(
-            "the partition no longer exists in the log dir that it had in the run",
-            path=manifest.partition_path,
-            remedy="If it was moved to another log dir, give that log dir with --log-dirs",
-            slug="partition-not-in-log-dir",
-        )
-    listing, place = places[manifest.log_dir, manifest.name]
-    if place.problems:
-        raise Refused("; ".join(place.problems), slug="unexpected-partition-state")
-    done: list[str] = []
-    facts = survey_partition(fs, listing, place)
-    if facts.leftovers and execute:
-        done = recover(fs, manifest.partition_path)
-        facts = survey_partition(fs, listing, place)
-    if facts.problems:
-        raise Refused("; ".join(facts.problems), slug="unexpected-partition-state")
-    return done
-
-
-def _check_room(fs: FileSystem, manifest: Manifest, needed: int) -> None:
-    if needed and needed > (free := fs.free_bytes(manifest.partition_path)):
-        raise Refused(
-            f"restoring the backup needs {needed} bytes, but {free} are free",
-            path=manifest.partition_path,
-            remedy=f"Free {needed - free} more bytes on this file system",
-            slug="not-enough-space",
-        )
-
-
-def exit_status(rows: Iterable[UndoRow]) -> int:
-    """Return 3 if some partitions could not be done, 1 if none could, else 0."""
-    rows = list(rows)
-    bad = sum(row.status in BAD for row in rows)
-    if bad:
-        return 3 if bad < len(rows) else 1
-    return 0
+UNDO = Command(
+    name="undo",
+    help="Restore partitions to the state before a compaction that kept its originals.\n\n"
+    "Only if everything that the run wrote is unchanged; what was appended since is retained. Without --execute it\n"
+    "prints what it would do, and what prevents it.",
+    request=Request,
+    run="keytail.undo.driver:run",
+    examples=(
+        "keytail undo --originals /var/lib/originals",
+        "keytail undo --originals /var/lib/originals --run 3f2a91c0 --execute",
+    ),
+    rows={"each partition of the run": UndoRow, "each run, in the list": KeptRun},
+    statuses={
+        "would-undo": "in a dry run: the partition would be restored",
+        "undone": "the partition was restored",
+        "clean": "nothing is to be undone",
+        "would-forget": "in a dry run: the backup would be removed",
+        "forgotten": "the backup was removed",
+        **FAILURES,
+        "corrupt": "a file of the backup or its manifest is damaged",
+    },
+    show=show_rows,
+    next_step=next_step,
+    exit_status=exit_status,
+)

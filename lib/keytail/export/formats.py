@@ -1,0 +1,63 @@
+"""The formats of keys and values, which determine the types of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from keytail.export.avro import AvroSchemas
+
+FormatName = Literal["binary", "utf8", "json", "uuid", "short", "int", "long", "float", "double", "avro"]
+
+# Type of the column, and NumPy type, of formats of fixed length (Kafka's serializers, big-endian).
+FIXED = {
+    "short": ("smallint", ">i2"),
+    "int": ("int", ">i4"),
+    "long": ("bigint", ">i8"),
+    "float": ("float", ">f4"),
+    "double": ("double", ">f8"),
+}
+_TEXT = ("utf8", "json", "uuid")
+
+
+@dataclass(frozen=True)
+class Format:
+    """The format of keys or values; of `avro` with its schemas."""
+
+    name: FormatName = "binary"
+    avro: AvroSchemas | None = None
+
+    @property
+    def sql_type(self) -> str:
+        if self.avro is not None:
+            return self.avro.sql_type
+        if self.name in FIXED:
+            return FIXED[self.name][0]
+        return "string" if self.name in _TEXT else "binary"
+
+    @property
+    def tells_keys_apart(self) -> bool:
+        """Whether different bytes decode to different keys. Not so for floats (-0.0, NaNs) and Avro (schema ids)."""
+        return self.name not in ("float", "double", "avro")
+
+    def __str__(self) -> str:
+        return self.name if self.avro is None else f"avro (schema {self.avro.digest})"
+
+
+@dataclass(frozen=True)
+class Formats:
+    key: Format = Format()
+    value: Format = Format()
+
+    @property
+    def raw_schema(self) -> str:
+        """The Spark schema of the rows that tasks return. `deleted`: the record is a tombstone."""
+        key_bytes = "" if self.key.tells_keys_apart else "key_bytes binary, "
+        return (
+            f"partition int, key {self.key.sql_type}, {key_bytes}value {self.value.sql_type}, "
+            "headers array<struct<key: string, value: binary>>, timestamp timestamp, offset bigint, leader_epoch int, "
+            "deleted boolean"
+        )
+
+    def as_json(self) -> dict[str, str]:
+        return {"key": str(self.key), "value": str(self.value)}

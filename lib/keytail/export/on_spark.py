@@ -1,0 +1,273 @@
+"""Writes one topic to its Delta table. EXPORT.md explains what is atomic, and why.
+
+There are two Spark jobs: the first finds the latest record of each key in each partition, and returns only bits; in the
+second, each task reads the records that have a bit from a slice of a log, and Delta writes them. A partition that
+fails in the second is left out, and the job is repeated with the others. A topic takes one commit for partitions that
+are exported in full, and one for those that are updated.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from keytail.acting_user import as_caller, on_workers
+from keytail.errors import KeytailError
+from keytail.export import delta_table as export_table
+from keytail.export.columns import Undecodable, arrow_batches
+from keytail.export.delta_table import TableState
+from keytail.export.formats import Formats
+from keytail.export.latest import Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
+from keytail.export.plan import Exported, ExportPlan
+from keytail.log.fs import LOCAL
+from keytail.run.delta import alone
+from keytail.run.ended import raise_if_ended, text_of
+from keytail.run.engine import Engine
+from keytail.run.memory import map_memory_bytes
+from keytail.run.spark_engine import lost, name_jobs
+from keytail.run.tasks import Outcome, explained
+from keytail.run.watching import telling
+from keytail.values import NotAValue, from_bytes, to_bytes
+
+_PROBLEM = "keytail-export-problem "
+_SAID = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
+# Bytes of log per task in a shuffle of MERGE.
+_MERGED_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Work:
+    """One partition to be exported according to `plan`; `after` is its state in the table after that."""
+
+    partition: int
+    plan: ExportPlan
+    task: LatestTask
+    after: Exported
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(segment.log_bytes for segment in self.task.sources)
+
+    def in_full(self, why: str) -> Work:
+        start = self.task.log_start_offset
+        plan = ExportPlan("full", why, start)
+        return replace(self, plan=plan, task=replace(self.task, from_offset=start, tombstones=False))
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """A topic to be exported: path, formats and state of its table (`before` is None if there is none), and its
+    partitions."""
+
+    topic: str
+    path: str
+    formats: Formats
+    before: TableState | None
+    as_of: str
+    works: Sequence[Work]
+
+
+@dataclass(frozen=True)
+class ExportOutcome:
+    """The result for one partition. `latest` is None if finding the latest records failed."""
+
+    work: Work
+    latest: Latest | None = None
+    problem: KeytailError | None = None
+    trace: str = ""
+    start_ms: int = 0
+    end_ms: int = 0
+
+
+Heard = Callable[[ExportOutcome], None]
+
+
+@dataclass
+class Export:
+    """One run. `heard` is called with the outcome of each partition, once its rows are committed or it has failed."""
+
+    engine: Engine
+    heard: Heard
+    slice_bytes: int | None = None
+    _state: TableState = field(init=False)
+    _exists: bool = field(init=False)
+
+    def run(self, what: Exporting) -> None:
+        self._exists = what.before is not None
+        self._state = what.before or TableState(what.topic, what.formats.as_json(), what.as_of)
+        found = self._found(what)
+        for way, commit in (("full", self._write), ("incremental", self._merge)):
+            of_way = {number: one for number, one in found.items() if one.work.plan.way == way}
+            self._commit(what, of_way, commit)
+
+    def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
+        """Return the partitions whose latest records have been found, by number. `heard` is called for the others."""
+        waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
+        found = {}
+        while waiting:
+            tasks_a_host = self.engine.concurrent_tasks
+            function = partial(_find, tasks_a_host=tasks_a_host)
+            outcomes = self.engine.run_bundle(waiting, function, name=f"export {what.topic}: latest records")
+            again = []
+            for work, outcome in zip(waiting, outcomes, strict=True):
+                latest = outcome.value
+                if latest is None:
+                    self.heard(_failed(work, outcome))
+                elif work.plan.way == "incremental" and latest.has_gap:
+                    again.append(work.in_full(
+                        f"offsets are missing from offset {work.task.from_offset} on, where the last export ended: "
+                        "the log was compacted, and tombstones may have been removed"
+                    ))  # fmt: skip
+                else:
+                    found[work.partition] = ExportOutcome(work, latest, start_ms=outcome.start_ms)
+            waiting = again
+        return found
+
+    def _commit(
+        self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
+    ) -> None:
+        """Commit all partitions at once. One that makes the job fail is left out, and the others are retried."""
+        while found:
+            try:
+                with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
+                    problem = self._try(what, raw, found, commit)
+            except BaseException:  # a signal, or Spark has ended: nothing may be written after it
+                self.engine.cancel()
+                raise
+            if problem is None:
+                for one in found.values():
+                    self.heard(replace(one, end_ms=_now_ms()))
+                return
+            number, why = problem
+            for other in [number] if number is not None else list(found):
+                self.heard(replace(found.pop(other), problem=why, end_ms=_now_ms()))
+
+    @as_caller()
+    def _try(
+        self,
+        what: Exporting,
+        raw: Any,
+        found: Mapping[int, ExportOutcome],
+        commit: Callable[[Exporting, Any, list[int]], None],
+    ) -> tuple[int | None, KeytailError] | None:
+        """Return None after a commit, else the failure and the partition that caused it, if known."""
+        numbers = sorted(found)
+        state = self._state.with_partitions({number: found[number].work.after for number in numbers})
+        size = sum(one.work.log_bytes for one in found.values())
+        wanted = {
+            # A task has rows of one partition; without this setting Spark would first sort them by partition.
+            "spark.sql.maxConcurrentOutputFileWriters": "2",
+            "spark.sql.shuffle.partitions": str(max(self.engine.parallel_tasks, size // _MERGED_BYTES)),
+        }
+        previous, self._state = self._state, state
+        try:
+            name_jobs(self.engine.session.sparkContext, f"export {what.topic}: rows")
+            with export_table.settings(self.engine.session, wanted), alone(os.path.dirname(what.path)):
+                commit(what, raw, numbers)
+        except Exception as problem:
+            self._state = previous
+            raise_if_ended(self.engine, problem)
+            return _told_by(problem, what.formats)
+        self._exists = True
+        return None
+
+    def _write(self, what: Exporting, raw: Any, numbers: list[int]) -> None:
+        frame = export_table.decoded(raw, what.formats)
+        export_table.write(frame, what.path, self._state, numbers, exists=self._exists)
+
+    def _merge(self, what: Exporting, raw: Any, numbers: list[int]) -> None:
+        export_table.merge(export_table.decoded(raw, what.formats), what.path, self._state, numbers)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _failed(work: Work, outcome: Outcome[Latest]) -> ExportOutcome:
+    return ExportOutcome(
+        work, None, outcome.problem, outcome.trace, start_ms=outcome.start_ms, end_ms=outcome.end_ms
+    )
+
+
+def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
+    memory = work.task.map_memory_bytes or map_memory_bytes(tasks_a_host)
+    with telling(work.task.partition_path, attempt, "latest records"):
+        return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
+
+
+class _frame:  # noqa: N801 (a context manager)
+    """Context manager of a DataFrame with the raw schema, one task per slice. It is valid while the context is open."""
+
+    def __init__(self, session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int | None) -> None:
+        sizes = {} if slice_bytes is None else {"slice_bytes": slice_bytes}
+        pieces = [
+            (one.work.partition, piece)
+            for one in found
+            if one.latest is not None
+            for piece in slices_of(one.work.task, one.latest, **sizes)
+        ]
+        emit = partial(_emit, formats=formats)
+        with as_caller():
+            self._shared = session.sparkContext.broadcast(pieces)
+            ids = session.range(0, len(pieces), 1, max(len(pieces), 1))
+            self._frame = ids.mapInArrow(on_workers(partial(emit, shared=self._shared)), formats.raw_schema)
+
+    def __enter__(self) -> Any:
+        return self._frame
+
+    def __exit__(self, *_: object) -> None:
+        with as_caller():
+            self._shared.destroy()
+
+
+def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:
+    """The body of a Spark task in the second job."""
+    with as_caller():
+        pieces = shared.value
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            partition, piece = pieces[number]
+            try:
+                yield from _rows(partition, piece, formats)
+            except Exception as problem:
+                known = problem if isinstance(problem, KeytailError) else explained(problem)
+                # `from None`: Spark would print the text of the cause first, which may have the contents of a record.
+                text = base64.b64encode(to_bytes((partition, known))).decode()
+                raise RuntimeError(_PROBLEM + text) from None
+
+
+def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]:
+    try:
+        yield from arrow_batches(latest_records(LOCAL, piece), partition, formats)
+    except Undecodable as problem:
+        raise Undecodable(
+            f"partition {partition}: {problem.what}",
+            path=piece.partition_path,
+            offset=problem.offset,
+            remedy=problem.remedy,
+        ) from problem
+
+
+def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
+    """Return the partition that made a job fail, if known, and the error."""
+    text = text_of(problem)
+    if said := _SAID.search(text):
+        with contextlib.suppress(NotAValue, ValueError, TypeError):  # not a task's text: Spark's has the reason
+            number, known = from_bytes(base64.b64decode(said[1]))
+            if isinstance(known, KeytailError):
+                return number, known
+    if said := export_table.UNDECODABLE.search(text):
+        name, number, offset = said[1], int(said[2]), int(said[3])
+        return number, Undecodable(
+            f"partition {number}: a {name} is not valid {getattr(formats, name)}",
+            offset=offset,
+            remedy=f"Use another --{name}-format, such as binary; nothing of this partition was written",
+        )
+    return None, lost(problem)

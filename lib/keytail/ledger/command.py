@@ -1,0 +1,287 @@
+"""The command `history`, as it is declared: flags, rows, statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.command import Command, exit_status_of
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_rows
+from keytail.durations import time_text
+from keytail.ledger.of_run import LedgerFlags, is_uri
+
+LedgerPath = Annotated[
+    str, typer.Option("--ledger", metavar="PATH", help="Ledger that was given to the runs.", rich_help_panel=o.RUN)
+]
+Run = Annotated[
+    str | None,
+    typer.Option("--run", metavar="ID", help="Select one run, by its id or the end of its id.", rich_help_panel=o.RUN),
+]
+Partitions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--partitions",
+        metavar="T-0,T-1",
+        help="Show what runs did to these partitions, over time.",
+        rich_help_panel=o.RUN,
+    ),
+]
+Limit = Annotated[
+    int,
+    typer.Option(
+        "--limit",
+        metavar="N",
+        parser=o.within(1, 1_000_000),
+        help="Maximum number of runs or rows, latest first.",
+        rich_help_panel=o.RUN,
+    ),
+]
+Maintain = Annotated[
+    bool,
+    typer.Option(
+        "--maintain",
+        help="Keep the ledger small: remove old rows, merge small files, and remove files that are no longer part of "
+        "it after a week. Without --execute it prints what it would do.",
+        rich_help_panel=o.RUN,
+    ),
+]
+RetainDays = Annotated[
+    int | None,
+    typer.Option(
+        "--retain-days",
+        metavar="N",
+        parser=o.within(1, 36_500),
+        help="With --maintain: remove rows older than this number of days. Default: remove none.",
+        rich_help_panel=o.RUN,
+    ),
+]
+Execute = Annotated[bool, typer.Option("--execute", help="Carry out --maintain.", rich_help_panel=o.RUN)]
+
+
+def ledger_at(path: str, delta_jars: str | None) -> LedgerFlags:
+    """Return the ledger that a command reads. A URI is not changed."""
+    return LedgerFlags(path if is_uri(path) else str(Path(path).absolute()), delta_jars)
+
+
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `history`, with the defaults of its flags."""
+
+    ledger: LedgerPath
+    run_id: Run = None
+    partitions: Partitions = None
+    limit: Limit = 100
+    maintain: Maintain = False
+    retain_days: RetainDays = None
+    execute: Execute = False
+    master: o.Master = None
+    delta_jars: o.DeltaJars = None
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run. Times are in ms since 1970."""
+
+    run_id: str
+    command: str
+    host: str
+    status: str
+    error: str
+    start_ms: int | None
+    end_ms: Annotated[int | None, "`null`: not recorded"]
+    log_dirs: tuple[str, ...] = ()
+    partitions: Annotated[int | None, "their number"] = None
+    counts: Annotated[Mapping[str, int], "by status"] = field(default_factory=dict)
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    records_before: int | None = None
+    records_after: int | None = None
+    repaired_by: Annotated[str | None, "the run that found it interrupted"] = None
+    arguments: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    config: Annotated[Mapping[str, str], "settings that were given, and `--broker-version`"] = field(
+        default_factory=dict
+    )
+    now_ms: Annotated[int | None, "the time for all decisions of the run"] = None
+
+    @property
+    def name(self) -> str:
+        return self.run_id
+
+
+@dataclass(frozen=True)
+class PartitionRow:
+    """What one run did to one partition, from its result row."""
+
+    run_id: str
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str
+    command: str = ""
+    bundle: Annotated[int | None, "the number of the partition's bundle in the run"] = None
+    first_dirty_offset: int | None = None
+    end_dirty_offset: int | None = None
+    segments_before: int | None = None
+    segments_after: int | None = None
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    records_before: int | None = None
+    records_after: int | None = None
+    tombstones_removed: int | None = None
+    markers_removed: int | None = None
+    start_ms: int | None = None
+    end_ms: Annotated[int | None, "`null`: no outcome was recorded"] = None
+    at_ms: Annotated[int | None, "when the row was written"] = None
+    repaired_by: Annotated[str | None, "the run that determined a missing outcome"] = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True)
+class MaintainRow:
+    """One table of the ledger. Numbers are those of the whole table, except `removed_rows`."""
+
+    table: str
+    status: str
+    error: str = ""
+    oldest_day: Annotated[str | None, "the first day whose rows are retained; `null`: all are"] = None
+    rows: int | None = None
+    removed_rows: Annotated[int | None, "rows of earlier days"] = None
+    files_before: int | None = None
+    files_after: int | None = None
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.table
+
+
+def exit_status(rows: Sequence[Any], request: Request) -> int:
+    return exit_status_of(rows, ("failed",)) if request.maintain else 0
+
+
+def _sizes(row: RunRow | PartitionRow | MaintainRow) -> str:
+    return show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))
+
+
+def _started(run: RunRow) -> str:
+    return "" if run.start_ms is None else time_text(run.start_ms)
+
+
+def _word(heading: str, name: str) -> Column[Any]:
+    return Column(heading, lambda row: getattr(row, name), is_number=False)
+
+
+def _changed(heading: str, before: str, after: str) -> Column[Any]:
+    return Column(heading, lambda row: show.change(show.count(getattr(row, before)), show.count(getattr(row, after))))
+
+
+_OF_RUNS: tuple[Column[RunRow], ...] = (
+    _word("run", "run_id"),
+    Column("started", _started, is_number=False),
+    _word("host", "host"),
+    _word("command", "command"),
+    STATUS,
+    Column("partitions", lambda row: ", ".join(f"{number} {status}" for status, number in row.counts.items())),
+    Column("log size", lambda row: _sizes(row) if row.bytes_before else ""),
+    TOOK,
+)
+_OF_ONE_RUN: tuple[Column[PartitionRow], ...] = (
+    PARTITION,
+    STATUS,
+    _changed("segments", "segments_before", "segments_after"),
+    Column("log size", _sizes),
+    _changed("records", "records_before", "records_after"),
+    Column("cleaned up to", lambda row: show.count(row.end_dirty_offset) if row.status == "compacted" else ""),
+    TOOK,
+)
+_OVER_TIME: tuple[Column[PartitionRow], ...] = (_word("run", "run_id"), _word("command", "command"), *_OF_ONE_RUN)
+_OF_TABLES: tuple[Column[MaintainRow], ...] = (
+    _word("table", "table"),
+    Column("days kept from", lambda row: row.oldest_day or "all", is_number=False),
+    STATUS,
+    Column("rows", lambda row: show.count(row.rows)),
+    Column("to remove", lambda row: show.count(row.removed_rows)),
+    _changed("files", "files_before", "files_after"),
+    Column("size", _sizes),
+)
+
+
+def show_rows(rows: Sequence[Any], request: Request) -> None:
+    """Print a line for each run, partition or table, then the reasons; one run with what is known of it."""
+    if request.maintain:
+        title = f"Ledger {request.ledger}" if request.execute else f"Dry run: nothing was changed in {request.ledger}"
+        _print(title, _OF_TABLES, rows)
+    elif request.run_id is not None:
+        _print_run(rows[0])
+        _print("Partitions of the run", _OF_ONE_RUN, rows[1:], "row")
+    elif request.partitions:
+        _print(f"Results of the runs in {request.ledger}", _OVER_TIME, rows, "row")
+    else:
+        _print(f"Runs in {request.ledger}", _OF_RUNS, rows, "run")
+
+
+def _print(title: str, columns: Sequence[Column[Any]], rows: Sequence[Any], counted: str = "") -> None:
+    print_rows(title, columns, rows)
+    print_errors(rows)
+    if counted:
+        print_line(f"\n{len(rows)} {counted}{'s' if len(rows) != 1 else ''}.")
+
+
+def _print_run(run: RunRow) -> None:
+    lines = {
+        "run": run.run_id,
+        "started": _started(run),
+        "took": show.human_seconds(run.start_ms, run.end_ms),
+        "status": run.status,
+        "host": run.host,
+        "command line": " ".join(run.arguments),
+        "log dirs": ", ".join(run.log_dirs),
+        "versions": ", ".join(f"{name} {value}" for name, value in run.versions.items()),
+        "settings given": ", ".join(f"{name}={value}" for name, value in sorted(run.config.items())),
+        "recorded by run": run.repaired_by or "",
+    }
+    for name, value in lines.items():
+        if value:
+            print_line(f"{name}: {escape(value)}")
+    print_line("")
+
+
+HISTORY = Command(
+    name="history",
+    help="Show what runs did, from the ledger that was given to them: all runs, one run, or partitions over time.\n\n"
+    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
+    request=Request,
+    run="keytail.ledger.history:history",
+    examples=(
+        "keytail history --ledger /var/lib/keytail/ledger",
+        "keytail history --ledger /var/lib/keytail/ledger --run 3f2a91c0",
+    ),
+    rows={
+        "each run": RunRow,
+        "each partition, after the row of one run or over time": PartitionRow,
+        "each table, with `--maintain`": MaintainRow,
+    },
+    statuses={
+        "done": "the run did everything",
+        "partly": "some partitions were not done, or the ledger lacks the result of some",
+        "failed": "nothing was done, or maintenance of the table failed",
+        "interrupted": "the run recorded no outcome: it was stopped or killed, or is still running",
+        "would-maintain": "in a dry run: the table would be maintained",
+        "maintained": "the table was maintained",
+    },
+    show=show_rows,
+    exit_status=exit_status,
+)

@@ -1,0 +1,49 @@
+"""The command `report`, as it is declared: flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from keytail.cli import options as o
+from keytail.cli.command import Command
+from keytail.ledger.command import LedgerPath, Run
+
+ReportFile = Annotated[
+    str, typer.Argument(metavar="FILE.html", help="File for the page, outside of every log dir.", show_default=False)
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="MS-OR-TIME",
+        help="Include all runs that began at or after this time: ms since 1970, or ISO 8601 such as "
+        "2023-11-14T22:13:20Z. Default, if --run is not given either: the latest run.",
+        rich_help_panel=o.RUN,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `report`, with the defaults of its flags."""
+
+    file: ReportFile
+    ledger: LedgerPath
+    run_id: Run = None
+    since: Since = None
+    master: o.Master = None
+    delta_jars: o.DeltaJars = None
+
+
+REPORT = Command(
+    name="report",
+    help="Write what one or more runs did as one HTML page, from the ledger that was given to them.\n\n"
+    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
+    request=Request,
+    run="keytail.report.of_ledger:write_report",
+    examples=("keytail report --ledger /var/lib/keytail/ledger --run 3f2a91c0 /tmp/run.html",),
+    output=None,
+)
