@@ -100,9 +100,10 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' lib/keytail/__init__.p
 image:  ## an image for executors; ENGINE=podman or buildah; ARGS='--build-arg UID=1001' and others of conf/Dockerfile
 	$(ENGINE) build -f conf/Dockerfile -t keytail:$(VERSION) --build-arg VERSION=$(VERSION) $(ARGS) .
 
-reference: venv  ## REFERENCE.md and ERRORS.md of lib/keytail/main anew, from the program itself
+reference: venv  ## the pages REFERENCE, ERRORS and ROWS anew, from the program itself
 	$(BIN)/python -m keytail.main.reference > lib/keytail/main/REFERENCE.md
 	$(BIN)/python -m keytail.main.reference_errors > lib/keytail/main/ERRORS.md
+	$(BIN)/python -m keytail.main.reference_rows > lib/keytail/cli/ROWS.md
 
 golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite

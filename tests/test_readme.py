@@ -6,7 +6,6 @@ commands do what the pages state.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from pathlib import Path
@@ -14,23 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from keytail.audit.command import AuditRow
-from keytail.cli.rows import NOT_TOLD
-from keytail.describe.command import DescribeRow
-from keytail.doctor.command import CheckRow
-from keytail.expire.command import ExpireRow
-from keytail.expire.partition import ExpiredSegment, Finding
-from keytail.export.command import ExportRow
-from keytail.import_.command import ImportRow
-from keytail.ledger.command import MaintainRow, PartitionRow, RunRow
-from keytail.lookup.command import LookupRow
 from keytail.main.main import COMMANDS, app
-from keytail.rebuild_index.command import RebuildRow, SegmentRow
-from keytail.run.rows import ResultRow
-from keytail.salvage.command import SalvageRow
-from keytail.salvage.partition import Loss, OpenTransaction
-from keytail.undo.command import KeptRun, UndoRow
-from keytail.verify.command import VerifyRow
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -66,26 +49,6 @@ def test_every_verb_is_in_the_readmes_table(verb: str) -> None:
 @pytest.mark.parametrize("verb", ["plan", "compact", "verify", "lookup", "rebuild-index", "describe", "expire"])
 def test_every_verb_is_there(verb: str) -> None:
     assert f"keytail {verb} --config" in TOLD
-
-
-@pytest.mark.parametrize(
-    ("row", "verb"),
-    [
-        (ResultRow, "plan` and `compact"), (VerifyRow, "verify"), (LookupRow, "lookup"), (RebuildRow, "rebuild-index"),
-        (SegmentRow, "rebuild-index"), (DescribeRow, "describe"), (ImportRow, "import"), (ExportRow, "export"),
-        (ExpireRow, "expire"), (ExpiredSegment, "expire"), (Finding, "expire"), (AuditRow, "audit"),
-        (SalvageRow, "salvage"), (Loss, "salvage"), (OpenTransaction, "salvage"), (UndoRow, "undo"), (KeptRun, "undo"),
-        (RunRow, "history"), (PartitionRow, "history"), (MaintainRow, "history"), (CheckRow, "doctor"),
-    ],
-)  # fmt: skip
-def test_every_field_of_a_row_is_listed_where_its_verb_is(row: type, verb: str) -> None:
-    [section] = [one for one in ROWS.split("\n## ") if one.startswith(f"`{verb}`\n")]
-    listed = set(re.findall(r"`(\w+)`", section))
-    if row is PartitionRow:  # which refers to the fields of a result row
-        [of_results] = [one for one in ROWS.split("\n## ") if one.startswith("`plan` and `compact`\n")]
-        listed |= set(re.findall(r"`(\w+)`", of_results))
-    fields = [field.name for field in dataclasses.fields(row) if field.name not in NOT_TOLD]
-    assert set(fields) <= listed
 
 
 @pytest.mark.parametrize("status", ["would-compact", "compacted", "clean", "skipped", "refused", "corrupt", "failed"])

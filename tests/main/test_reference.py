@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -11,15 +12,32 @@ from pathlib import Path
 import pytest
 import typer
 
+from keytail.cli.rows import NOT_TOLD
 from keytail.config.keys import KEYS
-from keytail.main import reference, reference_errors
+from keytail.main import reference, reference_errors, reference_rows
 from keytail.main.main import COMMANDS, app
 
 PAGE = Path(reference.__file__).with_name("REFERENCE.md")
 
 
+ROWS = PAGE.parents[1] / "cli" / "ROWS.md"
+
+
 def test_the_page_is_made_from_the_program() -> None:
     assert PAGE.read_text() == reference.page(), "`make reference` makes it anew"
+
+
+def test_the_page_of_rows_is_made_from_the_program() -> None:
+    assert ROWS.read_text() == reference_rows.page(), "`make reference` makes it anew"
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.rows])
+def test_every_field_of_a_row_is_documented(name: str) -> None:
+    """Also those of the items of its lists, except fields that no output has."""
+    [section] = [one for one in ROWS.read_text().split("\n## ") if f"`{name}`" in one.partition("\n")[0]]
+    for row in COMMANDS[name].rows.values():
+        listed = set(re.findall(r"^\| `([\w.\[\]]+)` \|", section, re.MULTILINE))
+        assert {field.name for field in dataclasses.fields(row)} - set(NOT_TOLD) <= listed
 
 
 def test_nothing_is_undocumented() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -71,12 +71,18 @@ _TYPES = {str: "string", int: "number", float: "number", bool: "boolean"}
 
 def page() -> str:
     """Return the whole page, as Markdown."""
-    sections = [text for command in COMMANDS.values() if command.rows for text in _section(command)]
+    of_rows: dict[tuple[type[Any], ...], list[Command]] = {}
+    for command in COMMANDS.values():
+        if command.rows:
+            of_rows.setdefault(tuple(command.rows.values()), []).append(command)
+    sections = [text for commands in of_rows.values() for text in _section(commands)]
     return "\n".join([_TOP, *sections, _END])
 
 
-def _section(command: Command) -> Iterator[str]:
-    yield f"## `{command.name}`\n"
+def _section(commands: Sequence[Command]) -> Iterator[str]:
+    """Return the parts of the section of commands that have the same rows; the last has all statuses."""
+    command = commands[-1]
+    yield f"## {' and '.join(f'`{one.name}`' for one in commands)}\n"
     for about, row in command.rows.items():
         yield f"{about or 'A row for each partition'}:\n"
         yield "\n".join(["| Field | Type | Means |", "|---|---|---|", *_fields(row, ""), ""])

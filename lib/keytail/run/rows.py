@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
 from keytail.errors import CorruptLog, KeytailError, Refused
-
-if TYPE_CHECKING:
-    from keytail.compact.detail import Detail
 
 DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
 
@@ -27,26 +24,30 @@ class ResultRow:
     log_dir: str
     status: str
     error: str = ""
-    first_dirty_offset: int | None = None
-    end_dirty_offset: int | None = None
+    first_dirty_offset: Annotated[int | None, "where the section to clean begins"] = None
+    end_dirty_offset: Annotated[int | None, "where it ends, not included"] = None
     segments_before: int | None = None
     segments_after: int | None = None
-    bytes_before: int | None = None
+    bytes_before: Annotated[int | None, "of `.log` files"] = None
     bytes_after: int | None = None
-    records_before: int | None = None
+    records_before: Annotated[int | None, "of the segments that were read"] = None
     records_after: int | None = None
     tombstones_removed: int | None = None
     markers_removed: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
-    way: str | None = None  # these three only in a plan, for a partition that is due
-    expected_s: float | None = None
-    expected_scratch_bytes: int | None = None
-    removal_limit_offset: int | None = None  # these two only if one of --replica hosts the partition
-    removal_limit_replica: str | None = None
+    way: Annotated[str | None, "in a plan, if it is due: how it would be compacted"] = None
+    expected_s: Annotated[float | None, "in a plan, if it is due: seconds"] = None
+    expected_scratch_bytes: Annotated[int | None, "in a plan, if it is due: space for new files"] = None
+    removal_limit_offset: Annotated[
+        int | None, "with `--replica`: from which tombstones and markers are retained"
+    ] = None
+    removal_limit_replica: Annotated[
+        str | None, "with `--replica`: the replica that has not been cleaned further"
+    ] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
-    detail: Detail | None = field(default=None, compare=False, repr=False)  # for a report
+    detail: Any = field(default=None, compare=False, repr=False)  # for a report: a Detail of compact/detail.py
 
     @property
     def name(self) -> str:
