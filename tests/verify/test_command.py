@@ -95,12 +95,12 @@ def test_it_says_when_a_start_would_lose_records(run: Run, log_dir: Path) -> Non
     damaged.write_bytes(damaged.read_bytes()[:-5])
     closed = run("verify", "--log-dirs", log_dir)
     assert closed.exit_code == 1
-    assert "Do not start the broker" not in closed.stdout
+    assert "Do not start the broker" not in closed.output
     active = sorted((log_dir / "orders-0").glob("*.log"))[-1]
     active.write_bytes(active.read_bytes() + b"half a batch")
-    table = run("verify", "--log-dirs", log_dir).stdout
-    assert "Do not start the broker: it would lose or hide acknowledged records of orders-0." in table
-    assert table.count("Starting the broker loses records") == 1
+    found = run("verify", "--log-dirs", log_dir)
+    assert "Do not start the broker: it would lose or hide acknowledged records of orders-0." in found.stderr
+    assert found.stdout.count("Starting the broker loses records") == 1
     rows = rows_of(run("verify", "--log-dirs", log_dir, "--output", "json"))
     assert [f["start_loses"] for f in rows["orders-0"]["findings"]] == [True]
     assert not any(f["start_loses"] for f in rows["orders-1"]["findings"])

@@ -78,11 +78,12 @@ def _choice(
 
 
 def _choice_alone(
-    configuration: BrokerSettings,
     log_dirs: o.LogDirs = None,
     topic: o.Topic = None,
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
+    *,
+    configuration: BrokerSettings,
 ) -> Choice:
     return selected(configuration, log_dirs, topic, topic_list, partitions)
 
