@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import signal
 from collections import Counter
@@ -43,7 +44,7 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            told(*args, **kwargs)
+            contextvars.copy_context().run(told, *args, **kwargs)  # what it sets ends with it (threads.py)
         finally:
             acting_user.give_back()
 

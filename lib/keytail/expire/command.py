@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, s
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
+from keytail.threads import Threads
 
 if TYPE_CHECKING:
     from keytail.expire.ages import Age, AgeTask
@@ -131,7 +132,7 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
             run.enter_context(hold(request.choice.log_dirs, fs))
         chosen = choose(fs, request.choice)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, now_ms)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "ages") as pool:
+        with Threads(len(os.sched_getaffinity(0)), "ages") as pool:
             looked_at = [
                 _look(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
             ]
@@ -218,7 +219,7 @@ def _look(
     return _LookedAt(facts, retention, "kept", "", tuple(notes), in_use, start_ms, tasks)
 
 
-def _begin_reading(fs: FileSystem, pool: ThreadPoolExecutor, one: _LookedAt, now_ms: int) -> None:
+def _begin_reading(fs: FileSystem, pool: Threads, one: _LookedAt, now_ms: int) -> None:
     """Start to read, in parallel, the segments that expire if their indexes are right, and the next one."""
     from keytail.expire.ages import claimed_age, read_age  # noqa: PLC0415 (brings in the kernels)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +15,7 @@ from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import SeenLogs, refuse_other_logs
 from keytail.run.tasks import Outcome, attempt_one
 from keytail.run.watching import telling
+from keytail.threads import Threads
 from keytail.verify.scope import NO_CLAIMS, Claims
 from keytail.verify.task import VerifyReport, verify_partition
 
@@ -58,7 +58,7 @@ def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> Non
     """
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
+    with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:
         bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
         run = partial(engine.run_bundle, function=verify_on_worker, name="verify", stopped=stopped.is_set)
         jobs = [pool.submit(run, bundle) for bundle in bundles]
