@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -16,7 +21,10 @@ from keytail.cli.options import Output
 from keytail.log import meter
 from keytail.log.ahead import one_ahead
 from keytail.log.fs import LOCAL
+from keytail.run import session
 from keytail.run.engine import ThisProcess
+from keytail.run.jvm import Jvm
+from keytail.run.jvm_log import JvmLog
 from keytail.run.watching import HERE, Sign, Watch, current_channel, telling
 from keytail.telling import Manner, manner, say, speak
 from keytail.threads import Threads, inheriting
@@ -114,6 +122,54 @@ def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) ->
         assert {sign.name for sign in heard} == {name}
         assert heard[-1].read_bytes == 1000 * count
         assert {sign.phase for sign in heard} <= {"first", f"second of {name}"}
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_run_stops_its_own_session_only(was_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that a notebook has started before."""
+    stopped: list[str] = []
+    made = SimpleNamespace(stop=lambda: stopped.append("session"))
+    monkeypatch.setattr(session, "has_session", lambda: was_there)
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: made)
+    monkeypatch.setattr(session, "jvm_of_keytail", lambda: None)
+    monkeypatch.setattr(session, "end_jvm", lambda: stopped.append("JVM"))
+    with contextlib.ExitStack() as run:
+        assert session.session_of_run(run, "local[1]", submitted=False).session is made
+    assert stopped == ([] if was_there else ["session", "JVM"])
+
+
+def test_the_output_of_one_jvm_is_silenced_alone() -> None:
+    out, real = os.pipe()
+    one, two = JvmLog(), JvmLog()
+    one.silence()
+    begun = threading.Event()
+    for log, text in ((one, b"of one\n"), (two, b"of two\n")):
+        reader, jvm = os.pipe()
+        os.write(jvm, text)
+        os.close(jvm)
+        log._pass_on(reader, real, begun)
+    os.close(real)
+    assert os.read(out, 100) == b"of two\n"
+    os.close(out)
+
+
+def test_a_jvm_whose_start_was_interrupted_ends_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that starts it goes on. Other children of the process go on too."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    other = subprocess.Popen(["sleep", "60"])
+    jvm = Jvm()
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(KeyboardInterrupt), jvm.starting():
+        first = jvm.popen(["sleep", "60"])
+        raise KeyboardInterrupt
+    assert first.poll() == -signal.SIGKILL
+    assert jvm.popen(["sleep", "60"]).wait(60) == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 def test_what_is_read_beside_tasks_counts_for_none(tmp_path: Path) -> None:
