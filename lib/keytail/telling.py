@@ -7,6 +7,7 @@ standard error cannot be written to.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import datetime
 import json
 import os
@@ -43,21 +44,22 @@ class Manner:
         return json.dumps({"time": time, "level": level, "message": text.strip().removeprefix("keytail: "), **facts})
 
 
-_manners = [Manner()]
+# A context variable (threads.py): every layer down to the kernels prints, and would otherwise pass it on.
+_manner: contextvars.ContextVar[Manner] = contextvars.ContextVar("manner")
 
 
 def manner() -> Manner:
-    """Return the manner of this process."""
-    return _manners[-1]
+    """Return the manner of this run."""
+    return _manner.get(Manner())
 
 
 def speak(how: Manner) -> None:
-    """Set the manner of this process; called once, by the command line, before any output."""
-    _manners[:] = [how]
+    """Set the manner of this run; called by the command line, before any output."""
+    _manner.set(how)
 
 
 def say(text: str, level: Level = "info", **facts: Any) -> None:
-    """Print a line on standard error, if the manner of this process allows it."""
+    """Print a line on standard error, if the manner of this run allows it."""
     how = manner()
     if how.tells(level):
         print(how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), file=standard_error(), flush=True)

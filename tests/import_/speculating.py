@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from keytail.main import main as cli
-from keytail.run import session
+from keytail.run.settings import CORRECTNESS
 
 DUPLICATES = {
     "spark.speculation": "true",
@@ -19,5 +19,5 @@ DUPLICATES = {
 }
 
 if __name__ == "__main__":
-    session.CORRECTNESS.update(DUPLICATES)
+    CORRECTNESS.update(DUPLICATES)
     cli.main(sys.argv[1:])

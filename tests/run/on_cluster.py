@@ -24,7 +24,8 @@ from keytail.compact import execution as compaction
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL
-from keytail.run import session, workers
+from keytail.run import workers
+from keytail.run.settings import CORRECTNESS
 from tests.import_.speculating import DUPLICATES
 from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 
@@ -51,7 +52,7 @@ def clean_badly(
 def main() -> None:
     master, log_dir, notes, how, speculation = sys.argv[1:]
     if speculation == "forced":
-        session.CORRECTNESS.update(DUPLICATES)
+        CORRECTNESS.update(DUPLICATES)
     badly = dict(one.split(":") for one in how.split(","))
     compact.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
     settings: dict[str, str] = {}

@@ -41,7 +41,7 @@ def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make command lines in this process use the shared session, without stopping it."""
     session = sys.modules["keytail.run.session"]
     monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
-    monkeypatch.setattr(session, "_stop", lambda spark: None)
+    monkeypatch.setattr(session, "_stop", lambda engine: None)
     monkeypatch.setattr(session, "end_jvm", lambda: None)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keytail.run.session import CORRECTNESS
+from keytail.run.settings import CORRECTNESS
 from tests.run.cluster import SECURE
 from tests.run.test_submit import ROOT, submit
 

@@ -23,7 +23,8 @@ from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.run import ended, jvm_log, session
-from keytail.run.ended import SparkEnded, await_signal, quiet_py4j, text_of
+from keytail.run.ended import SparkEnded, await_signal, first_line, quiet_py4j, text_of
+from keytail.run.jvm_log import JvmLog
 from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import attempt_one
@@ -96,7 +97,7 @@ def test_the_text_of_an_error_is_had_without_its_jvm() -> None:
     with pytest.raises(Py4JNetworkError):
         str(java_error())
     assert text_of(java_error()) == "Py4JJavaError"
-    assert session.first_line(java_error()) == "Py4JJavaError"
+    assert first_line(java_error()) == "Py4JJavaError"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,8 @@ def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.M
     reader, jvm = os.pipe()
     out, real = os.pipe()
     started = threading.Event()
-    jvm_log._unheard.clear()
-    passing = threading.Thread(target=jvm_log._pass_on, args=(reader, real, started))
+    log = JvmLog()
+    passing = threading.Thread(target=log._pass_on, args=(reader, real, started))
     passing.start()
     os.write(jvm, b"WARNING: Using incubator modules: x\nError: no such ma")
     os.write(jvm, b"ster\n")
@@ -224,14 +225,13 @@ def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.M
     assert os.read(out, 100) == b"ERROR of a task\n"
     os.write(jvm, b"java.util.concurrent.RejectedExecutionException: Task\n")
     time.sleep(0.05)
-    jvm_log._unheard.set()
+    log.silence()
     os.write(jvm, b"\tat java.base/java.util.concurrent\n")
     os.close(jvm)
     passing.join(60)
     os.close(real)
     assert os.read(out, 100) == b""
     os.close(out)
-    jvm_log._unheard.clear()
 
 
 def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
@@ -240,7 +240,7 @@ def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
     nobody, real = os.pipe()
     os.close(nobody)
     started = threading.Event()
-    passing = threading.Thread(target=jvm_log._pass_on, args=(reader, real, started), daemon=True)
+    passing = threading.Thread(target=JvmLog()._pass_on, args=(reader, real, started), daemon=True)
     passing.start()
     os.set_blocking(jvm, False)
     said, last_s = 0, time.monotonic() + 60

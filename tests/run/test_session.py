@@ -12,6 +12,7 @@ import pytest
 from keytail.errors import UsageProblem
 from keytail.run import jvm_log
 from keytail.run.java import java_version, require_java
+from keytail.run.jvm_log import JvmLog
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +70,8 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
     streams: list[Any] = []
     io = SimpleNamespace(FileOutputStream=lambda path: open(path, "wb", 0), PrintStream=lambda stream, flushes: stream)
     java = SimpleNamespace(io=io, lang=SimpleNamespace(System=SimpleNamespace(setErr=streams.append)))
-    jvm_log.redirect(SimpleNamespace(sparkContext=SimpleNamespace(_jvm=SimpleNamespace(java=java))))
+    log = JvmLog()
+    log.redirect(SimpleNamespace(sparkContext=SimpleNamespace(_jvm=SimpleNamespace(java=java))))
     [passing] = set(threading.enumerate()) - before
     [jvm] = streams
     jvm.write(b"ERROR of a task\n")
@@ -78,20 +80,17 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
         time.sleep(0.02)
         heard = capfd.readouterr().err
     assert heard == "ERROR of a task\n"
-    try:
-        jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
-        jvm_log._unheard.set()
-        jvm.close()
-        passing.join(60)
-        assert not passing.is_alive()
-        assert capfd.readouterr().err == ""
-    finally:
-        jvm_log._unheard.clear()
+    jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
+    log.silence()
+    jvm.close()
+    passing.join(60)
+    assert not passing.is_alive()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_jvm_that_ends_already_says_nothing_more() -> None:
     before = set(threading.enumerate())
-    jvm_log.redirect(SimpleNamespace())
+    JvmLog().redirect(SimpleNamespace())
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()

@@ -22,6 +22,7 @@ from keytail.cli.rows import error_console, human_bytes, human_time
 from keytail.errors import visible
 from keytail.run.watching import HERE, DriverAddress, Sign, Watch
 from keytail.telling import manner, say
+from keytail.threads import inheriting
 
 # Up to this number of partitions, each has a line when it ends; with more, only those that failed or took long.
 EACH_HAS_A_LINE = 100
@@ -155,7 +156,7 @@ class Reporter:
         if self._is_live:
             self._bar = _Live(self._description(), self._standing.size_bytes)
             self._bar.start()
-        threading.Thread(target=self._go_on, name="progress", daemon=True).start()
+        threading.Thread(target=inheriting(self._go_on), name="progress", daemon=True).start()
 
     def note(self, text: str) -> None:
         """Print a separate line, such as `starting Spark`."""

@@ -42,6 +42,7 @@ from keytail.run.hosts import refuse_unseen
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, explained
+from keytail.threads import inheriting
 
 if TYPE_CHECKING:
     from keytail.compact.out_of_place.placing import Placing
@@ -109,8 +110,8 @@ class Compaction:
         try:
             for number in range(bundles_in_flight(len(self.tasks), parallel)):
                 ends.append(threading.Event())
-                arguments = (2 * parallel, ends[-1])
-                threading.Thread(target=self._work, args=arguments, name=f"bundles-{number}", daemon=True).start()
+                work = inheriting(partial(self._work, 2 * parallel, ends[-1]))
+                threading.Thread(target=work, name=f"bundles-{number}", daemon=True).start()
             for end in ends:
                 end.wait()
             if self._ended is not None:

@@ -17,9 +17,9 @@ from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import parse_offset_index
+from keytail.log import meter
 from keytail.log.fs import FileSystem
 from keytail.log.key_scan import KeyScanner
-from keytail.log.meter import METER
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
@@ -27,7 +27,7 @@ from keytail.log.transactions import Contradiction, Transactions, TransactionTra
 
 
 class PhaseClock:
-    """Seconds spent in each phase of a round; the meter of this process reports the current phase."""
+    """Seconds spent in each phase of a round; the meter of the task reports the current phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -36,7 +36,7 @@ class PhaseClock:
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
-            with METER.during(name):
+            with meter.during(name):
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from keytail.cli.configuration import Configuration
@@ -28,6 +27,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import PartitionFacts
 from keytail.run.each_partition import of_each
+from keytail.threads import Threads
 
 _ALWAYS = ("cleanup.policy",)
 
@@ -53,7 +53,7 @@ def describe(request: Request, fs: FileSystem = LOCAL) -> list[DescribeRow]:
             fs,
         )
     planned = [plan_one(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with Threads(max_workers=os.cpu_count()) as pool:
         return list(pool.map(lambda plan: row(plan, _count(fs, plan.facts)), planned))
 
 

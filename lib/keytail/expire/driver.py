@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from keytail.cli.configuration import Configuration
@@ -35,6 +35,7 @@ from keytail.log.recover import recover
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
+from keytail.threads import Threads
 
 
 @dataclass
@@ -71,7 +72,7 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
             run.enter_context(hold(request.choice.log_dirs, fs))
         chosen = choose(fs, request.choice)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, now_ms)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "ages") as pool:
+        with Threads(len(os.sched_getaffinity(0)), "ages") as pool:
             looked_at = [
                 _look(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
             ]
@@ -153,7 +154,7 @@ def _look(
     return _LookedAt(facts, retention, "kept", "", tuple(notes), in_use, start_ms, tasks)
 
 
-def _begin_reading(fs: FileSystem, pool: ThreadPoolExecutor, one: _LookedAt, now_ms: int) -> None:
+def _begin_reading(fs: FileSystem, pool: Threads, one: _LookedAt, now_ms: int) -> None:
     """Start to read, in parallel, the segments that expire if their indexes are right, and the next one."""
     if one.retention is None:
         return

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +32,7 @@ from keytail.log.lock import LockLost
 from keytail.rebuild_index.partition import remove_scratch
 from keytail.run.spark_engine import name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, attempt_one, explained
+from keytail.threads import Threads
 from keytail.values import from_bytes
 
 _ANSWER_SCHEMA = "partition int, answer binary"
@@ -88,7 +88,7 @@ class Import:
             if problem is None and not any(plan.record for plan in self.plans):
                 self._refuse_empty(answers)
             # In a separate thread: signals are delivered to this one, so they do not interrupt a commit.
-            with ThreadPoolExecutor(1, "commits") as commits:
+            with Threads(1, "commits") as commits:
                 for plan in self.plans:
                     outcome = commits.submit(self._install, plan, answers.get(plan.partition), problem).result()
                     self.on_outcome(outcome)

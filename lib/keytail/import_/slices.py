@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from keytail.import_.records import Load, Unpack, attempt_name
 from keytail.import_.source import Source, chosen_columns
 from keytail.log.fs import LOCAL
 from keytail.run.tasks import explained
+from keytail.threads import Threads
 
 # Decoded size according to Parquet's footers; a task needs a second or less for a slice.
 SLICE_BYTES = 64 << 20
@@ -138,7 +138,7 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
     if why is not None:
         return why
     try:
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as readers:
+        with Threads(_FOOTERS_AT_ONCE, "footers") as readers:
             files = list(readers.map(partial(_look_into, columns=columns), map(_local_path, uris)))
     except Exception as problem:  # of any type: Spark may be able to read the files, or reports the fault
         return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"

@@ -15,8 +15,8 @@ from keytail.ledger.command import MaintainRow
 from keytail.ledger.tables import TABLES
 from keytail.ledger.write import Ledger, again
 from keytail.run.delta import alone
+from keytail.run.ended import first_line
 from keytail.run.engine import Engine
-from keytail.run.session import first_line
 from keytail.run.spark_engine import name_jobs
 
 # Delta's own default, below which it refuses: a reader or writer may still be using the files.

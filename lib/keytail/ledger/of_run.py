@@ -187,7 +187,7 @@ def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: F
     """Repair what earlier runs left open. Failures are left to the next run: they do not keep this run from its
     work."""
     from keytail.ledger.repair import repair  # noqa: PLC0415 (brings in the kernels)
-    from keytail.run.session import first_line  # noqa: PLC0415 (as the line above)
+    from keytail.run.ended import first_line  # noqa: PLC0415 (as the line above)
 
     try:
         mended = repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs)

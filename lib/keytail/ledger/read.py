@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger.tables import TABLES
-from keytail.run.session import first_line
+from keytail.run.ended import first_line
 
 # A column, and the text or one of the texts that it must be equal to.
 Filters = Mapping[str, str | Collection[str]]

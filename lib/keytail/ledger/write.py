@@ -29,10 +29,9 @@ from keytail.ledger.tables import (
 )
 from keytail.run.contents import SegmentPlace, read_contents
 from keytail.run.delta import alone
-from keytail.run.ended import text_of
+from keytail.run.ended import first_line, text_of
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
-from keytail.run.session import first_line
 from keytail.run.spark_engine import name_jobs
 
 _VERSION_PROPERTY = "keytail.ledger.version"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
+
+from keytail.threads import Threads
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ def one_ahead(items: Generator[T, None, None]) -> Iterator[T]:
     last one taken.
     """
     end = object()
-    with closing(items), ThreadPoolExecutor(1, "ahead") as thread:
+    with closing(items), Threads(1, "ahead") as thread:
         item = next(items, end)
         while item is not end:
             coming = thread.submit(next, items, end)

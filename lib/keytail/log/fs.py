@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from keytail.acting_user import current, is_another
 from keytail.errors import WRITTEN_TO, ForeignFile, NotRegular, Refused, SymbolicLink
+from keytail.log import meter
 from keytail.log.file_facts import (
     ACCESS_ACL,
     DirEntry,
@@ -39,7 +40,6 @@ from keytail.log.file_facts import (
     scan_names,
     scan_sizes,
 )
-from keytail.log.meter import METER
 from keytail.log.paths import DIRECTORY, READABLE_DIRECTORY, open_directory, split, symbolic_link
 
 T = TypeVar("T")
@@ -389,7 +389,7 @@ class FileSystem:
             if count == 0:
                 break
             done += count
-        METER.read_bytes += done
+        meter.count(done)
         return done
 
     def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:

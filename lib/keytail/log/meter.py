@@ -1,7 +1,8 @@
-"""Counts the bytes of logs that this process has read, and records the phase of its work, to show progress."""
+"""Counts the bytes of logs that a task has read, and records the phase of its work, to show progress."""
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,18 +10,43 @@ from dataclasses import dataclass
 
 @dataclass
 class Meter:
-    """Updated by log/fs.py; concurrent reads of several threads may be missed."""
+    """Of one task; concurrent reads of several of its threads may be missed."""
 
     read_bytes: int = 0
     phase: str = ""
 
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        before, self.phase = self.phase, phase
-        try:
-            yield
-        finally:
-            self.phase = before
+
+# A context variable (threads.py): what reads is far below the task, and readers of other tasks run beside it.
+_meter: contextvars.ContextVar[Meter | None] = contextvars.ContextVar("meter", default=None)
 
 
-METER = Meter()
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """Yield the meter of what is read within the context, by this thread and threads that it starts."""
+    before, meter = _meter.get(), Meter()
+    _meter.set(meter)
+    try:
+        yield meter
+    finally:
+        _meter.set(before)
+
+
+@contextmanager
+def during(phase: str) -> Iterator[None]:
+    """Record the phase of the task, if its progress is shown."""
+    meter = _meter.get()
+    if meter is None:
+        yield
+        return
+    before, meter.phase = meter.phase, phase
+    try:
+        yield
+    finally:
+        meter.phase = before
+
+
+def count(read_bytes: int) -> None:
+    """Count bytes that were read; called by log/fs.py."""
+    meter = _meter.get()
+    if meter is not None:
+        meter.read_bytes += read_bytes

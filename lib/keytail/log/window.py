@@ -6,12 +6,13 @@ the bytes after it. The caller interprets the bytes.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 
 from keytail.errors import KeytailError
 from keytail.log.fs import FileSystem
+from keytail.threads import Threads
 
 WINDOW_BYTES = 2 << 20
 _HEADROOM_BYTES = 256 << 10  # before the prefetched bytes: room for the rest of the previous window
@@ -26,7 +27,7 @@ class Window:
         self._buffer = np.empty(0, dtype=np.uint8)
         self._begin = 0
         self._ahead = np.empty(0, dtype=np.uint8)
-        self._reader: ThreadPoolExecutor | None = None
+        self._reader: Threads | None = None
         self._coming: Future[int] | None = None
         self._coming_bytes = 0
         self._fd = -1
@@ -108,7 +109,7 @@ class Window:
         if len(self._ahead) < _HEADROOM_BYTES + self._window_bytes:
             self._ahead = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
         if self._reader is None:
-            self._reader = ThreadPoolExecutor(1, "read-ahead")
+            self._reader = Threads(1, "read-ahead")
         self._coming_bytes = min(self._window_bytes, self.size_bytes - behind)
         room = self._ahead[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
         self._coming = self._reader.submit(self._fs.read_into, self._fd, room, behind)

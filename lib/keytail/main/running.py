@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import pkgutil
 import signal
@@ -42,7 +43,9 @@ def function_of(command: Command) -> Callable[..., None]:
 
     def function(context: typer.Context, **flags: Any) -> None:
         try:
-            status = _status_of(command, flags, {"submitted": context.obj == SUBMITTED})
+            given = {"submitted": context.obj == SUBMITTED}
+            # What the run sets in its context ends with it (threads.py).
+            status = contextvars.copy_context().run(_status_of, command, flags, given)
         finally:
             acting_user.give_back()
         raise typer.Exit(end_of_output(status, changes=bool(flags.get("execute"))))

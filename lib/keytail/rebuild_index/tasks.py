@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -44,6 +43,7 @@ from keytail.run.engine import Engine, ThisProcess, end_tasks
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.tasks import Outcome, attempt_one, explained
 from keytail.run.watching import telling
+from keytail.threads import Threads
 
 # In flight at a time: enough to keep a cluster busy, little enough that a killed run loses little.
 BUNDLE_BYTES = 16 << 30
@@ -110,7 +110,7 @@ class Rebuild:
         self._cores = self.engine.parallel_tasks
         # While one bundle is finished in the driver, the next one keeps the cores busy.
         threads = 2 if self.engine.has_workers else 1
-        with ThreadPoolExecutor(threads, "bundles") as pool:
+        with Threads(threads, "bundles") as pool:
             begun = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
             try:
                 for future in begun:

@@ -84,6 +84,12 @@ def text_of(problem: BaseException) -> str:
         return type(problem).__name__
 
 
+def first_line(problem: BaseException) -> str:
+    """Return the first line of the error's text, or its type."""
+    lines = text_of(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__
+
+
 def sweep(remove: Callable[[], int]) -> None:
     """Call `remove`, which removes scratch files and returns their number, until no new ones appear: a worker may
     outlive its JVM for a moment."""

@@ -19,99 +19,87 @@ _START_NOISE = re.compile(
     rb"Setting default log level|To adjust logging level use|Deleted \d+ files and directories in a total of"
 )
 
-# Set once a stop has begun.
-_unheard = threading.Event()
 
+class JvmLog:
+    """The output of one JVM. Nothing is passed on after `silence`."""
 
-def silence() -> None:
-    """Discard all further output of the JVM: a stop has begun."""
-    _unheard.set()
+    def __init__(self) -> None:
+        self.withheld: list[bytes] = []
+        self._silenced = threading.Event()
+        self._also: re.Pattern[bytes] | None = None
 
+    def silence(self) -> None:
+        """Discard all further output: a stop has begun, and cancelled work and the shutdown fail with long messages
+        that no logging level suppresses."""
+        self._silenced.set()
 
-def has_jvm() -> bool:
-    """Return whether this process is already a driver, with a JVM that it or spark-submit started."""
-    return "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None
+    def withhold(self, lines: re.Pattern[bytes]) -> None:
+        """Collect lines of the start that match `lines` in `withheld`."""
+        self._also = lines
 
+    @contextlib.contextmanager
+    def of_start(self) -> Iterator[None]:
+        """Pass on the standard error of the JVM that is launched within the context, without the lines that every
+        healthy start writes.
 
-@contextlib.contextmanager
-def without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list[bytes]]:
-    """Pass on the starting JVM's standard error, without the lines that every healthy start writes.
-
-    Lines that match `also` are collected in the list that is yielded.
-
-    Its standard output is sent to standard error too. The JVM inherits the descriptors when it is launched and keeps
-    them: the pipe exists until the process ends. Once a stop has begun nothing is passed on: cancelled work and the
-    shutdown fail with long messages that no logging level suppresses.
-    """
-    if has_jvm():
-        yield []
-        return
-    _unheard.clear()
-    started = threading.Event()
-    withheld: list[bytes] = []
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    real_out, real = os.dup(1), os.dup(2)
-    os.dup2(writer, 1)  # standard output is for rows
-    os.dup2(writer, 2)
-    os.close(writer)
-    threading.Thread(target=_pass_on, args=(reader, real, started, also, withheld), daemon=True).start()
-    try:
-        yield withheld
-    finally:
-        started.set()
+        Its standard output is sent to standard error too. The JVM inherits the descriptors when it is launched and
+        keeps them: the pipe exists until the process ends.
+        """
+        started = threading.Event()
+        reader, writer = os.pipe()
+        sys.stdout.flush()
         sys.stderr.flush()
-        os.dup2(real_out, 1)
-        os.close(real_out)
-        os.dup2(real, 2)
+        real_out, real = os.dup(1), os.dup(2)
+        os.dup2(writer, 1)  # standard output is for rows
+        os.dup2(writer, 2)
+        os.close(writer)
+        threading.Thread(target=self._pass_on, args=(reader, real, started), daemon=True).start()
+        try:
+            yield
+        finally:
+            started.set()
+            sys.stderr.flush()
+            os.dup2(real_out, 1)
+            os.close(real_out)
+            os.dup2(real, 2)
 
+    def redirect(self, session: Any) -> None:
+        """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for
+        its own.
 
-def redirect(spark: Any) -> None:
-    """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for its
-    own.
+        If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender follows.
+        """
+        reader, writer = os.pipe()
+        real, started = os.dup(2), threading.Event()
+        started.set()
+        threading.Thread(target=self._pass_on, args=(reader, real, started), daemon=True).start()
+        with contextlib.suppress(Exception):  # no /proc, or a JVM that is already ending
+            java = session.sparkContext._jvm.java
+            stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
+            java.lang.System.setErr(java.io.PrintStream(stream, True))
+        os.close(writer)  # the thread ends with the JVM, or now
 
-    If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender follows.
-    """
-    _unheard.clear()
-    reader, writer = os.pipe()
-    real, started = os.dup(2), threading.Event()
-    started.set()
-    threading.Thread(target=_pass_on, args=(reader, real, started), daemon=True).start()
-    with contextlib.suppress(Exception):  # no /proc, or a JVM that is already ending
-        java = spark.sparkContext._jvm.java
-        stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
-        java.lang.System.setErr(java.io.PrintStream(stream, True))
-    os.close(writer)  # the thread ends with the JVM, or now
-
-
-def _pass_on(
-    reader: int,
-    real: int,
-    started: threading.Event,
-    also: re.Pattern[bytes] | None = None,
-    withheld: list[bytes] | None = None,
-) -> None:
-    """Pass on lines at once while the JVM starts, and afterwards with a delay: the signal that ends a run may reach the
-    JVM and its workers a moment before the driver."""
-    begun = b""  # the start of a line
-    while data := os.read(reader, 1 << 16):
-        if started.is_set() and not _unheard.is_set():
-            _unheard.wait(HELD_BACK_S)
-        if _unheard.is_set():
-            begun = b""
-            continue
-        whole, newline, begun = (begun + data).rpartition(b"\n")
-        for line in (whole + newline).splitlines(keepends=True):
-            if _START_NOISE.match(line):
+    def _pass_on(self, reader: int, real: int, started: threading.Event) -> None:
+        """Pass on lines at once while the JVM starts, and afterwards with a delay: the signal that ends a run may reach
+        the JVM and its workers a moment before the driver."""
+        begun = b""  # the start of a line
+        while data := os.read(reader, 1 << 16):
+            if started.is_set() and not self._silenced.is_set():
+                self._silenced.wait(HELD_BACK_S)
+            if self._silenced.is_set():
+                begun = b""
                 continue
-            if also is not None and withheld is not None and not started.is_set() and also.match(line):
-                withheld.append(line)
-                continue
-            write(real, line)
-    os.close(reader)
-    if begun and not _unheard.is_set():
-        write(real, begun)
+            whole, newline, begun = (begun + data).rpartition(b"\n")
+            for line in (whole + newline).splitlines(keepends=True):
+                if _START_NOISE.match(line):
+                    continue
+                if self._also is not None and not started.is_set() and self._also.match(line):
+                    self.withheld.append(line)
+                    continue
+                write(real, line)
+        os.close(reader)
+        if begun and not self._silenced.is_set():
+            write(real, begun)
 
 
 def write(fd: int, data: bytes) -> None:

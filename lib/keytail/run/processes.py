@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from keytail.run.tasks import Outcome, killed, watched_attempt
 from keytail.run.watching import HERE, current_channel
+from keytail.threads import inheriting
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -58,7 +59,8 @@ class Processes:
             _be_child(lambda: _fork_on_demand(theirs, function), keep=theirs.fileno(), parent=driver)
         theirs.close()
         self._threads = [
-            threading.Thread(target=self._serve, name=f"worker-{number}", daemon=True) for number in range(count)
+            threading.Thread(target=inheriting(self._serve), name=f"worker-{number}", daemon=True)
+            for number in range(count)
         ]
         for thread in self._threads:
             thread.start()

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError
-from keytail.run import jvm_log
 from keytail.run.ended import raise_if_ended, text_of
+from keytail.run.jvm_log import JvmLog
 from keytail.run.tasks import Outcome, answer_bytes, attempt_one, killed
 from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
 from keytail.values import from_bytes
@@ -26,12 +26,16 @@ answer_schema = "id bigint, answer binary"
 
 
 class SparkEngine:
-    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/session.py."""
+    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/session.py.
+
+    `log` is the output of its JVM.
+    """
 
     has_workers = True
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, log: JvmLog | None = None) -> None:
         self.session = session
+        self.log = JvmLog() if log is None else log
 
     @property
     def concurrent_tasks(self) -> int:
@@ -84,7 +88,7 @@ class SparkEngine:
         return outcomes
 
     def cancel(self) -> None:
-        jvm_log.silence()
+        self.log.silence()
         with contextlib.suppress(Exception):  # its JVM may have ended
             self.session.sparkContext.setLogLevel("OFF")  # cancelled jobs fail with long messages
             self.session.sparkContext.cancelAllJobs()

@@ -10,6 +10,7 @@ ignored.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hmac
 import json
 import os
@@ -21,7 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from keytail.log.meter import METER
+from keytail.log.meter import metered
+from keytail.threads import inheriting
 
 _EVERY_S = 0.5
 # A shorter task is reported only by its answer.
@@ -67,10 +69,10 @@ class Channel:
     @contextlib.contextmanager
     def telling(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
         """Send signs for the partition `name` within the context; `phase` is reported until the work sets its own."""
-        begun_bytes, begun_s, over = METER.read_bytes, time.monotonic(), threading.Event()
+        begun_s, over = time.monotonic(), threading.Event()
 
         def send(is_over: bool = False) -> None:
-            sign = [name, attempt, METER.phase, METER.read_bytes - begun_bytes, is_over]
+            sign = [name, attempt, meter.phase, meter.read_bytes, is_over]
             with contextlib.suppress(OSError):
                 out.send(_with_code(json.dumps(sign).encode(), self.key))
 
@@ -78,7 +80,8 @@ class Channel:
             while not over.wait(_EVERY_S):
                 send()
 
-        with METER.during(phase), contextlib.ExitStack() as held:
+        with metered() as meter, contextlib.ExitStack() as held:
+            meter.phase = phase
             try:
                 family, address = _address(self.host, self.port)  # once: a name may take seconds to look up
                 out = held.enter_context(socket.socket(family, socket.SOCK_DGRAM))
@@ -115,15 +118,16 @@ class Watch:
             raise
         self.channel = Channel(driver.host, self._socket.getsockname()[1], secrets.token_bytes(_KEY_BYTES))
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
+        self._thread = threading.Thread(target=inheriting(self._listen), name="watch", daemon=True)
 
     def __enter__(self) -> Watch:
         self._thread.start()
-        _current.append(self.channel)
+        self._before = _channel.get()
+        _channel.set(self.channel)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _current[:] = [one for one in _current if one != self.channel]
+        _channel.set(self._before)
         self._over.set()
         with contextlib.suppress(OSError), socket.socket(self._socket.family, socket.SOCK_DGRAM) as out:
             out.sendto(b"", self._socket.getsockname())  # wakes the thread
@@ -141,27 +145,27 @@ class Watch:
                 self._heard(sign)
 
 
-# Global: a process has one run, and the code that processes a partition is far below the code that shows progress.
-_current: list[Channel] = []
+# A context variable (threads.py): the code that processes a partition is far below the code that shows progress.
+_channel: contextvars.ContextVar[Channel | None] = contextvars.ContextVar("channel", default=None)
 
 
 def current_channel() -> Channel | None:
-    """Return the channel of this process's watch or, in a task, of the driver's; None if there is no watch."""
-    return _current[-1] if _current else None
+    """Return the channel of this run's watch or, in a task, of the driver's; None if there is no watch."""
+    return _channel.get()
 
 
 def send_to(channel: Channel | None) -> None:
     """Set the channel in the process of a task, before the task begins."""
-    _current[:] = [] if channel is None else [channel]
+    _channel.set(channel)
 
 
 def telling(path: str, attempt: str, phase: str = "") -> contextlib.AbstractContextManager[None]:
-    """Send signs about this process's work on the partition in directory `path` to the current channel, if any.
+    """Send signs about the work on the partition in directory `path` to the current channel, if any.
 
     `phase` is reported until the work sets its own phases.
     """
     channel = current_channel()
-    return METER.during(phase) if channel is None else channel.telling(os.path.basename(path), attempt, phase)
+    return contextlib.nullcontext() if channel is None else channel.telling(os.path.basename(path), attempt, phase)
 
 
 def _address(host: str, port: int) -> tuple[int, Any]:

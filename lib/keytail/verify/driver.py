@@ -11,7 +11,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from keytail.run.tasks import Outcome, attempt_one
 from keytail.run.watching import telling
 from keytail.run.workers import workers_of_run
 from keytail.telling import say
+from keytail.threads import Threads
 from keytail.verify.command import Request, VerifyRow
 from keytail.verify.findings import Finding, Findings
 from keytail.verify.log_dir import verify_log_dir
@@ -179,7 +179,7 @@ def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> Non
     """
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
+    with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:
         bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
         run = partial(engine.run_bundle, function=verify_on_worker, name="verify", stopped=stopped.is_set)
         jobs = [pool.submit(run, bundle) for bundle in bundles]

@@ -27,7 +27,7 @@ from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
 from keytail.log.fs import FileSystem
-from keytail.run import session
+from keytail.run.settings import CORRECTNESS
 from tests.import_.speculating import DUPLICATES
 from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 
@@ -66,7 +66,7 @@ BADLY = {"scan": scan_badly, "merge": merge_badly}
 def main() -> None:
     master, log_dir, notes, how, speculation = sys.argv[1:]
     if speculation == "forced":
-        session.CORRECTNESS.update(DUPLICATES)
+        CORRECTNESS.update(DUPLICATES)
     for one in filter(None, how.split(",")):
         stage, _, kind = one.partition(":")
         setattr(stages, stage, partial(BADLY[stage], notes, kind, getattr(stages, stage)))

@@ -32,6 +32,7 @@ from keytail.kernels.memory import zeros
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile, GroupOutput
 from keytail.log.window import Window
+from keytail.threads import inheriting
 
 _WORDS = proof_table.SLOT_WORDS
 _CELL_ENTRIES = 1 << 17
@@ -234,7 +235,7 @@ def _pushed(work: Callable[[Callable[[Cell], None]], None]) -> Iterator[Cell]:
         except _GivenUp:
             return
 
-    thread = threading.Thread(target=run, name="proof", daemon=True)
+    thread = threading.Thread(target=inheriting(run), name="proof", daemon=True)
     thread.start()
     try:
         while isinstance(item := cells.get(), Cell):

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
 from keytail.log.replace import GroupOutput
+from keytail.threads import Threads
 
 T = TypeVar("T")
 
@@ -287,7 +287,7 @@ class StoreTree:
             if slash:
                 listings.setdefault(directory, {})[file] = (size_bytes, None)
         with_record = [name for name, listing in listings.items() if names.OUTPUT_RECORD in listing]
-        with ThreadPoolExecutor(_READERS) as readers:
+        with Threads(_READERS) as readers:
             read = readers.map(lambda name: self.store.below(name).read(names.OUTPUT_RECORD), with_record)
             records = dict(zip(with_record, read, strict=True))
         return {

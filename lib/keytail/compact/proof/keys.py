@@ -7,7 +7,7 @@ one set of notes, a thread hashes and puts the previous set.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NoReturn
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from keytail.errors import KeytailError
 from keytail.kernels import proof_table as kernels
 from keytail.kernels.memory import zeros
+from keytail.threads import Threads
 
 SLOT_BYTES = 8 * kernels.SLOT_WORDS
 _NOTES = 1 << 16
@@ -55,7 +56,7 @@ class Keys:
         self._expected = 0
         self._notes = [_Notes(_NOTES, _KEY_BYTES), _Notes(_NOTES, _KEY_BYTES)]
         self._digests = np.empty((2, _NOTES), dtype=np.uint64)
-        self._thread = ThreadPoolExecutor(1, "keys")
+        self._thread = Threads(1, "keys")
         self._coming: Future[tuple[int, int]] | None = None
 
     @property

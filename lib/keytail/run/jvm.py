@@ -1,0 +1,101 @@
+"""The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
+
+A process has at most one JVM of pyspark, which stays when a session is stopped; pyspark keeps it in
+`SparkContext._gateway`. What belongs to a JVM that keytail started is kept there too, so nothing here is global. A JVM
+that other code of this process started, as in a notebook, is used but never ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from keytail.acting_user import as_caller, popen_as_caller
+from keytail.run.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
+from keytail.run.jvm_log import JvmLog
+
+
+class Jvm:
+    """A JVM to be started in `starting`. Raises KeytailError if its private directory cannot be created.
+
+    The directory is removed by `end`, or at the end of this process.
+    """
+
+    def __init__(self) -> None:
+        self.log = JvmLog()
+        with as_caller():
+            self._dirs = LocalDirs(configured_parents())
+        self._processes: list[subprocess.Popen[Any]] = []
+        self._is_ended = False
+        atexit.register(self._remove_dirs)
+
+    @property
+    def temporary(self) -> str:
+        return self._dirs.paths[0]
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """The context in which pyspark starts the JVM, with `popen`. If that fails, the JVM is ended."""
+        try:
+            with environment_of_children(safe_environment(self._dirs.paths)), self.log.of_start():
+                yield
+            _pyspark().SparkContext._gateway.keytail_jvm = self
+        except BaseException:
+            self.end()
+            raise
+
+    def popen(self, *arguments: Any, **options: Any) -> Any:
+        """Start the JVM's process, for pyspark, as the user that started this process: it reads packages and writes
+        tables."""
+        process = popen_as_caller(*arguments, **options)
+        self._processes.append(process)
+        if self._is_ended:  # the start was interrupted meanwhile, in another thread
+            process.kill()
+        return process
+
+    def end(self) -> None:
+        """End the JVM, whose session has been stopped or abandoned, and remove its files."""
+        self._is_ended = True
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        context = _pyspark().SparkContext
+        if getattr(context._gateway, "proc", None) in self._processes:
+            context._gateway = context._jvm = None  # the next session starts a JVM of its own
+        self._remove_dirs()
+
+    @as_caller()
+    def _remove_dirs(self) -> None:
+        atexit.unregister(self._remove_dirs)
+        self._dirs.remove()
+
+
+def has_jvm() -> bool:
+    """Return whether this process is already a driver, with a JVM that it or spark-submit started."""
+    return "pyspark" in sys.modules and _pyspark().SparkContext._gateway is not None
+
+
+def has_session() -> bool:
+    """Return whether a session is active in this process."""
+    return "pyspark" in sys.modules and _pyspark().SparkContext._active_spark_context is not None
+
+
+def jvm_of_keytail() -> Jvm | None:
+    """Return the JVM of this process if keytail started it."""
+    return getattr(_pyspark().SparkContext._gateway, "keytail_jvm", None) if has_jvm() else None
+
+
+def end_jvm() -> None:
+    """End the JVM of this process if keytail started it."""
+    if (jvm := jvm_of_keytail()) is not None:
+        jvm.end()
+
+
+def _pyspark() -> Any:
+    import pyspark  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
+
+    return pyspark

@@ -1,0 +1,32 @@
+"""Threads that belong to a run: they inherit the context variables of the code that starts them.
+
+Three things of a run are context variables, and not parameters of everything between the command and the code that
+uses them, because they only affect what is displayed: the manner of its output (telling.py), the channel for the
+progress of tasks (run/watching.py) and the count of bytes that a task has read (log/meter.py). So two runs in one
+process, in different threads or one after the other, do not affect each other. Python's own threads start without the
+variables of the code that starts them.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def inheriting(function: Callable[P, R]) -> Callable[P, R]:
+    """Return `function` with the context variables of the caller, to be called once, by a new thread."""
+    return partial(contextvars.copy_context().run, function)
+
+
+class Threads(ThreadPoolExecutor):
+    """A thread pool whose work has the context variables of the code that submits it."""
+
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        work: Any = inheriting(function)
+        return super().submit(work, *args, **kwargs)

@@ -1,0 +1,185 @@
+"""Two runs in one process, as in a notebook, an Airflow worker or these tests, do not affect each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from keytail.cli.command import reported
+from keytail.cli.options import Output
+from keytail.log import meter
+from keytail.log.ahead import one_ahead
+from keytail.log.fs import LOCAL
+from keytail.run import session
+from keytail.run.engine import ThisProcess
+from keytail.run.jvm import Jvm
+from keytail.run.jvm_log import JvmLog
+from keytail.run.watching import HERE, Sign, Watch, current_channel, telling
+from keytail.telling import Manner, manner, say, speak
+from keytail.threads import Threads, inheriting
+
+
+def _side_by_side(*runs: Callable[[], None]) -> None:
+    problems: list[BaseException] = []
+
+    def work(run: Callable[[], None]) -> None:
+        try:
+            run()
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not problems, problems
+
+
+def test_each_run_has_its_own_manner_of_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in the threads that it starts, and whatever the others set later."""
+    both = threading.Barrier(2)
+
+    def run(how: Manner, text: str) -> None:
+        speak(how)
+        both.wait(60)
+        say(f"{text} itself", "detail")
+        with Threads(1) as pool:
+            pool.submit(say, f"{text} in a pool", "detail").result()
+        thread = threading.Thread(target=inheriting(lambda: say(f"{text} in a thread", "detail")))
+        thread.start()
+        thread.join(60)
+
+    before = manner()
+    _side_by_side(
+        lambda: run(Manner(verbose=True, as_json=True), "json"), lambda: run(Manner(quiet=True), "quiet")
+    )
+    lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["json itself", "json in a pool", "json in a thread"]
+    assert manner() == before
+
+
+def test_the_manner_of_a_command_ends_with_it() -> None:
+    seen: list[Manner] = []
+
+    def command(output: Output = Output.json) -> None:
+        """A command."""
+        seen.append(manner())
+
+    before = manner()
+    with pytest.raises(typer.Exit):
+        reported(command)(quiet=True)
+    assert seen == [Manner(quiet=True)]
+    assert manner() == before
+
+
+def _pieces(path: str, count: int) -> Iterator[bytes]:
+    for _ in range(count):
+        yield LOCAL.read_at(path, 0, 1000)
+
+
+def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) -> None:
+    """Tasks in this process, which read with a thread of their own, at the same time."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    both = threading.Barrier(2)
+
+    def read(payload: tuple[str, int], attempt: str) -> int:
+        name, count = payload
+        with telling(name, attempt, "first"):
+            both.wait(60)
+            read = sum(map(len, one_ahead(_pieces(str(path), count))))
+            with meter.during(f"second of {name}"):
+                time.sleep(0.7)  # long enough to be reported
+            both.wait(60)
+        return read
+
+    def run(name: str, count: int, heard: list[Sign]) -> None:
+        with Watch(HERE, heard.append):
+            [outcome] = ThisProcess().run_bundle([(name, count)], read)
+            assert outcome.value == 1000 * count
+            last_s = time.monotonic() + 60
+            while not any(sign.is_over for sign in heard) and time.monotonic() < last_s:
+                time.sleep(0.01)
+        assert current_channel() is None
+
+    one: list[Sign] = []
+    two: list[Sign] = []
+    _side_by_side(lambda: run("a-0", 3, one), lambda: run("b-0", 70, two))
+    for name, count, heard in (("a-0", 3, one), ("b-0", 70, two)):
+        assert {sign.name for sign in heard} == {name}
+        assert heard[-1].read_bytes == 1000 * count
+        assert {sign.phase for sign in heard} <= {"first", f"second of {name}"}
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_run_stops_its_own_session_only(was_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that a notebook has started before."""
+    stopped: list[str] = []
+    made = SimpleNamespace(stop=lambda: stopped.append("session"))
+    monkeypatch.setattr(session, "has_session", lambda: was_there)
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: made)
+    monkeypatch.setattr(session, "jvm_of_keytail", lambda: None)
+    monkeypatch.setattr(session, "end_jvm", lambda: stopped.append("JVM"))
+    with contextlib.ExitStack() as run:
+        assert session.session_of_run(run, "local[1]", submitted=False).session is made
+    assert stopped == ([] if was_there else ["session", "JVM"])
+
+
+def test_the_output_of_one_jvm_is_silenced_alone() -> None:
+    out, real = os.pipe()
+    one, two = JvmLog(), JvmLog()
+    one.silence()
+    begun = threading.Event()
+    for log, text in ((one, b"of one\n"), (two, b"of two\n")):
+        reader, jvm = os.pipe()
+        os.write(jvm, text)
+        os.close(jvm)
+        log._pass_on(reader, real, begun)
+    os.close(real)
+    assert os.read(out, 100) == b"of two\n"
+    os.close(out)
+
+
+def test_a_jvm_whose_start_was_interrupted_ends_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that starts it goes on. Other children of the process go on too."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    other = subprocess.Popen(["sleep", "60"])
+    jvm = Jvm()
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(KeyboardInterrupt), jvm.starting():
+        first = jvm.popen(["sleep", "60"])
+        raise KeyboardInterrupt
+    assert first.poll() == -signal.SIGKILL
+    assert jvm.popen(["sleep", "60"]).wait(60) == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_what_is_read_beside_tasks_counts_for_none(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    with meter.metered() as outer:
+        with meter.metered() as inner, meter.during("a"):
+            LOCAL.read_at(str(path), 0, 1000)
+        thread = threading.Thread(target=lambda: LOCAL.read_at(str(path), 0, 1000))
+        thread.start()
+        thread.join(60)
+    LOCAL.read_at(str(path), 0, 1000)
+    assert (inner.read_bytes, outer.read_bytes) == (1000, 0)
