@@ -50,7 +50,7 @@ class Assumed:
 
     @property
     def moved_bytes(self) -> float:
-        """Both passes and the proof read every source, the proof also the output: 3 + kept reads, kept writes."""
+        """Map, write and proof read every source, the proof also the output: 3 + kept reads, kept writes."""
         return PETABYTE * (3 + 2 * self.kept_share)
 
 
@@ -147,8 +147,8 @@ def _assumed_table(a: Assumed) -> str:
         ("a machine", f"{a.cores} cores as fast as the measured one, {a.memory_bytes / 2**30:.0f} GiB"),
         ("its drives", f"{a.disk_bytes_per_s / 1e9:.1f} GB/s, reading and writing together"),
         ("or its network, to storage elsewhere", f"{a.network_bytes_per_s / 1e9:.1f} GB/s (25 Gbit/s, nine tenths)"),
-        ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read by both passes and by the proof, "
-         "which reads the output too. Nothing stays in a page cache"),
+        ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read to map, to write and to prove; the proof "
+         "also reads the output. Nothing stays in a page cache"),
     ]  # fmt: skip
     return "\n".join(["### Assumed", "", "| What | Value |", "|---|---|", *(f"| {w} | {v} |" for w, v in rows)])
 

@@ -196,7 +196,7 @@ def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
 
 
 def kernels_alone(log_dir: str, **settings: int) -> dict[str, Any]:
-    """Run both passes over a log in memory: checksum, hash, map, decide, build, index; nothing is written."""
+    """Map and rewrite a log in memory: checksum, hash, map, decide, build, index; nothing is written."""
     task = task_of(log_dir, **settings)
     files = MemoryFiles(Path(task.partition_path))
     # There is nothing on disk to prove. (A plain function: a Mock would keep `files`, and everything in it.)

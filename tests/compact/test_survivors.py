@@ -1,4 +1,4 @@
-"""Pass 1: exactly one bit per mapped key, and the mapped range of the reference model (checklist 7-11)."""
+"""The map phase: exactly one bit per mapped key, and the mapped range of the reference model (checklist 7-11)."""
 
 
 import numpy as np
