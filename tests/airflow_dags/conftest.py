@@ -1,6 +1,6 @@
-"""What tests of the DAGs share. Airflow has an environment of its own, `.venv-airflow`, which they start processes of.
+"""Fixtures for tests of the DAGs. Airflow has a separate environment, `.venv-airflow`, in which they start processes.
 
-Where it is missing they are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
+Without it these tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AIRFLOW = ROOT / ".venv-airflow" / "bin"
 
 @pytest.fixture(scope="session")
 def airflow_bin() -> Path:
-    """Where the programs of the environment are."""
+    """Return the directory of the environment's programs."""
     if not (AIRFLOW / "python").exists():
         reason = f"there is no {AIRFLOW}; `make airflow-venv` builds it"
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
@@ -40,7 +40,7 @@ def airflow_bin() -> Path:
 
 @pytest.fixture(scope="session")
 def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As an operator has it: the environment with keytail, with jobs/ and conf/ in it."""
+    """A folder as an operator has it: the environment with keytail, with jobs/ and conf/ in it."""
     home = tmp_path_factory.mktemp("keytail-home")
     for path in (*(Path(sys.prefix) / name for name in ("bin", "lib", "pyvenv.cfg")), ROOT / "jobs", ROOT / "conf"):
         (home / path.name).symlink_to(path)
@@ -51,7 +51,7 @@ def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(
     airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory, keytail_home: Path
 ) -> dict[str, str]:
-    """Of Airflow's processes: a home of their own, and nothing of Spark or an activated environment."""
+    """Return variables for Airflow's processes: a separate home, and nothing of Spark or an activated environment."""
     made = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_", "AIRFLOW_"))}
     return made | {
         "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
@@ -64,7 +64,7 @@ def environment(
         "KEYTAIL_HOME": str(keytail_home),
         "KEYTAIL_ROLL_RETRY_SECONDS": "0",
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": java_options(),  # for the tests' time
+        "SPARK_SUBMIT_OPTS": java_options(),  # short, for tests
     }
 
 
@@ -81,7 +81,7 @@ class Airflow:
             )  # fmt: skip
 
     def ask(self, what: str, *arguments: Any, log: Path, **environ: str) -> Any:
-        """Returns the answer. Other output goes to the file `log`, whose end is in the error if there is no answer."""
+        """Return the answer. Other output goes to the file `log`, whose end is in the error if there is no answer."""
         path = self.home / "answer.json"
         path.unlink(missing_ok=True)
         question = {"what": what, "arguments": arguments, "env": environ, "answer": str(path), "log": str(log)}
@@ -111,7 +111,7 @@ def airflow(airflow_bin: Path, environment: dict[str, str]) -> Iterator[Airflow]
 
 @pytest.fixture(scope="session")
 def empty_database(airflow: Airflow) -> Path:
-    """A copy of what Airflow has from here on, as no DAG has run with it."""
+    """Copy Airflow's state from here on, before any DAG has run with it."""
     airflow.ask("migrate", log=airflow.home / "migrate.log")
     copied = airflow.home / "empty.db"
     with (  # a part of it is in a write-ahead log
@@ -133,13 +133,13 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(airflow: Airflow, tmp_path: Path) -> Ask:
-    """What in_airflow.py answers; what it says besides is in `ask.log`."""
+    """Return the answer of in_airflow.py; its other output is in `ask.log`."""
     return partial(airflow.ask, log=tmp_path / "ask.log")
 
 
 @pytest.fixture
 def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
-    """One run of a DAG, with its Params, and variables as keywords."""
+    """Run a DAG, with its Params, and variables as keywords."""
 
     def run(dag_id: str, conf: Mapping[str, Any], **environ: str) -> Any:
         return airflow_runs.ask("test", dag_id, json.dumps(conf), log=tmp_path / "ask.log", **environ)
@@ -149,9 +149,9 @@ def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
 
 @pytest.fixture(scope="session")
 def commands() -> Any:
-    """The module keytail_commands in this process, which has no Airflow: with exceptions that stand for Airflow's.
+    """Import the module keytail_commands in this process, without Airflow: other exceptions replace Airflow's.
 
-    That those have these names is what test_structure.py sees, in Airflow's own environment.
+    test_structure.py checks in Airflow's own environment that those have these names.
     """
     names = ("airflow", "airflow.sdk", "airflow.sdk.exceptions")
     before = {name: sys.modules.get(name) for name in names}
@@ -172,12 +172,12 @@ def commands() -> Any:
 
 @pytest.fixture(scope="session")
 def inventory() -> Any:
-    """The module keytail_brokers, which needs Python's own library alone."""
+    """Import the module keytail_brokers, which needs only Python's standard library."""
     return imported("keytail_brokers")
 
 
 def imported(name: str) -> Any:
-    """A module of the DAGs' folder, which is on Airflow's path and not on ours."""
+    """Import a module of the DAGs' folder, which is on Airflow's path and not on this one."""
     sys.path.insert(0, str(DAGS))
     try:
         return __import__(name)
@@ -187,7 +187,7 @@ def imported(name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def rolls_of(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The roll's DAG as the inventory makes it: of `three` brokers, and where there is `none`."""
+    """Return the DAG of the roll as built from the inventory: with `three` brokers, or with `none`."""
     folder = tmp_path_factory.mktemp("structure")
     three = write_inventory(folder, {"a": {}, "b": {}, "c": {}})
     asked = [{"env": {"KEYTAIL_BROKERS": str(path)}} for path in (three, folder / "none.toml")]

@@ -1,6 +1,7 @@
-"""A broker and a keytail that do as they are told, for rolls that cost nothing: FOLDER BROKER WHAT [ARGUMENT...].
+"""A fake broker and a fake keytail, for fast tests of rolls: FOLDER BROKER WHAT [ARGUMENT...].
 
-FOLDER/BROKER.json says how it behaves, FOLDER/BROKER.state how it is; FOLDER/events gets a line for each thing done.
+FOLDER/BROKER.json defines its behaviour, FOLDER/BROKER.state contains its state; FOLDER/events gets a line for each
+action.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Answers what tests ask of Airflow: a process of `.venv-airflow/bin/python`, which reads questions from its input.
+"""Answers questions of tests about Airflow: a process of `.venv-airflow/bin/python`, which reads questions from its
+input.
 
 A question is a line of JSON: `what` (a function of `ANSWERS`), its `arguments`, `env` (variables), and the files for
-`answer` (JSON) and `log`. After each answer the process prints the exit status of whoever gave it.
+`answer` (JSON) and `log`. After each answer the process prints the exit status of the process that gave it.
 
-DAGs are run by this process, one after the other: the first run of a process takes seconds longer. What reads DAGs is
-answered by forks of another one, which has imported Airflow and nothing else.
+DAGs are run by this process, one after the other: the first run of a process takes seconds longer. Questions that only
+read DAGs are answered by forks of another process, which has imported Airflow and nothing else.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def import_airflow() -> None:
 
 
 def answer(question: dict[str, Any]) -> int:
-    """The exit status. Variables and standard files are afterwards as they were."""
+    """Return the exit status. Variables and standard files are restored afterwards."""
     variables, own = dict(os.environ), [os.dup(number) for number in range(3)]
     try:
         with open(question["log"], "wb") as log, open(os.devnull, "rb") as nothing:
@@ -96,21 +97,21 @@ def answer(question: dict[str, Any]) -> int:
 
 
 def migrate() -> None:
-    """A database with Airflow's tables."""
+    """Create a database with Airflow's tables."""
     from airflow.utils import db
 
     db.upgradedb()
 
 
 def dag_bag(path: str | None = None) -> Any:
-    """All DAGs, or those of one file."""
+    """Return all DAGs, or those of one file."""
     from airflow.dag_processing.dagbag import DagBag
 
     return DagBag(path or os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
 
 
 def structure() -> dict[str, Any]:
-    """Errors of imports, modules that the DAG files brought in, and of each DAG its tasks, params and settings."""
+    """Return errors of imports, modules that the DAG files imported, and the tasks, params and settings of each DAG."""
     bag = dag_bag()
     loaded = {name.partition(".")[0] for name in sys.modules}
     return {
@@ -144,7 +145,7 @@ def structure() -> dict[str, Any]:
 
 
 def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
-    """The templates of each task, once for each of the Params in `confs`."""
+    """Return the templates of each task, once for each of the Params in `confs`."""
     import types
 
     dag = dag_bag().dags[dag_id]
@@ -160,9 +161,9 @@ def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
 
 
 def test(dag_id: str, conf: str) -> dict[str, Any]:
-    """One run of a DAG: states of its tasks, and their XComs."""
+    """Run a DAG once: return the states of its tasks, and their XComs."""
     dag = dag_bag().dags[dag_id]
-    for task in dag.tasks:  # a retry is waited for
+    for task in dag.tasks:  # retries are waited for
         task.retry_delay, task.retry_exponential_backoff = datetime.timedelta(0), 0
         task.retries = min(task.retries, 1)
     run = run_of(dag, json.loads(conf))
@@ -178,8 +179,8 @@ def test(dag_id: str, conf: str) -> dict[str, Any]:
 
 
 def rolls(folder: str, *asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each roll the structure of its DAG and, if it has `conf` (its Params), what became of its run. Each has `env`
-    (variables), and `retries`, the most of a task.
+    """Return for each roll the structure of its DAG and, if it has `conf` (its Params), the result of its run. Each has
+    `env` (variables), and `retries`, the maximum for a task.
     """
     return [roll(f"{folder}/rolling_maintenance.py", **one) for one in asked]
 
@@ -229,8 +230,8 @@ def run_of(dag: Any, conf: Any) -> Any:
 
 @contextlib.contextmanager
 def without_what_takes_time(dag: Any) -> Iterator[None]:
-    """dag.test() reads all DAG files again and sleeps a second for each level of tasks that it finds nothing to do for;
-    each copy of a Param checks its JSON schema against the schema of schemas."""
+    """dag.test() reads all DAG files again and sleeps a second for each level of tasks without anything to do; each
+    copy of a Param checks its JSON schema against the schema of schemas."""
     from unittest.mock import patch
 
     from airflow.dag_processing import dagbag
@@ -275,7 +276,7 @@ def name_of(instance: Any) -> str:
 
 
 def trigger(dag_id: str, run_id: str, conf: str, database: str) -> None:
-    """As `airflow dags trigger` does, in a database that others work with."""
+    """Trigger a run as `airflow dags trigger` does, in a database that other processes use."""
     from airflow import settings
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.utils.types import DagRunTriggeredByType

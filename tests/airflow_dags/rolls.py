@@ -1,4 +1,4 @@
-"""What tests of the roll share: an inventory of brokers that are none."""
+"""Shared by tests of the roll: an inventory of fake brokers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMANDS = ("stop", "start", "reachable", "under_replicated", "unavailable", "at
 
 
 def write_inventory(folder: Path, behaviours: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Brokers that do as they are told, with commands and a keytail each."""
+    """Fake brokers, each with commands and a fake keytail."""
     made = []
     for name, behaviour in behaviours.items():
         (folder / f"{name}.json").write_text(json.dumps(behaviour))

@@ -1,4 +1,4 @@
-"""The inventory of brokers: what it says, and that each mistake in it is told with file, broker and key."""
+"""The inventory of brokers: its contents, and that each error in it is reported with file, broker and key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.airflow_dags.conftest import DAGS
 
 
-def test_the_sample_is_one(inventory: Any) -> None:
+def test_the_sample_is_valid(inventory: Any) -> None:
     first, second = inventory.brokers(str(DAGS / "keytail_brokers.sample.toml"))
     assert (first.name, second.name) == ("b1", "b2")
     assert first.on_host[-1] == "kafka@b1.example"
@@ -21,7 +21,7 @@ def test_the_sample_is_one(inventory: Any) -> None:
     )  # fmt: skip
 
 
-def test_what_is_not_said(inventory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_keys_have_defaults(inventory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "b.toml"
     path.write_text('[[broker]]\nname = "b"\nlog_dirs = ["/a", "/b c"]\n')
     monkeypatch.setenv("KEYTAIL_BROKERS", str(path))
@@ -58,7 +58,7 @@ def test_what_is_not_said(inventory: Any, tmp_path: Path, monkeypatch: pytest.Mo
         ("[[broker]]\nname = 'a'\nconfig = '/c'\ncommands = {stop = 'x'}", r"commands\.stop must be a list"),
     ],
 )
-def test_a_mistake_is_told(inventory: Any, tmp_path: Path, text: str, told: str) -> None:
+def test_an_error_is_reported(inventory: Any, tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "b.toml"
     path.write_text(text)
     with pytest.raises(inventory.InventoryError, match=told) as problem:
@@ -66,7 +66,7 @@ def test_a_mistake_is_told(inventory: Any, tmp_path: Path, text: str, told: str)
     assert str(path) in str(problem.value)
 
 
-def test_a_file_that_is_not_there(inventory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_reported(inventory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYTAIL_BROKERS", str(tmp_path / "none.toml"))
     with pytest.raises(inventory.InventoryError, match="Set KEYTAIL_BROKERS"):
         inventory.brokers()

@@ -1,4 +1,4 @@
-"""How a task runs a command, ends it, reads its rows, and what becomes of each exit status."""
+"""How a task runs a command, ends it, reads its rows, and the result of each exit status."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LOOP = "trap 'echo told >>\"$0\"; echo told >&2; exit 143' TERM; echo up >&2; wh
 
 
 @pytest.mark.parametrize("on_host", HOSTS)
-def test_words_arrive_as_they_are(commands: Any, on_host: tuple[str, ...]) -> None:
+def test_arguments_are_passed_unchanged(commands: Any, on_host: tuple[str, ...]) -> None:
     ended = commands.run([*ECHO, *ODD], on_host)
     assert (ended.exit_status, ended.rows) == (0, [{"words": ODD}])
 
 
-def test_as_ssh_joins_them(commands: Any, tmp_path: Path) -> None:
-    """ssh puts its words into one line, with blanks, and a shell of the other host reads that."""
+def test_arguments_survive_ssh(commands: Any, tmp_path: Path) -> None:
+    """ssh joins its arguments with blanks into one line, which a shell of the other host reads."""
     (tmp_path / "ssh").write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
     (tmp_path / "ssh").chmod(0o755)
     assert commands.run([*ECHO, *ODD], (str(tmp_path / "ssh"), "kafka@b1")).rows == [{"words": ODD}]
 
 
-def test_standard_error_is_told_while_it_runs(commands: Any) -> None:
+def test_standard_error_is_logged_during_the_run(commands: Any) -> None:
     told: list[tuple[str, float]] = []
     script = "echo first >&2; sleep 0.6; printf 'second\\r\\nhalf \\303' >&2; echo '[]'; exit 3"
     ended = commands.run(["sh", "-c", script], on_line=lambda line: told.append((line, time.monotonic())))
@@ -47,14 +47,14 @@ def test_standard_error_is_told_while_it_runs(commands: Any) -> None:
     assert ended.exit_status == 3
 
 
-def test_without_rows_all_is_told(commands: Any) -> None:
+def test_without_rows_all_output_is_logged(commands: Any) -> None:
     told: list[str] = []
     ended = commands.run(["sh", "-c", "echo out; echo err >&2; exit 5"], on_line=told.append, parse_rows=False)
     assert sorted(told[1:]) == ["err", "out"]
     assert (ended.exit_status, ended.rows) == (5, [])
 
 
-def test_much_of_both_does_not_block(commands: Any) -> None:
+def test_much_output_on_both_streams_does_not_block(commands: Any) -> None:
     script = "import json, sys\nfor n in range(20000): print('e' * 50, file=sys.stderr)\n"
     script += "print(json.dumps([{'n': n, 'text': 'x' * 100} for n in range(20000)]))"
     told: list[str] = []
@@ -64,7 +64,7 @@ def test_much_of_both_does_not_block(commands: Any) -> None:
 
 
 @pytest.mark.parametrize("output", ["", "Welcome to b1\n[]", "{}", "[1]", "[{}"])
-def test_rows_that_are_none(commands: Any, output: str) -> None:
+def test_invalid_rows_are_reported(commands: Any, output: str) -> None:
     script = ["sh", "-c", 'printf %s "$1"; exit "$2"', "sh", output]
     for status in ("0", "3"):
         with pytest.raises(commands.AirflowFailException, match="not a JSON array of rows"):
@@ -72,7 +72,7 @@ def test_rows_that_are_none(commands: Any, output: str) -> None:
     assert commands.run([*script, "1"]).rows == []
 
 
-def test_what_goes_on_behind_it_is_not_waited_for(commands: Any) -> None:
+def test_background_processes_are_not_waited_for(commands: Any) -> None:
     started = time.monotonic()
     ended = commands.run(["sh", "-c", "sleep 60 & echo '[]'"])
     assert (ended.exit_status, ended.rows) == (0, [])
@@ -81,7 +81,7 @@ def test_what_goes_on_behind_it_is_not_waited_for(commands: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("on_host", HOSTS)
-def test_a_timeout_stops_it_in_order(commands: Any, tmp_path: Path, on_host: tuple[str, ...]) -> None:
+def test_a_timeout_stops_the_command_in_order(commands: Any, tmp_path: Path, on_host: tuple[str, ...]) -> None:
     ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=3)
     assert ended.exit_status == 124
     assert (tmp_path / "told").read_text() == "told\n"
@@ -89,7 +89,7 @@ def test_a_timeout_stops_it_in_order(commands: Any, tmp_path: Path, on_host: tup
 
 
 @pytest.mark.long
-def test_who_does_not_stop_is_killed_with_all_that_it_started(commands: Any, tmp_path: Path) -> None:
+def test_a_command_that_does_not_stop_is_killed_with_all_its_children(commands: Any, tmp_path: Path) -> None:
     script = f"trap '' TERM; (while :; do sleep 0.05; done) & echo $! >{tmp_path}/pid; wait; wait; sleep 60"
     started = time.monotonic()
     ended = commands.run(["sh", "-c", script], timeout_s=2, grace_s=0.5)
@@ -98,8 +98,8 @@ def test_who_does_not_stop_is_killed_with_all_that_it_started(commands: Any, tmp
     gone(int((tmp_path / "pid").read_text()))
 
 
-def test_an_exception_stops_it(commands: Any, tmp_path: Path) -> None:
-    """As Airflow's execution_timeout is one, which comes up wherever the task is."""
+def test_an_exception_stops_the_command(commands: Any, tmp_path: Path) -> None:
+    """Like that of Airflow's execution_timeout, which is raised wherever the task is."""
 
     class Timeout(BaseException):
         pass
@@ -116,7 +116,7 @@ def test_an_exception_stops_it(commands: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("on_host", HOSTS[:2])
 def test_a_task_that_is_ended_ends_its_command(tmp_path: Path, number: int, on_host: tuple[str, ...]) -> None:
-    """By SIGTERM, after which Airflow's handler is called too; and by SIGKILL, which the task cannot act upon."""
+    """By SIGTERM, after which Airflow's handler is called too; and by SIGKILL, which the task cannot handle."""
     task = textwrap.dedent(f"""
         import signal, sys, types
         for name in ("airflow", "airflow.sdk", "airflow.sdk.exceptions"):
@@ -141,7 +141,7 @@ def test_a_task_that_is_ended_ends_its_command(tmp_path: Path, number: int, on_h
     wait_for((tmp_path / "told").exists)
 
 
-def test_without_standard_input_nothing_is_begun(commands: Any, tmp_path: Path) -> None:
+def test_without_standard_input_nothing_is_started(commands: Any, tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text("#!/bin/sh\nshift\nexec sh -c \"$*\" </dev/null\n")
     (tmp_path / "ssh").chmod(0o755)
     ended = commands.run(["touch", str(tmp_path / "begun")], (str(tmp_path / "ssh"), "-n"))
@@ -150,14 +150,14 @@ def test_without_standard_input_nothing_is_begun(commands: Any, tmp_path: Path) 
     assert not (tmp_path / "begun").exists()
 
 
-# -- what becomes of it
+# -- results
 
 
 def row(status: str, number: int = 0, **more: Any) -> dict[str, Any]:
     return {"topic": "orders", "partition": number, "log_dir": "/d", "status": status, "error": "", **more}
 
 
-def test_all_done(commands: Any) -> None:
+def test_all_done_is_success(commands: Any) -> None:
     rows = [row("compacted", 0, bytes_before=100, bytes_after=30), row("clean", 1, bytes_before=7, bytes_after=7)]
     made = commands.outcome(commands.Ended(0, rows))
     assert (made["partial"], made["counts"]) == (False, {"compacted": 1, "clean": 1})
@@ -172,11 +172,11 @@ def test_some_done_is_partial(commands: Any, status: int) -> None:
     assert made["rows"][0]["error"] == "checksum"
 
 
-def test_all_done_and_not_in_the_ledger_is_partial(commands: Any) -> None:
+def test_all_done_without_the_ledger_is_partial(commands: Any) -> None:
     assert commands.outcome(commands.Ended(3, [row("compacted")]))["partial"] is True
 
 
-def test_warnings_alone_are_fine(commands: Any) -> None:
+def test_warnings_alone_are_success(commands: Any) -> None:
     made = commands.outcome(commands.Ended(1, [row("suspect")]))
     assert (made["partial"], made["counts"]) == (False, {"suspect": 1})
 
@@ -199,7 +199,7 @@ def test_warnings_alone_are_fine(commands: Any) -> None:
         (126, [], False, "command not found"),
     ],
 )
-def test_what_fails_and_whether_a_retry_may_help(
+def test_failures_and_whether_a_retry_may_help(
     commands: Any, status: int, rows: list[dict[str, Any]], retry: bool, told: str
 ) -> None:
     with pytest.raises(commands.AirflowException, match=told) as failed:

@@ -1,4 +1,5 @@
-"""What the roll decides by what commands say; and its law, in random sequences over the tasks as Airflow has them.
+"""What the roll decides from the output of commands; and its invariant, in random sequences over the tasks as Airflow
+has them.
 
 KEYTAIL_SEED repeats the sequences.
 """
@@ -14,7 +15,7 @@ import pytest
 from tests.airflow_dags.conftest import imported
 from tests.chance import SEED
 
-pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers them all
+pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers all questions
 
 rolling: Any = imported("keytail_rolling")
 
@@ -56,7 +57,7 @@ def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any,
     assert rolling.state_of([*rows, missing]) == "unknown"
 
 
-def test_unclean_wants_two_looks() -> None:
+def test_unclean_needs_two_listings() -> None:
     told = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
             (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
             (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
@@ -76,7 +77,7 @@ def row(status: str, *findings: Mapping[str, Any], **more: Any) -> dict[str, Any
     return {"topic": "t", "partition": 1, "status": status, "error": "", "findings": list(findings), **more}
 
 
-def test_a_verdict() -> None:
+def test_a_verdict_by_findings() -> None:
     said = rolling.verdict(1, [row("sound"), row("damaged", KEEPS, LOSES), row("suspect", KEEPS), row("failed")])
     assert (said["ran"], said["loses_count"], said["bad_count"]) == (True, 1, 2)
     assert said["loses"] == ["t-1: w (/p, byte position 3, offset 9). A broker: deletes. mend"]
@@ -115,7 +116,7 @@ CLEAN, COMPACTED = {"state": "clean"}, {"partial": True}
         ((CLEAN, COMPACTED, {**SOUND, "bad": ["y"], "bad_count": 1}), "damage: y"),
     ],
 )
-def test_what_stops_the_roll(left: tuple[Any, Any, Any], why: str) -> None:
+def test_reasons_that_stop_the_roll(left: tuple[Any, Any, Any], why: str) -> None:
     told = rolling.stops_the_roll(*left, stop_on_damage=True)
     assert why in told
     assert bool(told) == bool(why)
@@ -136,11 +137,11 @@ def test_brokers_and_their_groups() -> None:
     )
 
 
-# -- the law, over the tasks that the DAG has, by Airflow's rules in a dull form
+# -- the invariant, over the tasks of the DAG, by a simplified form of Airflow's rules
 
 
 def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: set[str]) -> str | None:
-    """What becomes of a task whose upstream is done: None, it runs."""
+    """Return the state of a task whose upstream is done; None: it runs."""
     above = {name: states[name] for name in task["upstream"]}
     values = list(above.values())
     failed = any(state in ("failed", "upstream_failed") for state in values)
@@ -163,7 +164,7 @@ def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: 
 
 
 class World:
-    """Three brokers, and what random tasks do to them. A task that dies may have done its work, or not."""
+    """Three brokers, and what random tasks do to them. A task that is killed may have done its work, or not."""
 
     def __init__(self, rng: random.Random, groups: list[str]) -> None:
         self.rng = rng
@@ -171,7 +172,7 @@ class World:
         self.refused: set[str] = set()
         self.tried_in_vain: set[str] = set()
         self.left: dict[str, Any] = {}
-        self.over = False  # the roll has stopped: nothing may be touched
+        self.over = False  # the roll has stopped: nothing may be changed
         self.skipped = {group for group in groups if rng.random() < 0.15}
 
     def run(self, group: str, step: str) -> str:
@@ -218,7 +219,7 @@ class World:
                 self.refused.add(group)
                 self.over = True
                 return "failed"
-            if dies:  # out of all its retries
+            if dies:  # all of its retries are used
                 self.tried_in_vain.add(group)
                 self.over = True
                 return "failed"
@@ -241,7 +242,7 @@ GROUPS = ["a", "b", "c"]
 
 
 @pytest.mark.long
-def test_the_law_in_random_sequences(rolls_of: dict[str, Any]) -> None:
+def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> None:
     tasks = rolls_of["three"]["tasks"]
     setups = {name for name, task in tasks.items() if task["setup"]}
     seen: set[str] = set()
@@ -259,7 +260,7 @@ def test_the_law_in_random_sequences(rolls_of: dict[str, Any]) -> None:
                 decided = world.run(group, step) if group else "success"
                 stopped |= world.down
             states[name] = decided
-        # Whoever was stopped has been started, or verify said no, or the command failed to the last.
+        # A stopped broker has been started, or verify forbade it, or the command failed on every try.
         assert world.down == {group for group in stopped if group in world.refused | world.tried_in_vain}, number
         assert len(world.down) <= 1
         for group in world.refused:
@@ -269,7 +270,7 @@ def test_the_law_in_random_sequences(rolls_of: dict[str, Any]) -> None:
         assert bool(ended.text) == world.over, (number, states, ended)
         for group in GROUPS:
             down = ended.brokers[group] in (rolling.DOWN, rolling.KEPT_DOWN)
-            # Where the stop died before it did anything, and then the start, it is said to be down and is not.
+            # If the stop was killed before it did anything, and then the start, the broker is reported down and is not.
             assert down or group not in world.down, (number, ended)
             assert not down or group in world.down | world.tried_in_vain, (number, ended)
             if down:
@@ -279,7 +280,7 @@ def test_the_law_in_random_sequences(rolls_of: dict[str, Any]) -> None:
     assert seen == {rolling.UP, rolling.DOWN, rolling.KEPT_DOWN, rolling.UNTOUCHED, "stopped", "through"}
 
 
-def test_each_step_is_a_task_and_the_last_one_tells(rolls_of: dict[str, Any]) -> None:
+def test_each_step_is_a_task_and_the_last_one_reports(rolls_of: dict[str, Any]) -> None:
     tasks = rolls_of["three"]["tasks"]
     assert set(tasks) == {"choose", "roll", *(f"{group}.{step}" for group in GROUPS for step in rolling.STEPS)}
     assert [name for name in tasks if not any(name in task["upstream"] for task in tasks.values())] == ["roll"]
@@ -299,11 +300,11 @@ def test_each_step_is_a_task_and_the_last_one_tells(rolls_of: dict[str, Any]) ->
     assert wanted <= set(rolls_of["three"]["params"])
 
 
-def test_without_brokers_there_is_one_task_that_says_what_to_do(rolls_of: dict[str, Any]) -> None:
+def test_without_brokers_there_is_one_task_with_instructions(rolls_of: dict[str, Any]) -> None:
     assert list(rolls_of["none"]["tasks"]) == ["inventory_is_missing"]
 
 
-def test_a_roll_that_does_not_begin_is_told() -> None:
+def test_a_roll_that_is_not_started_is_reported() -> None:
     ended = rolling.ending({"a": "a"}, {"choose": "failed"}, {"choose": "no inventory"}, {})
     assert "did not begin: no inventory" in ended.text
     open_ = rolling.ending({"a": "A"}, {"choose": "success", "a.begin": "success"}, {}, {})

@@ -1,7 +1,7 @@
 """A roll over real Kafka brokers, with Kafka's own tools as checks: afterwards the logs are compacted, the brokers run
-and serve the newest record of each key.
+and serve the latest record of each key.
 
-One broker; KEYTAIL_ROLL_BROKERS=2 makes it two with a controller of their own and two replicas of each partition.
+One broker; with KEYTAIL_ROLL_BROKERS=2 there are two with a separate controller and two replicas of each partition.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ esac
 
 
 class Cluster:
-    """Brokers of one cluster, which scripts start and stop; where there are two, the controller is a third process."""
+    """Brokers of one cluster, which scripts start and stop; if there are two, the controller is a third process."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
@@ -113,7 +113,7 @@ class Cluster:
                 "under_replicated": self.tool("TopicCommand", "--describe", "--under-replicated-partitions"),
                 "unavailable": self.tool("TopicCommand", "--describe", "--unavailable-partitions"),
             }
-            if len(self.ports) > 1:  # of one replica every partition is at its minimum
+            if len(self.ports) > 1:  # with one replica every partition is at its minimum
                 commands["at_min_isr"] = self.tool("TopicCommand", "--describe", "--under-min-isr-partitions")
             made.append(f'[[broker]]\nname = "{name}"\nkeytail = "{KEYTAIL}"\nflags = ["--topic", "users"]\n')
             made.append(f'config = "{self.folder / name / "server.properties"}"\non_host = ["sh", "-c"]\n')
@@ -142,7 +142,7 @@ def until_it_works(words: Sequence[str]) -> None:
 
 
 @pytest.mark.one_of("real work under Airflow")
-def test_a_roll_over_real_brokers(airflow_runs: Airflow, tmp_path: Path) -> None:
+def test_a_roll_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airflow, tmp_path: Path) -> None:
     with start_client() as client, cluster(tmp_path) as brokers:
         configs = [word for key, value in TOPIC_CONFIGS.items() for word in ("--config", f"{key}={value}")]
         create = ["--create", "--topic", "users", "--partitions", "2", "--replication-factor", str(BROKERS), *configs]
@@ -172,7 +172,7 @@ def test_a_roll_over_real_brokers(airflow_runs: Airflow, tmp_path: Path) -> None
         assert len(after) < len(before) / 2
         assert client.offsets(partitions) == ends
         client.produce("q", "users", 0, [(NOW + 999, b"k0", b"new")])
-        for name in names:  # by itself each would start cleanly again
+        for name in names:  # otherwise each would start cleanly again
             subprocess.run(brokers.service(name, "stop"), check=True, timeout=60)
             assert (brokers.folder / name / "logs" / ".kafka_cleanshutdown").exists()
 

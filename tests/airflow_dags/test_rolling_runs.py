@@ -1,4 +1,4 @@
-"""Whole rolls by Airflow itself, `dag.test()`, with brokers and a keytail that do as they are told."""
+"""Whole rolls by Airflow itself, `dag.test()`, with fake brokers and a fake keytail."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def row(status: str, *findings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Roll:
-    """How b1 and b2 behave, with which Params, and what must come of it. What goes well is tried of one broker while
-    the other does something else: a roll takes seconds."""
+    """How b1 and b2 behave, with which Params, and the expected result. Successful cases are combined with failures of
+    the other broker: a roll takes seconds."""
 
     events: list[str]
-    alert: tuple[str, ...] = ()  # words of its text; none: it went well
+    alert: tuple[str, ...] = ()  # words of its text; none: it succeeded
     b1: Mapping[str, Any] = field(default_factory=dict)
     b2: Mapping[str, Any] = field(default_factory=dict)
     conf: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ ROLLS: dict[str, Roll] = {
         [*BOTH[:-1], *of("b2", *["start fails"] * 7, "start")],
         b2={"start_fails": 7},
         states={"b1.start": "success", "b2.start": "success"},
-        tries={"b2.start": 2},  # of the task; each gives the command five times
+        tries={"b2.start": 2},  # of the task; each runs the command five times
     ),
     "compaction fails": Roll(
         of("b1", *ROUND),
@@ -125,7 +125,7 @@ ROLLS: dict[str, Roll] = {
 def rolled(
     request: pytest.FixtureRequest, airflow_runs: Airflow, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Every roll that a test wants, once: its folder, and what came of it."""
+    """Run every roll that a test needs, once: return its folder and result."""
     folders, asked = {}, []
     wanted = [item.callspec.params["name"] for item in request.session.items if item.name.startswith("test_a_roll[")]
     for name in wanted:

@@ -23,7 +23,7 @@ ORDERS = ["orders:cleanup.policy=compact"]
 
 
 def inventory(path: Path, keytail_home: Path, **brokers: dict[str, Any]) -> str:
-    """A TOML file with these brokers; JSON's strings and lists are TOML's."""
+    """Write a TOML file with these brokers; JSON's strings and lists are valid TOML."""
     lines = []
     for name, keys in brokers.items():
         lines += ["[[broker]]", f'name = "{name}"', f"keytail = {json.dumps(str(keytail_home / 'bin' / 'keytail'))}"]
@@ -37,7 +37,7 @@ def small(path: Path, *numbers: int) -> Path:
 
 
 def damage(log_dir: Path, partition: str) -> None:
-    """A byte of a batch in the first segment, which is not the active one."""
+    """Flip a byte of a batch in the first segment, which is not the active one."""
     log = sorted((log_dir / partition).glob("*.log"))[0]
     spoiled = bytearray(log.read_bytes())
     spoiled[100] ^= 1
@@ -52,9 +52,9 @@ def left(found: dict[str, Any], task: str, index: int = -1) -> Any:
 
 @pytest.mark.one_of("real work under Airflow")
 @pytest.mark.spark
-def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Path) -> None:
-    """A real broker's logs by a real spark-submit: the others are compacted and verified, the task is green and not
-    tried again, the ledger has all of it, and the last one says which is damaged, where.
+def test_snapshots_on_spark_with_a_damaged_one(run_dag: Ask, tmp_path: Path) -> None:
+    """A real broker's logs with a real spark-submit: the others are compacted and verified, the task succeeds without a
+    retry, the ledger is complete, and the last task reports which one is damaged, and where.
     """
     log_dir = unpack(tmp_path)
     damage(log_dir, "gzip-0")
@@ -89,7 +89,7 @@ def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Pat
 
 
 @pytest.mark.spark
-@pytest.mark.soak("test_each_broker_reads_back_its_own_run_of_the_ledger; ledger/test_tables.py: maintenance")
+@pytest.mark.soak("test_each_broker_reads_its_own_run_of_the_ledger; ledger/test_tables.py: maintenance")
 def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
     log_dir, ledger = small(tmp_path / "logs", 0), str(tmp_path / "ledger")
     flags = ["--log-dirs", str(log_dir), "--execute", "--ledger", ledger]
@@ -100,7 +100,7 @@ def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path
     assert left(found, "maintain")["counts"] == {"maintained": 3}
 
 
-# A keytail for brokers that keeps no ledger and knows one run of it. $0 and the name of the broker, then its words.
+# A keytail for brokers that writes no ledger and knows one run. $0 and the name of the broker, then its arguments.
 STAND_IN = """
 import json, sys
 folder, name, verb, *words = sys.argv[1:]
@@ -126,8 +126,8 @@ print(json.dumps(maintained if "--maintain" in words else rows[verb]))
 
 
 @pytest.mark.long
-def test_each_broker_reads_back_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
-    """By the id that its compaction said; that a real one says it so, the snapshots show."""
+def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
+    """By the id that its compaction printed; the test of snapshots shows that a real one prints it so."""
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     lines = []
     for name in ("b1", "b2"):
@@ -162,7 +162,8 @@ def test_each_broker_reads_back_its_own_run_of_the_ledger(run_dag: Ask, tmp_path
 
 @pytest.mark.long
 def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
-    """Its task fails, with the words of the lock, and is tried again; the others are done, of the same group too."""
+    """Its task fails with the message about the lock, and is retried; the others are done, also those of the same
+    group."""
     running, stopped, damaged = small(tmp_path / "a", 0), small(tmp_path / "b", 1), small(tmp_path / "c", 2, 3)
     for log_dir in (running, stopped, damaged):
         next(log_dir.glob("orders-*/00000000000000000000.index")).unlink()
@@ -192,7 +193,7 @@ def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keyt
     assert "lock" in told
 
 
-def test_without_what_it_needs_it_says_so(run_dag: Ask, tmp_path: Path) -> None:
+def test_missing_requirements_are_reported(run_dag: Ask, tmp_path: Path) -> None:
     found = run_dag(LEDGER, {})
     assert found["tasks"] == {"maintain": "failed", "tell_partial": "skipped", "done": "upstream_failed"}
     assert (found["state"], found["tries"]["maintain"]) == ("failed", 1)

@@ -1,7 +1,7 @@
-"""One run by a real Airflow: its scheduler, its reader of DAGs and its API server, each a process of its own.
+"""One run by a real Airflow: its scheduler, its DAG processor and its API server, each a separate process.
 
-What `dag.test()` leaves out is here: DAGs go through the database, tasks are processes that speak to the API server,
-and their XComs come back from there. All of it listens on the loopback address alone and is ended by process id.
+This covers what `dag.test()` leaves out: DAGs go through the database, tasks are processes that use the API server, and
+their XComs come from there. All of it listens on the loopback address only and is ended by process id.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_S = 300.0
 
 @contextlib.contextmanager
 def running(commands: dict[str, list[str]], env: dict[str, str], logs: Path) -> Iterator[dict[str, Any]]:
-    """These programs, each in a session of its own, until the end of the block."""
+    """Run these programs, each in a separate session, until the end of the block."""
     processes: dict[str, Any] = {}
     try:
         for name, command in commands.items():
@@ -55,7 +55,7 @@ def running(commands: dict[str, list[str]], env: dict[str, str], logs: Path) -> 
 
 
 @pytest.mark.soak("test_runs.py and the rolls, by `dag.test()`")
-def test_a_run_by_the_scheduler_over_two_brokers(
+def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     airflow_bin: Path,
     airflow: Airflow,
     environment: dict[str, str],
@@ -63,8 +63,8 @@ def test_a_run_by_the_scheduler_over_two_brokers(
     tmp_path: Path,
     keytail_home: Path,
 ) -> None:
-    """One broker is compacted and verified, through a shell that stands for a host's; of the other too little is due,
-    so that all but its plan is skipped."""
+    """One broker is compacted and verified, through a shell that replaces a host's; for the other too little is due, so
+    that all its tasks except the plan are skipped."""
     worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
     before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
     untouched = records_of(little / "orders-2")

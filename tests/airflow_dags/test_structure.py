@@ -14,7 +14,7 @@ from keytail.main.main import app
 from tests.airflow_dags.conftest import DAGS, ROOT, Ask
 from tests.airflow_dags.test_commands import ODD
 
-pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers them all
+pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers all questions
 
 SNAPSHOTS, BROKERS = "keytail_compact_snapshots", "keytail_compact_brokers"
 REBUILD, LEDGER = "keytail_index_rebuild", "keytail_ledger_maintenance"
@@ -22,9 +22,9 @@ TOLD_HERE = (SNAPSHOTS, BROKERS, REBUILD, LEDGER)
 PAGE = (DAGS / "README.md").read_text()
 
 
-def test_the_dags(ask: Ask, tmp_path: Path) -> None:
-    """One reading of them all, as it takes seconds: no errors, nothing brought in that is not Airflow's, and of each
-    DAG what holds for all."""
+def test_the_dags_have_the_expected_structure(ask: Ask, tmp_path: Path) -> None:
+    """All are read once, since that takes seconds: no errors, no imports except Airflow's, and the properties that all
+    DAGs share."""
     found = ask("structure", KEYTAIL_COMPACT_BROKERS_SCHEDULE="0 3 * * 6", KEYTAIL_BROKERS=str(tmp_path / "none"),
                 KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"ledger": "/l"}')  # fmt: skip
     assert found["errors"] == {}
@@ -67,8 +67,8 @@ def in_order(tasks: dict[str, Any], *names: str) -> bool:
     return all(after in tasks[before]["downstream"] for before, after in itertools.pairwise(names))
 
 
-def test_the_command_of_a_job(ask: Ask, keytail_home: Path) -> None:
-    """A word of a Param is a word of the command, whatever is in it; templates in it stay as they are."""
+def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) -> None:
+    """A Param is one argument of the command, whatever it contains; templates in it are not rendered."""
     odd = [*(word for word in ODD if word), "{{ 1 + 1 }}", "{% raw %}"]
     full = {
         "log_dirs": ["/a b", "/c'd"], "config": "/x y/server.properties", "topic": odd, "topic_list": ["o r", "u"],
@@ -101,8 +101,8 @@ def test_the_command_of_a_job(ask: Ask, keytail_home: Path) -> None:
     assert "--force" not in verify["application_args"]
 
 
-def test_what_is_wrong_with_defaults_is_told(ask: Ask) -> None:
-    """Of the Params from the environment, where DAGs are read: by the variable's name, for the DAGs of that file."""
+def test_invalid_defaults_are_reported(ask: Ask) -> None:
+    """Of the Params from the environment, when DAGs are read: by the variable's name, for the DAGs of that file."""
     found = ask(
         "structure", KEYTAIL_COMPACT_BROKERS_PARAMS="{", KEYTAIL_INDEX_REBUILD_PARAMS='{"x": 1}',
         KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"retain_days": 0}',
@@ -114,8 +114,8 @@ def test_what_is_wrong_with_defaults_is_told(ask: Ask) -> None:
     assert "minimum" in errors["ledger_maintenance.py"]
 
 
-def test_flags_are_of_their_verbs(commands: Any) -> None:
-    """What the DAGs put behind a verb is what the verb takes. By their source: Airflow is not in this process."""
+def test_flags_exist_in_their_commands(commands: Any) -> None:
+    """All flags that the DAGs pass to a command exist in it. Read from their source: Airflow is not in this process."""
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     namespace: dict[str, Any] = {}
     source = (DAGS / "keytail_steps.py").read_text()
@@ -141,7 +141,7 @@ def test_no_clock_is_passed() -> None:
         assert not [word for word in ("--now", "logical_date", "{{ ds", "data_interval") if word in text], path
 
 
-def test_the_environment_is_the_one_that_is_pinned(airflow_bin: Path) -> None:
+def test_the_environment_is_the_pinned_one(airflow_bin: Path) -> None:
     lines = (ROOT / "conf" / "constraints-airflow.txt").read_text().splitlines()
     pinned = {name.lower().replace("_", "-"): version for name, _, version in (
         line.partition("==") for line in lines if not line.startswith("#")

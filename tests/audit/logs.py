@@ -1,4 +1,4 @@
-"""Replicas of a partition for audits: one log, cleaned at other times here and there, and differences planted in it."""
+"""Replicas of a partition for audits: one log, cleaned at different times in each, and differences inserted into it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Replica:
     segments: list[Segment]
     log_start: int = 0
     cleaned_to: int | None = 0
-    end: int | None = None  # of a log that the twin cannot read
+    end: int | None = None  # for a log that the reference model cannot read
 
     def batches(self) -> list[Batch]:
         return [batch for segment in self.segments for batch in decode_any_log(segment.log)]
@@ -39,7 +39,7 @@ class Replica:
 
 
 def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool = True) -> list[Segment]:
-    """A log as a leader wrote it, its segments closed but for the last."""
+    """A log as a leader wrote it, with all segments closed except the last."""
     keys = [b"k%d" % n for n in range(rng.choice([3, 12, 60]))] + [b""]
     offset = rng.choice([0, 0, 2**33])
     segments, parts, entries = [], [], []
@@ -82,7 +82,7 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
                 parts.append(encode_marker(offset, NOW - 10**6, commit=commit, **mine))
                 records = [Rec(offset, 0, None, None)]
             offset = records[-1].offset + 1
-        if number == count - 1:  # nothing stays open below the active segment
+        if number == count - 1:  # nothing remains open below the active segment
             for pid in list(begun):
                 begun.pop(pid)
                 parts.append(
@@ -97,7 +97,7 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
 
 
 def cleaned(replica: Replica, to: int, now_ms: int, rng: random.Random) -> Replica:
-    """As a round of Kafka's cleaner leaves it that ends at a segment's base; twice, where `now_ms` is past horizons."""
+    """Clean as a round of Kafka's cleaner that ends at a segment's base; twice, if `now_ms` is past horizons."""
     first = max(replica.cleaned_to or 0, replica.segments[0].base_offset)
     if first >= to:
         first = replica.segments[0].base_offset
@@ -106,7 +106,7 @@ def cleaned(replica: Replica, to: int, now_ms: int, rng: random.Random) -> Repli
             replica.segments, first_dirty=first, first_uncleanable=to, now_ms=now_ms, delete_retention_ms=1000,
             segment_bytes=rng.choice([1, 10**6]), log_start_offset=replica.segments[0].base_offset,
         )  # fmt: skip
-    except ValueError:  # old messages that would have to stand empty: Kafka throws
+    except ValueError:  # old messages that would have to remain empty: Kafka throws
         return replica
     made = [
         Segment(s.base_offset, s.log, mtime_ms=s.mtime_ms, aborted=_entries(s.txn_index)) for s in done.segments
@@ -122,7 +122,7 @@ def _entries(data: bytes) -> tuple[Aborted, ...]:
 
 
 def recompressed(replica: Replica, rng: random.Random) -> Replica:
-    """Every v2 batch of data with another codec."""
+    """Compress every v2 batch of data with another codec."""
     segments = []
     for segment in replica.segments:
         log = b""
@@ -153,7 +153,7 @@ def _again(batch: Batch, records=None, **changes) -> bytes:
 
 
 def variants(rng: random.Random, segments: list[Segment], count: int) -> list[Replica]:
-    """Replicas that differ as healthy ones do."""
+    """Return replicas that differ as healthy ones do."""
     made = []
     base = segments[0].base_offset
     for _ in range(count):
@@ -175,7 +175,7 @@ def variants(rng: random.Random, segments: list[Segment], count: int) -> list[Re
 
 
 def logs_of(replicas: list[Replica], home: Path) -> tuple[ReplicaLog, ...]:
-    """Written to disk, each under a folder of its own."""
+    """Write to disk, each in a separate folder."""
     logs = []
     for number, replica in enumerate(replicas):
         path = home / f"r{number}" / "t-0"
@@ -208,7 +208,7 @@ def expected(replicas: list[Replica], task: AuditTask) -> twin.Found:
 
 
 def plant(rng: random.Random, replicas: list[Replica], kind: str, end: int) -> int | None:
-    """Change one record of one replica; its offset, or None where there is none that the kind can be planted in."""
+    """Change one record of one replica; return its offset, or None if the kind of change is impossible."""
     numbers = list(range(len(replicas)))
     rng.shuffle(numbers)
     for number in numbers:
@@ -250,7 +250,7 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         return batch.control and bool(data) and max(data) > max(before, default=-1)
     if batch.control:
         return False
-    if kind == "timestamp":  # at an append time, and beside an old message without one, there is none of its own
+    if kind == "timestamp":  # with append time, and beside an old message without one, there is none
         times = [x.timestamp for r in holding for b in r.batches() for x in b.records if x.offset == record.offset]
         return batch.timestamp_type == 0 and -1 not in times
     if kind in ("producer-id", "producer-epoch", "sequence"):
@@ -261,7 +261,7 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         mine = replicas[number]
         same = [x for b in mine.batches() if not b.transactional for x in b.records if x.key == record.key]
         newer = [x for b in mine.batches() for x in b.records if x.key == record.key and x.offset > record.offset]
-        # A tombstone may go with all that it deletes.
+        # A tombstone may be removed with everything that it deletes.
         left = record.value is not None or any(mine.log_start <= x.offset < record.offset for x in same)
         return not batch.transactional and left and not newer and record.key is not None
     return True

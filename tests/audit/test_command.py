@@ -1,4 +1,4 @@
-"""`keytail audit` end to end: rows, what a person reads, exit statuses, mistakes, and that nothing is written."""
+"""`keytail audit` end to end: rows, the table, exit statuses, wrong usage, and that nothing is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def audit(run: Run, brokers: list[Path], *more: str) -> tuple[int, dict[str, dic
 
 
 def change(log_dir: Path, segment: int, number: int, **changes: Any) -> None:
-    """Another batch in the place of the segment's batch of this number."""
+    """Replace the segment's batch of this number with another one."""
     path = log_dir / "orders-0" / f"{segment:020d}.log"
     data = path.read_bytes()
     batches = decode_log(data)
@@ -47,7 +47,7 @@ def change(log_dir: Path, segment: int, number: int, **changes: Any) -> None:
 
 
 @pytest.mark.long
-def test_replicas_that_are_alike(run: Run, brokers: list[Path]) -> None:
+def test_equal_replicas_are_alike(run: Run, brokers: list[Path]) -> None:
     before = [snapshot(path) for path in brokers]
     status, rows = audit(run, brokers)
     assert status == 0
@@ -64,7 +64,7 @@ def test_replicas_that_are_alike(run: Run, brokers: list[Path]) -> None:
 
 
 @pytest.mark.long
-def test_what_differs_is_told_with_its_offset(run: Run, brokers: list[Path]) -> None:
+def test_a_difference_is_reported_with_its_offset(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     change(b, 100, 3, leader_epoch=7)  # records 130 to 139
     records = decode_log((c / "orders-0" / f"{0:020d}.log").read_bytes())[2].records
@@ -86,7 +86,7 @@ def test_what_differs_is_told_with_its_offset(run: Run, brokers: list[Path]) -> 
 
 
 @pytest.mark.long
-def test_damage_is_a_finding_with_its_place_and_the_rest_is_compared(run: Run, brokers: list[Path]) -> None:
+def test_damage_is_a_finding_with_its_position_and_the_rest_is_compared(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     path = b / "orders-0" / f"{100:020d}.log"
     data = bytearray(path.read_bytes())
@@ -101,14 +101,14 @@ def test_damage_is_a_finding_with_its_place_and_the_rest_is_compared(run: Run, b
     assert (gap["path"], gap["byte_position"]) == (str(path), at.position)
     assert "invalid CRC" in gap["what"]
     assert row["records_compared"] == 400, "the other two are compared there"
-    change(c, 100, 9, leader_epoch=3)  # behind the damage
+    change(c, 100, 9, leader_epoch=3)  # after the damage
     _, rows = audit(run, brokers)
     assert (rows["orders-0"]["status"], rows["orders-0"]["divergences"]) == ("differs", {"leader-epoch": 10})
     assert "could not be compared" in rows["orders-0"]["error"]
 
 
 @pytest.mark.long
-def test_a_replica_that_lags_and_one_that_has_less_at_its_start_do_not_differ(run: Run, brokers: list[Path]) -> None:
+def test_a_lagging_replica_and_one_with_a_later_start_do_not_differ(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     path = b / "orders-0" / f"{300:020d}.log"
     path.write_bytes(path.read_bytes()[: decode_log(path.read_bytes())[6].position])
@@ -125,7 +125,7 @@ def test_a_replica_that_lags_and_one_that_has_less_at_its_start_do_not_differ(ru
     assert (rows["orders-0"]["first_offset"], rows["orders-0"]["records_compared"]) == (300, 60)
 
 
-def test_mistakes_and_other_topics(run: Run, brokers: list[Path]) -> None:
+def test_wrong_usage_and_other_topics_are_refused(run: Run, brokers: list[Path]) -> None:
     a, b, c = brokers
     for given in ((), (a,), (a, a), (a, c / "orders-0"), (a, c / "nowhere")):
         named = [part for path in given for part in ("--replica", path)]
@@ -139,6 +139,6 @@ def test_mistakes_and_other_topics(run: Run, brokers: list[Path]) -> None:
 
 
 @pytest.mark.long
-def test_json_is_all_there_is_on_standard_output(run: Run, brokers: list[Path]) -> None:
+def test_standard_output_contains_only_json(run: Run, brokers: list[Path]) -> None:
     result = run("audit", *flags(brokers), "--output", "json")
     assert [row["topic"] for row in json.loads(result.stdout)] == ["only", "orders", "users"]

@@ -1,4 +1,4 @@
-"""Audits whose cells Spark carries: what one process finds, Spark finds; a broker at work is no damage."""
+"""Audits whose cells Spark shuffles: Spark finds what one process finds; a running broker is no damage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_spark_finds_what_one_process_finds(engine: SparkEngine, tmp_path: Path)
         assert of(value) == of(audit(job.task, job.first_offset, Alone(LOCAL)))
 
 
-def test_a_segment_that_a_broker_replaces_or_removes_meanwhile_fails_the_row(
+def test_a_segment_that_a_broker_replaces_or_removes_during_the_run_fails_the_row(
     engine: SparkEngine, tmp_path: Path
 ) -> None:
     replicas = variants(random.Random(SEED), random_segments(random.Random(SEED)), 2)
@@ -61,7 +61,7 @@ def test_a_segment_that_a_broker_replaces_or_removes_meanwhile_fails_the_row(
             assert "changed since it was planned" in str(outcomes[0].problem)
 
 
-def test_what_is_appended_to_the_active_segment_meanwhile_is_no_damage(tmp_path: Path) -> None:
+def test_batches_appended_during_the_run_are_no_damage(tmp_path: Path) -> None:
     replicas = variants(random.Random(SEED), random_segments(random.Random(SEED)), 2)
     task, first = task_of(replicas, tmp_path)
     active = Path(task.replicas[1].path) / f"{task.replicas[1].segments[-1][0]:020d}.log"

@@ -1,4 +1,4 @@
-"""Audits of replicas in this process: the dull twin, every planted difference, none where there is none, damage."""
+"""Audits of replicas in this process: the reference model, every inserted difference, no false ones, damage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def counts(result: Audit) -> tuple:
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_healthy_replicas_do_not_differ_and_all_that_is_missing_is_explained(case: int, tmp_path: Path) -> None:
+def test_healthy_replicas_do_not_differ_and_all_missing_records_are_explained(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     segments = random_segments(rng)
@@ -52,7 +52,7 @@ def test_healthy_replicas_do_not_differ_and_all_that_is_missing_is_explained(cas
 
 @pytest.mark.parametrize("kind", PLANTED)
 @pytest.mark.parametrize("case", range(draws(8)))
-def test_every_planted_difference_is_found(kind: str, case: int, tmp_path: Path) -> None:
+def test_every_inserted_difference_is_found(kind: str, case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(f"{SEED} {case} {kind}")
     for _ in range(20):
@@ -73,7 +73,7 @@ def test_every_planted_difference_is_found(kind: str, case: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("case", range(draws(15)))
-def test_many_differences_at_once_are_counted_as_the_twin_counts_them(case: int, tmp_path: Path) -> None:
+def test_many_differences_are_counted_as_by_the_model(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     replicas = variants(rng, random_segments(rng, keyless=rng.random() < 0.3), rng.choice([2, 3, 4]))
@@ -111,7 +111,7 @@ def test_headers_are_compared_as_a_cleaner_writes_them(tmp_path: Path) -> None:
         assert result.common == 1
 
 
-def test_a_marker_here_and_a_record_there(tmp_path: Path) -> None:
+def test_a_marker_in_one_and_a_record_in_the_other_differ(tmp_path: Path) -> None:
     marker = encode_marker(1, NOW, commit=True, producer_id=4, producer_epoch=0)
     first = encode_batch([Rec(0, NOW, b"k", b"v")])
     for shards in (1, 7):
@@ -121,7 +121,7 @@ def test_a_marker_here_and_a_record_there(tmp_path: Path) -> None:
         assert [(one["kind"], one["offset"]) for one in result.examples] == [("control", 1)]
 
 
-def test_records_that_do_not_parse_under_a_right_checksum_are_damage_and_only_their_batch_is_left_out(
+def test_unparsable_records_under_a_valid_checksum_are_damage_and_only_their_batch_is_left_out(
     tmp_path: Path,
 ) -> None:
     batches = [encode_batch([Rec(n, NOW, b"k%d" % n, b"v")], codec=n % 2) for n in range(5)]
@@ -138,7 +138,7 @@ def test_records_that_do_not_parse_under_a_right_checksum_are_damage_and_only_th
         assert result.common == 4
 
 
-def test_an_epoch_that_begins_elsewhere_differs_where_a_record_lies_between(tmp_path: Path) -> None:
+def test_an_epoch_that_begins_elsewhere_differs_if_a_record_is_between(tmp_path: Path) -> None:
     batches = [encode_batch([Rec(n, NOW, b"k%d" % n, b"v")]) for n in (0, 1, 9)]
     replicas = [one_batch(*batches), one_batch(*batches)]
     for starts, kinds in (((2, 9), {}), ((1, 9), {"epoch-start": 1}), ((5, 5), {})):
@@ -150,8 +150,8 @@ def test_an_epoch_that_begins_elsewhere_differs_where_a_record_lies_between(tmp_
         assert dict(result.divergences) == kinds, starts
 
 
-def test_nothing_above_where_a_cleaner_has_been_may_be_missing(tmp_path: Path) -> None:
-    """A newer record of the key explains it below the largest checkpoint only."""
+def test_above_the_cleaned_offset_nothing_may_be_missing(tmp_path: Path) -> None:
+    """A later record of the key explains it only below the largest checkpoint."""
     whole = [encode_batch([Rec(n, NOW, b"k", b"v")]) for n in range(4)]
     lost = {"lost": 1}
     for cleaned_to, kinds in (((0, 0), lost), ((2, 0), {}), ((0, 2), {}), ((0, 1), lost), ((0, None), {})):
@@ -162,7 +162,7 @@ def test_nothing_above_where_a_cleaner_has_been_may_be_missing(tmp_path: Path) -
         assert dict(result.divergences) == kinds, cleaned_to
 
 
-def test_a_marker_that_could_not_be_read_or_lies_below_a_log_start_is_not_missing(tmp_path: Path) -> None:
+def test_a_marker_that_is_unreadable_or_below_a_log_start_is_not_missing(tmp_path: Path) -> None:
     mine = {"producer_id": 4, "producer_epoch": 0}
     data = encode_batch([Rec(0, NOW, b"k", b"v")], base_sequence=0, transactional=True, **mine)
     marker = bytearray(encode_marker(1, NOW, commit=True, **mine))

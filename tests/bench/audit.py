@@ -1,7 +1,7 @@
-"""`audit` of two replicas: alike, and one of them compacted. `python -m tests.bench.audit [--records N] [--cores N]`.
+"""`audit` of two replicas: equal, and one of them compacted. `python -m tests.bench.audit [--records N] [--cores N]`.
 
-In one warm Spark session. Prints records a second (of both replicas together), MB/s of log, and seconds of processors,
-of the JVM and its workers too. Nothing fails a run but a difference that is found, or none where one was made.
+In one warm Spark session. Prints records per second (of both replicas together), MB/s of log, and CPU seconds,
+including the JVM and its workers. A run fails only if a difference is found, or an inserted one is not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEGMENTS = 4
 
 
 def generate(home: Path, records: int, keys: int) -> None:
-    """`a` and its copy `b`; `c` is compacted."""
+    """Write `a` and its copy `b`; `c` is compacted."""
     log, facts = write_segments(home / "a" / "t-0", SEGMENTS, records // BATCH_RECORDS // SEGMENTS, keys,
                                 value_bytes=VALUE_BYTES)  # fmt: skip
     for name in ("b", "c"):
@@ -41,7 +41,7 @@ def generate(home: Path, records: int, keys: int) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and all that it has started, those that run included."""
+    """Return the CPU seconds of this process and all its children, including running ones."""
     total, ticks = 0.0, os.sysconf("SC_CLK_TCK")
     mine = {os.getpid()}
     for _ in range(4):
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, seconds in figures.items():
         records = sum(one["records"] for one in rows[name].replicas)
         size = sum(one["bytes"] for one in rows[name].replicas)
-        took, cpu = min(seconds[1:])  # the first warms up
+        took, cpu = min(seconds[1:])  # the first one warms up
         explained = ", ".join(f"{count:,} {reason}" for reason, count in rows[name].explained.items())
         print(
             f"{name:<14} {records / took / 1e6:5.2f} million records/s  {size / took / 1e6:5.0f} MB/s  {took:5.2f} s "

@@ -1,8 +1,8 @@
-"""Partitions of very many tiny segments: what a run of `compact` takes as their number grows, and what it asks for.
+"""Partitions of very many tiny segments: how duration and file system calls of `compact` grow with their number.
 
     .venv/bin/python -m tests.bench.commits 400 800 3200 10000
 
-Each segment holds one batch of two records and is a group of its own, because its offsets are too far from the next
+Each segment contains one batch of two records and is a separate group, because its offsets are too far from the next
 one's. For each number of segments it prints the seconds of the whole run and of its phases, and how often directories
 were listed and synced.
 """
@@ -27,11 +27,11 @@ from tests.reference.batches import Rec
 SETTINGS = ("orders:cleanup.policy=compact", "orders:min.cleanable.dirty.ratio=0")
 KEYS = 50
 COUNTED = ("scan", "stat", "fsync_dir", "rename", "unlink")  # of the driver; each task syncs every file that it writes
-APART = 1 << 31  # offsets between two segments: no group spans as many
+APART = 1 << 31  # offsets between two segments: no group may span so many
 
 
 class Counting(FileSystem):
-    """Counts its operations by name."""
+    """A file system that counts its operations by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,8 @@ class Counting(FileSystem):
 
 
 def make(path: Path, segments: int) -> Path:
-    """A log dir with one partition: in each segment one record of a few keys, and one that no other replaces."""
+    """Write a log dir with one partition: in each segment one record of a few keys, and one that no other supersedes.
+    """
     records = []
     for number in range(segments):
         at = number * APART
@@ -57,7 +58,7 @@ def make(path: Path, segments: int) -> Path:
 
 
 def compact(log_dir: Path, fs: FileSystem) -> dict[str, Any]:
-    """One run with --execute, in this process; its row and seconds."""
+    """Run once with --execute, in this process; return its row and seconds."""
     configuration = read_configuration(None, SETTINGS, True)
     choice = Choice(log_dirs=(str(log_dir),))
     request = compaction.Request(choice, configuration, execute=True, in_detail=True, fan_out="never")

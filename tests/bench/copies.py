@@ -1,4 +1,4 @@
-"""Fresh copies of a log dir in one state of the page cache, and whether two cleaned copies hold the same."""
+"""Fresh copies of a log dir in one state of the page cache, and the comparison of two cleaned copies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PREFIX = struct.Struct(">qi")
 
 
 def fresh_copy(source: Path, target: Path) -> Path:
-    """A copy with its modification times, by reference where the file system can; durable, so that no timing
-    pays for writing it back, and read once, so that every timing finds it in the page cache."""
+    """Copy with modification times, by reflinks if the file system supports them; durable, so that no measurement
+    includes writing it back, and read once, so that every measurement finds it in the page cache."""
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run(["cp", "--archive", "--reflink=auto", str(source), str(target)], check=True)
     for path in sorted(target.rglob("*")):
@@ -32,9 +32,9 @@ def fresh_copy(source: Path, target: Path) -> Path:
 
 
 def differences(kafka: Path, ours: Path, *, compressed: bool) -> list[str]:
-    """What differs between two partition directories, in words: names, and bytes of logs and indexes.
+    """Return the differences between two partition directories as text: names, and bytes of logs and indexes.
 
-    Where batches are compressed, the same records and header fields are asked for instead of the same bytes.
+    If batches are compressed, equal records and header fields are required instead of equal bytes.
     """
     theirs, mine = (
         {path.name for path in directory.iterdir() if path.suffix in COMPARED} for directory in (kafka, ours)
@@ -58,7 +58,7 @@ def _same_records(one: Path, other: Path) -> bool:
             base, length = _PREFIX.unpack_from(data[side], at[side])
             batch = data[side][at[side] : at[side] + 12 + length]
             at[side] += len(batch)
-            # All fields but length and checksum, and the records as they are without their codec.
+            # All fields except length and checksum, and the decompressed records.
             batches.append((base, batch[12:17], batch[21:61], bytes(decompress(batch[22] & 7, batch[61:]))))
         if batches[0] != batches[1]:
             return False

@@ -1,7 +1,8 @@
-"""`dump` against Kafka's DumpLogSegments on the same segment. `python -m tests.bench.dump`; `make bench` ends with it.
+"""`dump` compared with Kafka's DumpLogSegments on the same segment. `python -m tests.bench.dump`; the last part of
+`make bench`.
 
-Both print every record with key and payload, Kafka's tool in a warm JVM (`--print-data-log`; it has no JSON), ours
-as text and as JSON in this process, to /dev/null, in turns. What fails a run is a text that differs from Kafka's.
+Both print every record with key and payload, Kafka's tool in a warm JVM (`--print-data-log`; it has no JSON), keytail
+as text and as JSON in this process, to /dev/null, alternating. A run fails if the text differs from Kafka's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NOWHERE = Path("/dev/null")
 
 
 def timed_dump(segment: Path, out: Path, *, as_json: bool) -> float:
-    """Seconds of our dump of one segment."""
+    """Return the seconds of keytail's dump of one segment."""
     started = time.perf_counter()
     with out.open("wb") as sink:
         report = Report(sink.write, lambda text: None, as_json=as_json)

@@ -1,10 +1,11 @@
-"""`export` beside Spark's own Kafka source on the same topic. `python -m tests.bench.export`; `make bench` runs it too.
+"""`export` compared with Spark's own Kafka source on the same topic. `python -m tests.bench.export`; part of `make
+bench`.
 
-In turns, in one Spark session that has done each of them once before: `export` reads the log of a running broker and
-writes a new Delta table of the newest record of each key; Spark's Kafka source reads the topic from that broker and
-writes all records into a new Delta table, keeping every version; and the same source with the fold that gives what
-`export` gives. What fails a run is a table of `export` that differs from the fold's. Rates are of the bytes of keys and
-values of all records in the topic.
+Alternating, in one Spark session that has run each of them once before: `export` reads the log of a running broker and
+writes a new Delta table of the latest record of each key; Spark's Kafka source reads the topic from that broker and
+writes all records into a new Delta table, keeping every version; and the same source with the aggregation that gives
+the result of `export`. A run fails if the table of `export` differs from the aggregation's. Rates are of the bytes of
+keys and values of all records in the topic.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def newest(spark: Any, broker: Broker, to: Path) -> None:
 
 
 def digest(spark: Any, to: Path) -> tuple[int, int]:
-    """Of what a table holds: its rows, and their hashes added up."""
+    """Return the number of rows in a table, and the sum of their hashes."""
     rows = spark.read.format("delta").load(str(to / TOPIC)).selectExpr(
         "xxhash64(partition, key, value, timestamp, offset) % 1000000007 AS hash"
     )

@@ -1,7 +1,8 @@
-"""One partition by fan-out, in warm Spark sessions of one core and of two, beside one task with room for its keys.
+"""One partition by fan-out, in warm Spark sessions of one core and of two, compared with one task with enough memory
+for its keys.
 
-`python -m tests.bench.fan_out` prints seconds by stage, how two cores compare with one, the start-up of a session, and
-from how many cores on a fan-out is faster than one task. Nothing here passes or fails.
+`python -m tests.bench.fan_out` prints seconds by stage, the speed-up by two cores, the start-up time of a session, and
+the number of cores from which fan-out is faster than one task. It never fails.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def one_task(payload: Any, attempt: str) -> Any:
 
 
 def generate(home: Path, records: int) -> None:
-    """The log, unless it is there already: records of 117 bytes, almost all with keys of their own."""
+    """Write the log, unless it exists already: records of 117 bytes, almost all with distinct keys."""
     if not (home / "facts").exists():
         batches = records // BATCH_RECORDS // SEGMENTS
         made = write_segments(home / "t-0", SEGMENTS, batches, 2**40, value_bytes=VALUE_BYTES)
@@ -46,9 +47,10 @@ def generate(home: Path, records: int) -> None:
 
 
 def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
-    """What the process of a session does: each way once to warm up, then the one that counts.
+    """Run each strategy once to warm up, then measured; this is what the process of a session does.
 
-    On so many cores: else the JVM, and threads that read ahead and hash keys, give a session of one core a second one.
+    Pinned to this number of cores: otherwise the JVM, and threads that prefetch and hash keys, give a session of one
+    core a second one.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     path = Path(home) / "t-0"
@@ -118,7 +120,8 @@ def report(one: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
     lines.append(f"start of the session: {one['start_s']:.1f} s, {two['start_s']:.1f} s")
     alone = min(one["one_task_s"], two["one_task_s"])
     lines.append(f"one task with room for all keys: {alone:.2f} s; a fan-out on one core: {a / alone:.1f} times that")
-    # The share that cores divide, by Amdahl from the two; from there the cores at which both ways take the same.
+    # The parallel share by Amdahl's law from the two; and the number of cores at which both strategies take the same
+    # time.
     divided = 2 * (a - b)
     serial = a - divided
     even = divided / (alone - serial) if alone > serial else float("inf")

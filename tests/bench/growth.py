@@ -1,9 +1,9 @@
 """How the cost of a compaction grows: curves over records, keys, segments, partitions, cores, and keys beyond the map;
-and one of the driver's part that grows with a log dir, its checkpoint.
+and one of the driver's work that grows with a log dir, its checkpoint.
 
-`python -m tests.bench.growth --json FILE` measures all of them, `--curves records,keys` some; what the file has of the
-others stays. `growth_report.py` draws it; `make bench-report` does both. Kafka's own Cleaner runs on copies of the same
-logs, in turns. Every side is warm; logs are in the page cache (`copies.py`). Nothing here passes or fails.
+`python -m tests.bench.growth --json FILE` measures all of them, `--curves records,keys` some; other curves in the file
+are kept. `growth_report.py` draws it; `make bench-report` does both. Kafka's own Cleaner runs on copies of the same
+logs, alternating. Every side is warm; logs are in the page cache (`copies.py`). It never fails.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARM = Shape(records=300_000, keys=30_000)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the curves go over. `full` takes about ten minutes on two quiet cores."""
+    """The values on the curves. `full` takes about ten minutes on two idle cores."""
 
     records: tuple[int, ...]
     keys: tuple[int, ...]
@@ -51,7 +51,7 @@ class Sizes:
     core_records: int
 
     def scaled(self, scale: float) -> Sizes:
-        """So many times the records, and the keys with them."""
+        """Multiply the records, and the keys with them."""
         many = {name: tuple(max(1, int(n * scale)) for n in getattr(self, name))
                 for name in ("records", "keys", "unique_keys")}  # fmt: skip
         one = {name: max(1, int(getattr(self, name) * scale)) for name in ("fixed_records", "core_records")}
@@ -84,7 +84,7 @@ QUICK = Sizes(
 
 @dataclass
 class Growth:
-    """The curves: each gives its points, with the runs of every side."""
+    """Measure the curves: each gives its points, with the runs of every side."""
 
     sides: Sides
     sizes: Sizes
@@ -111,7 +111,7 @@ class Growth:
         return points
 
     def over_partitions(self) -> list[dict[str, Any]]:
-        """The same records in so many partitions; on Spark, with one core and with all."""
+        """Put the same records into this number of partitions; on Spark, with one core and with all."""
         points, shapes = [], []
         for n in self.sizes.partitions:
             records = self.sizes.fixed_records // n
@@ -136,7 +136,8 @@ class Growth:
         return points
 
     def over_unique_keys(self) -> list[dict[str, Any]]:
-        """Records that have a key each, nearly; each side with room in its map, and in rounds with a small one."""
+        """Records of almost only distinct keys; each side with room in its map, and in several rounds with a small one.
+        """
         entries = int(self.small_map_bytes // KAFKA_SLOT_BYTES * KAFKA_LOAD)
         points = []
         for n in self.sizes.unique_keys:
@@ -149,7 +150,7 @@ class Growth:
         return points
 
     def over_entries(self) -> list[dict[str, Any]]:
-        """One entry of a log dir's cleaner checkpoint set: what the driver does for each partition, one at a time."""
+        """Set one entry of a log dir's cleaner checkpoint: what the driver does for each partition, one at a time."""
         path = self.sides.home / "cleaner-offset-checkpoint"
         points = []
         for n in self.sizes.entries:

@@ -1,7 +1,7 @@
-"""One page of what `growth.py` has measured: curves, and every number beside them.
+"""One page of the measurements of `growth.py`: curves, and every number beside them.
 
-`python -m tests.bench.growth_report FILE.json PAGE.html`. The page needs no other file and no network: drawings are
-SVG that takes its colours from the page, so that it is read in the light and in the dark.
+`python -m tests.bench.growth_report FILE.json PAGE.html`. The page needs no other file and no network: drawings are SVG
+that takes its colours from the page, in light and in dark mode.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from tests.bench.growth import KAFKA, TASK
 
 STYLE = (Path(__file__).parent / "growth_report.css").read_text()
-# An exponent of the bytes that is this near to 1 counts as linear: caches and fixed costs bend any line.
+# An exponent of the bytes this close to 1 counts as linear: caches and fixed costs bend any line.
 NEARLY = 0.1
 INK, FAINT = "#010203", "#010204"
-# The page's style says what each colour is.
+# The page's style defines each colour.
 COLOURS = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
 MARKS = ("o", "s", "^", "D")
 _NAMES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {c: f"var(--side-{n})" for n, c in enumerate(COLOURS)}
@@ -36,7 +36,7 @@ mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "keytail", "font.si
 
 
 def page(found: dict[str, Any]) -> str:
-    """The whole page, as HTML."""
+    """Return the whole page, as HTML."""
     curves = found["curves"]
     parts = [_section(name, curves[name]) for name in SECTIONS if name in curves]
     machines = {json.dumps({**c["machine"], "load_at_start": ""}): c["machine"] for c in curves.values()}
@@ -65,9 +65,10 @@ def page(found: dict[str, Any]) -> str:
 
 
 def cost_of_bytes(points: Sequence[dict[str, Any]], side: str, what: str = "seconds") -> tuple[float, float, float]:
-    """Seconds, seconds a GB, and the exponent of the bytes, each of the best fit through the points of one side.
+    """Return seconds, seconds per GB, and the exponent of the bytes, each from the best fit through the points of one
+    side.
 
-    The exponent leaves out the points where what every run costs weighs most: those below a tenth of the largest.
+    The exponent leaves out the points that the fixed cost of a run dominates: those below a tenth of the largest.
     """
     gigabytes = np.array([point["log_bytes"] / 1e9 for point in points])
     seconds = np.array([statistics.median(point["sides"][side][what]) for point in points])
@@ -189,7 +190,7 @@ def _short(value: float, _: Any = None) -> str:
 
 # Sections
 
-# By curve: what the x of a point is, what the axis is called, whether it is logarithmic, and what is to be seen.
+# By curve: what the x of a point is, the title of the axis, whether it is logarithmic, and what the curve shows.
 SECTIONS: dict[str, tuple[Callable[[Any], float], str, bool, str]] = {
     "records": (
         lambda point: point["log_bytes"] / 1e9,
@@ -246,7 +247,7 @@ def _sides(points: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _colour(side: str) -> int:
-    """Kafka's is the same in all drawings, and so is keytail's."""
+    """Kafka's colour is the same in all drawings, and so is keytail's."""
     if side.startswith("Kafka"):
         return 0 if side == KAFKA else 3
     return 1 if side in (TASK, "keytail on local[1]", "keytail on Spark", "keytail's driver") else 2

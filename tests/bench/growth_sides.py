@@ -1,6 +1,6 @@
-"""The two sides that growth.py measures, and the log that they are given: each turn is one whole compaction.
+"""The two sides that growth.py measures, and the log that they get: each turn is one whole compaction.
 
-Both live through all turns, in processes of their own; a log at a time is in `home`.
+Both live through all turns, in separate processes; one log at a time is in `home`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.bench.run import KAFKA_MAP_ENTRIES, MAP_BYTES_A_KEY, TOPIC, Shape
 from tests.bench.worker import Worker
 from tests.interop.kafka import Kafka
 
-# Seconds, and what else was measured by name.
+# Seconds, and other measurements by name.
 Turn = tuple[float, dict[str, float]]
 
 
 @dataclass
 class Sides:
-    """`cleaned_to` is where the last turn has ended: the first dirty offset of a next round."""
+    """`cleaned_to` is the end of the last turn: the first dirty offset of a next round."""
 
     home: Path
     kafka: Kafka = field(default_factory=lambda: Kafka(heap="3g", compiler="full"))
@@ -39,7 +39,7 @@ class Sides:
         self.worker.close()
 
     def warm(self, shape: Shape) -> None:
-        """Rounds that do not count: the JVM compiles what it will run, the worker loads its kernels."""
+        """Run rounds that do not count: the JVM compiles its code, the worker loads its kernels."""
         self.generate(shape)
         for _ in range(3):
             self.run_kafka(shape, [self.fresh("kafka")])
@@ -50,7 +50,7 @@ class Sides:
         return self.home / "source"
 
     def generate(self, shape: Shape) -> None:
-        """The log as Kafka appends it, and around it what a broker that was stopped cleanly leaves."""
+        """Write the log as Kafka appends it, and the other files that a cleanly stopped broker leaves."""
         shutil.rmtree(self.source, ignore_errors=True)
         self.source.mkdir(parents=True)
         self.kafka.bench_generate(
@@ -74,7 +74,7 @@ class Sides:
         return fresh_copy(self.source, self.home / name) / f"{TOPIC}-0"
 
     def copies(self, name: str, partitions: int) -> list[Path]:
-        """The log's partition so many times in a log dir of its own, with their high watermarks."""
+        """Copy the log's partition this number of times into a separate log dir, with high watermarks."""
         log_dir = self.home / f"{name}-many"
         shutil.rmtree(log_dir, ignore_errors=True)
         log_dir.mkdir(parents=True)
@@ -87,7 +87,7 @@ class Sides:
         return [log_dir / f"{TOPIC}-{number}" for number in range(partitions)]
 
     def run_kafka(self, shape: Shape, partitions: Sequence[Path], start: int = 0, entries: int = 0) -> Turn:
-        """Kafka's Cleaner over one partition after the other; its map has room for all keys, or so many entries."""
+        """Run Kafka's Cleaner over one partition after the other; its map has room for all keys, or for `entries`."""
         seconds, cpu_seconds, cleaned = self.kafka.bench_clean(
             partitions,
             map_max_entries=entries or max(KAFKA_MAP_ENTRIES, min(shape.keys, shape.records)),
@@ -100,7 +100,7 @@ class Sides:
         return sum(seconds), {"cpu_seconds": sum(cpu_seconds)}
 
     def run_task(self, shape: Shape, start: int = 0, map_bytes: int = 0, *, fresh: bool = True) -> Turn:
-        """keytail's whole task over the log's partition."""
+        """Run keytail's whole task over the log's partition."""
         if fresh:
             self.fresh("task")
         answer = self.worker.ask(
@@ -121,7 +121,8 @@ class Sides:
         }
 
     def kafka_in_rounds(self, shape: Shape, entries: int) -> Turn:
-        """Round after round with a map of so many entries, until the log is clean up to its active segment."""
+        """Run round after round with a map of this number of entries, until the log is clean up to its active segment.
+        """
         partition = self.fresh("kafka")
         return self._in_rounds(shape, lambda start: self.run_kafka(shape, [partition], start, entries))
 
@@ -136,7 +137,7 @@ class Sides:
         return seconds, {"cpu_seconds": cpu_seconds, "rounds": rounds}
 
     def run_on_spark(self, cores: int, shapes: Sequence[tuple[Shape, int]]) -> list[Turn]:
-        """A turn for each shape, in so many partitions, all in one warm session."""
+        """Run a turn for each shape, in this number of partitions, all in one warm session."""
         log_dirs = []
         for number, (shape, partitions) in enumerate(shapes):
             self.generate(shape)

@@ -1,7 +1,7 @@
-"""Seconds of compactions of whole log dirs in one warm Spark session: `growth_stage.py CORES WARM LOG_DIR...`.
+"""Measures compactions of whole log dirs in one warm Spark session: `growth_stage.py CORES WARM LOG_DIR...`.
 
 WARM is a log dir that is compacted first, so that workers run and kernels are loaded. Prints a line of JSON for each
-LOG_DIR: what the driver looked at and what followed are timed apart.
+LOG_DIR: planning and execution are measured separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAP_MEMORY_BYTES = 256 << 20
 
 
 def compact(engine: SparkEngine, log_dir: str) -> dict[str, float]:
-    """All of a log dir's partitions, from their checkpoints to their active segments; as `compact` does it."""
+    """Compact all of a log dir's partitions, from their checkpoints to their active segments, as `compact` does it."""
     started_s = time.perf_counter()
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     tasks = []

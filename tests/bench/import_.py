@@ -1,11 +1,11 @@
-"""`import` beside a Kafka producer on the same records. `python -m tests.bench.import_`; `make bench` runs it too.
+"""`import` compared with a Kafka producer on the same records. `python -m tests.bench.import_`; part of `make bench`.
 
-In turns: a real producer sends all records to a real broker on this machine (records in its memory before the clock
-starts; until its flush returns, which says nothing of the disk), and `import` reads them from Parquet in a Spark
-session that has done one import before, until checkpoints are written, all durable. Both partition by the same hash,
-with the same codec and batch size. A third row is the least that "at the speed of the disk" can mean: as many bytes as
-keys and values have, written one behind the other to one file, and fsynced. What fails a run is a partition that got
-another number of records.
+Alternating: a real producer sends all records to a real broker on this machine (records are in its memory before the
+clock starts; it stops when flush returns, which does not mean that they are on disk), and `import` reads them from
+Parquet in a Spark session that has done one import before, until checkpoints are written, everything durable. Both
+partition by the same hash, with the same codec and batch size. A third row is the lower limit of "at the speed of the
+disk": as many bytes as keys and values have, written sequentially to one file, and fsynced. A run fails if a partition
+got another number of records.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
 def write_records(home: Path, count: int) -> int:
-    """The same records for both sides; the bytes of keys and values."""
+    """Write the same records for both sides; return the bytes of keys and values."""
     rng = random.Random(7)
     words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randrange(3, 9))) for _ in range(2000)]
     keys = [b"customer-%08d" % rng.randrange(count // 5 + 1) for _ in range(count)]
@@ -81,7 +81,7 @@ def timed_import(home: Path, codec: str) -> tuple[float, dict[int, int]]:
 
 
 def timed_write(home: Path, size_bytes: int) -> float:
-    """As many bytes as keys and values have, to one new file, one behind the other."""
+    """Write as many bytes as keys and values have to one new file, sequentially."""
     block, path = memoryview(random.Random(7).randbytes(8 << 20)), home / "written"
     path.unlink(missing_ok=True)
     started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What no cleaner of a log can leave out, each part timed alone over the same bytes: the measure of `shapes.py`.
+"""The work that no log cleaner can avoid, each part measured alone over the same bytes: the reference of `shapes.py`.
 
-Read what is there, checksum it, decompress it, hash a key a record; compress what is rebuilt, write what stays and
-have it on the disk. By the fastest that is at hand for each, over as much at once as it takes, on one core.
+Read the log, verify checksums, decompress, hash one key per record; compress rebuilt batches, write the retained ones
+and sync them. Each with the fastest implementation available, over as much at once as it accepts, on one core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REPEATS = 3
 
 
 def limits(log_dir: str, output: str) -> dict[str, float]:
-    """Seconds by part, the best of a few tries. `log_dir` is the partition before, `output` the one after."""
+    """Return seconds by part, the best of a few tries. `log_dir` is the partition before, `output` the one after."""
     before, after = (sorted(Path(path).glob("*.log")) for path in (log_dir, output))
     source, left = list(_batches(before)), list(_batches(after))
     known = {(batch[:8], batch[17:21]) for batch in source}
@@ -46,12 +46,12 @@ def limits(log_dir: str, output: str) -> dict[str, float]:
         "decompress output": _best(lambda: _decompress(left)),
         "hash": _best(lambda: hash_many(np.zeros(1 << 16, np.uint8), records)),
         "compress": _compress(rebuilt),
-        "write": _best(lambda: _write(Path(output), pieces), time.perf_counter),  # waiting for the disk is part of it
+        "write": _best(lambda: _write(Path(output), pieces), time.perf_counter),  # includes waiting for the disk
     }
 
 
 def of_phases(parts: dict[str, float]) -> dict[str, float]:
-    """The same for each phase of a task, from its parts: each reads and checks anew what it rests on."""
+    """Return the same for each phase of a task, from its parts: each reads and checks again what it uses."""
     read = parts["read"] + parts["checksum"]
     output_share = parts["read output"] / parts["read"] if parts["read"] else 0.0
     read_output = parts["read output"] + parts["checksum"] * output_share
@@ -63,12 +63,12 @@ def of_phases(parts: dict[str, float]) -> dict[str, float]:
 
 
 def of_task(parts: dict[str, float]) -> float:
-    """What a cleaner does that reads everything once and proves nothing."""
+    """Return the seconds of a cleaner that reads everything once and proves nothing."""
     return sum(parts[name] for name in ("read", "checksum", "decompress", "hash", "compress", "write"))
 
 
 def _best(work: Callable[[], Any], clock: Callable[[], float] = time.thread_time) -> float:
-    """Seconds of the processor, which others on the machine lengthen least."""
+    """Return CPU seconds, which other processes on the machine lengthen least."""
     times = []
     for _ in range(_REPEATS):
         started = clock()

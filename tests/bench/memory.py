@@ -1,7 +1,7 @@
-"""Peak memory of a piece of work in this process, as Linux accounts for it; nothing is sampled.
+"""Peak memory of some work in this process, as reported by Linux, without sampling.
 
-The kernel keeps the high-water mark of resident memory (VmHWM) exactly and lets a process reset its own.
-What is mapped from files (libraries) and shared memory is taken off, so that anonymous, private memory is left.
+The kernel keeps the high-water mark of resident memory (VmHWM) exactly and lets a process reset its own. Memory mapped
+from files (libraries) and shared memory is subtracted, so that anonymous, private memory is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RESET_PEAK = "5"  # proc(5), clear_refs
 
 @dataclass
 class Peak:
-    """`before_bytes` when the work began, `peak_bytes` the most at any moment of it; the whole process."""
+    """`before_bytes` when the work began, `peak_bytes` the maximum during it; for the whole process."""
 
     before_bytes: int = 0
     peak_bytes: int = 0
@@ -29,14 +29,14 @@ class Peak:
 
 @contextmanager
 def peak_private() -> Iterator[Peak]:
-    """Private memory at the start and at its peak until the end of the block."""
+    """Measure private memory at the start and its peak until the end of the block."""
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     before = _status()
     peak = Peak(before_bytes=before["RssAnon"])
     try:
         yield peak
     finally:
-        # Pages of libraries touched for the first time meanwhile count as ours: never too little is reported.
+        # Pages of libraries touched for the first time during the work are included: the result is never too small.
         mapped = before["RssFile"] + before["RssShmem"]
         peak.peak_bytes = _status()["VmHWM"] - mapped
 

@@ -1,7 +1,7 @@
-"""Measured costs carried to a petabyte: the tables of lib/keytail/run/PETABYTE.md.
+"""Measured costs extrapolated to a petabyte: the tables of lib/keytail/run/PETABYTE.md.
 
-`python -m tests.bench.petabyte FILE.json` prints them from what `growth.py` has measured, with `--write` into the page.
-Every number is a measured one, an assumed one (`Assumed`), or a product of such; nothing is fitted by hand.
+`python -m tests.bench.petabyte FILE.json` prints them from the measurements of `growth.py`, with `--write` into the
+page. Every number is a measured one, an assumed one (`Assumed`), or a product of such; nothing is fitted by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PETABYTE = 1e15
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is not measured here: the data, and the machines. Change it, and make the tables again."""
+    """What is not measured here: the data, and the machines. Change it, and generate the tables again."""
 
     partition_bytes: float = 10e9
     segment_bytes: float = 1e9
@@ -37,7 +37,7 @@ class Assumed:
     cores: int = 32
     memory_bytes: float = 128 * 2**30
     disk_bytes_per_s: float = 3e9  # of a machine's local drives, reading and writing together
-    network_bytes_per_s: float = 25e9 / 8 * 0.9  # of a machine, where storage is not its own
+    network_bytes_per_s: float = 25e9 / 8 * 0.9  # of a machine, if storage is remote
     machines: tuple[int, ...] = (10, 100, 1000)
 
     @property
@@ -50,13 +50,13 @@ class Assumed:
 
     @property
     def moved_bytes(self) -> float:
-        """Both passes and the proof read every source, the proof what was written too: 3 + kept reads, kept writes."""
+        """Map, write and proof read every source, the proof also the output: 3 + kept reads, kept writes."""
         return PETABYTE * (3 + 2 * self.kept_share)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds, of one core where nothing else is said. `command` makes each again, by the curve that it is from."""
+    """Seconds, of one core unless noted. `command` measures each again, by the curve that it is from."""
 
     cpu_s_a_gb: float
     cpu_s_a_gb_unique: float
@@ -97,13 +97,13 @@ def _median(point: dict[str, Any], what: str) -> float:
 
 
 def _slope(points: Sequence[dict[str, Any]], over: str, side: str, what: str) -> float:
-    """What one more costs, from the first point to the last."""
+    """Return the cost of one more, from the first point to the last."""
     first, last = (statistics.median(points[n]["sides"][side][what]) for n in (0, -1))
     return max(0.0, float(last - first) / (points[-1][over] - points[0][over]))
 
 
 def _at(points: Sequence[dict[str, Any]], entries: int) -> float:
-    """Seconds at so many entries, on the line between the points beside."""
+    """Return seconds at this number of entries, interpolated between the adjacent points."""
     xs = [point["x"] for point in points]
     ys = [statistics.median(next(iter(point["sides"].values()))["seconds"]) for point in points]
     above = next((n for n, x in enumerate(xs) if x >= entries), len(xs) - 1)
@@ -114,7 +114,7 @@ def _at(points: Sequence[dict[str, Any]], entries: int) -> float:
 
 
 def tables(measured: Measured, assumed: Assumed) -> str:
-    """The page's tables, as Markdown."""
+    """Return the page's tables, as Markdown."""
     return "\n\n".join([_measured_table(measured), _assumed_table(assumed), _time_table(measured, assumed),
                         _driver_table(measured, assumed), _memory_table(measured, assumed)])  # fmt: skip
 
@@ -147,8 +147,8 @@ def _assumed_table(a: Assumed) -> str:
         ("a machine", f"{a.cores} cores as fast as the measured one, {a.memory_bytes / 2**30:.0f} GiB"),
         ("its drives", f"{a.disk_bytes_per_s / 1e9:.1f} GB/s, reading and writing together"),
         ("or its network, to storage elsewhere", f"{a.network_bytes_per_s / 1e9:.1f} GB/s (25 Gbit/s, nine tenths)"),
-        ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read by both passes and by the proof, "
-         "which reads the output too. Nothing stays in a page cache"),
+        ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read to map, to write and to prove; the proof "
+         "also reads the output. Nothing stays in a page cache"),
     ]  # fmt: skip
     return "\n".join(["### Assumed", "", "| What | Value |", "|---|---|", *(f"| {w} | {v} |" for w, v in rows)])
 
@@ -207,7 +207,7 @@ def _hours(seconds: float) -> str:
 
 
 def written(page: str, text: str) -> str:
-    """The page with `text` between its marks."""
+    """Return the page with `text` between its marks."""
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"

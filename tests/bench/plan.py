@@ -1,9 +1,9 @@
-"""`keytail plan` on many partitions: seconds, processor seconds and peak memory of the whole command.
+"""`keytail plan` on many partitions: seconds, CPU seconds and peak memory of the whole command.
 
-`python -m tests.bench.plan HOME [--partitions N] [--segments N]`. Makes the log dirs in HOME, unless they are there,
-out of hard links to the files of a few partitions: a plan reads names, sizes, ends of indexes and first headers, and
-cannot tell. 100,000 partitions of 20 segments are six million names; ext4 takes about two minutes and 700 MiB for
-them. HOME is left for the next run, and removed by hand.
+`python -m tests.bench.plan HOME [--partitions N] [--segments N]`. Creates the log dirs in HOME, unless they exist, as
+hard links to the files of a few partitions: a plan reads names, sizes, ends of indexes and first headers, and does not
+see the difference. 100,000 partitions of 20 segments are six million names; ext4 takes about two minutes and 700 MiB
+for them. HOME is left for the next run, and removed by hand.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.log_dirs import random_records, write_partition
 KEYTAIL = Path(sys.executable).with_name("keytail")
 DIRS = 10
 TOPIC_PARTITIONS = 100
-MOST_LINKS = 60_000  # ext4 takes 65,000 names of a file
+MOST_LINKS = 60_000  # the maximum number of names of a file in ext4 is 65,000
 RECORDS_A_SEGMENT = 20
 
 
 def make(home: Path, partitions: int, segments: int) -> list[Path]:
-    """Log dirs of a broker that stopped cleanly, with so many partitions in all."""
+    """Write log dirs of a broker that stopped cleanly, with this number of partitions in total."""
     log_dirs = [home / f"logs-{number}" for number in range(DIRS)]
     shares = [range(number, partitions, DIRS) for number in range(DIRS)]
     with ProcessPoolExecutor() as pool:

@@ -1,11 +1,11 @@
-"""Index rebuild against Kafka's own LogSegment.recover on the same files. `python -m tests.bench.recover`.
+"""Index rebuild compared with Kafka's own LogSegment.recover on the same files. `python -m tests.bench.recover`.
 
-Both on one core, the same one, in turns, on files that are in the page cache, in processes that are warm. Kafka's
-seconds are those of `recover` alone; keytail's those of the whole of `rebuild-index --execute` for a partition:
-reading, checking, writing, fsync, names. What fails a run is index files that differ from Kafka's.
-A third figure is the least that anybody needs: the same bytes read into one small buffer, and nothing done with them.
+Both on one core, the same one, alternating, on files that are in the page cache, in warm processes. Kafka's seconds are
+those of `recover` alone; keytail's those of the whole of `rebuild-index --execute` for a partition: reading, checking,
+writing, fsync, renames. A run fails if index files differ from Kafka's. A third figure is the lower limit: the same
+bytes read into one small buffer, and nothing done with them.
 
-`--stages` times the same work on Spark with one core and with two instead, each in a warm session.
+`--stages` measures the same work on Spark with one core and with two instead, each in a warm session.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tests.interop.kafka import Kafka
 PARTITION = "bench-0"
 INDEXES = (".index", ".timeindex", ".txnindex")
 WARM_ROUNDS = 2
-READ_BYTES = 512 << 10  # stays in a core's own cache: larger reads are slower
+READ_BYTES = 512 << 10  # fits into a core's own cache: larger reads are slower
 STAGE_SECONDS = 20.0
 
 
 @dataclass
 class Shape:
-    """A log of uncompressed batches of equal counts; records of 117 bytes in batches of 100."""
+    """Write a log of uncompressed batches of equal counts; records of 117 bytes in batches of 100."""
 
     batch_records: int
     records: int
@@ -61,7 +61,7 @@ class Shape:
         self.log_bytes = sum(path.stat().st_size for path in log_dir.rglob("*.log"))
 
     def play(self, kafka: Kafka, worker: Worker, home: Path) -> None:
-        """One turn of each, on copies without any index."""
+        """Run one turn of each, on copies without any index."""
         source = home / f"source-{self.batch_records}"
         copies = {name: _without_indexes(fresh_copy(source, home / name)) for name in ("kafka", "ours")}
         bases = sorted(int(path.stem) for path in (source / PARTITION).glob("*.log"))
@@ -100,7 +100,7 @@ def _seconds_of_reading(partition: Path) -> float:
 
 
 def compare(shapes: list[Shape], home: Path, runs: int) -> None:
-    """Both sides inherit the one core that this process keeps to."""
+    """Both sides inherit the single core to which this process is pinned."""
     cores = os.sched_getaffinity(0)
     kafka, worker = Kafka(heap="1g", compiler="full"), None
     try:
@@ -124,8 +124,8 @@ def compare(shapes: list[Shape], home: Path, runs: int) -> None:
 
 
 def stages(shape: Shape, home: Path, seconds: float) -> dict[int, float]:
-    """Seconds of the same work with one core and with two. The log's partition is there many times, by hard links:
-    reading comes from memory, as it must where the cores and not the disk are to be compared."""
+    """Measure the same work with one core and with two. The log's partition exists many times, by hard links: it is
+    read from memory, since the cores and not the disk are to be compared."""
     kafka = Kafka(heap="1g", compiler="full")
     try:
         shape.generate(kafka, home / "source")

@@ -1,8 +1,9 @@
-"""Compaction against Kafka's own Cleaner on the same generated files. `python -m tests.bench.run` or `make bench`.
+"""Compaction compared with Kafka's own Cleaner on the same generated files. `python -m tests.bench.run` or `make
+bench`.
 
-Generates one log, then takes turns: Kafka, keytail's task, keytail's command, keytail's kernels, each on a fresh
-copy that has been read once. Kafka's seconds are the base of the ratios, never something to pass or fail; what
-fails a run is a result that differs from Kafka's.
+Generates one log, then alternates: Kafka, keytail's task, keytail's command, keytail's kernels, each on a fresh copy
+that has been read once. Kafka's seconds are the base of the ratios and never make a run fail; a run fails if a result
+differs from Kafka's.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from tests.interop.kafka import Kafka
 TOPIC = "bench"
 KEYTAIL = Path(sys.executable).with_name("keytail")
 WARM_ROUNDS = 2
-# log.cleaner.dedupe.buffer.size: what Kafka gives its map by default, and room for 5 million keys.
+# log.cleaner.dedupe.buffer.size: the default size of Kafka's map, with room for 5 million keys.
 KAFKA_MAP_BYTES = 128 << 20
 KAFKA_MAP_ENTRIES = 5_033_164
-# Keys of 24 bytes at the map's load, one and a half tables while it grows, and the proof's larger slots.
+# 24 bytes per key at the map's load factor, one and a half tables while it grows, and the proof's larger slots.
 MAP_BYTES_A_KEY = 96
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The log that is generated; `value_bytes` 91 makes records of 117 bytes, their share of the header included.
+    """Write the log; `value_bytes` 91 makes records of 117 bytes, including their share of the header.
 
-    The first `clean_records` are what was cleaned before: a key each, below those of the dirty rest and above.
+    The first `clean_records` are the clean section: distinct keys, both among those of the dirty section and others.
     """
 
     records: int = 5_000_000
@@ -90,7 +91,7 @@ class Bench:
         return sum(path.stat().st_size for path in self._partition(self.source).glob("*.log"))
 
     def generate(self) -> None:
-        """The log as Kafka appends it, and around it what a broker that was stopped cleanly leaves."""
+        """Write the log as Kafka appends it, and the other files that a cleanly stopped broker leaves."""
         shape, clock_ms = self.shape, time.time_ns() // 1_000_000 - 86_400_000
         self.source.mkdir(parents=True)
         opened = self.kafka.bench_generate(
@@ -113,14 +114,14 @@ class Bench:
         (self.source / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
     def warm(self) -> None:
-        """Rounds that are not timed: the JVM compiles what it will run, the worker loads its kernels."""
+        """Run rounds that are not measured: the JVM compiles its code, the worker loads its kernels."""
         for _ in range(WARM_ROUNDS):
             self._kafka(self._fresh("kafka"))
             self._task(self._fresh("task"))
         if self.with_command:
             self._command(
                 self._fresh("command")
-            )  # fills the compiled cache, as a first run on a machine does
+            )  # fills the cache of compiled kernels, as a first run on a machine does
         for figure in (self.base, self.task, self.alike, self.command):
             figure.forget()
         self.private.clear()
@@ -136,7 +137,7 @@ class Bench:
         self.kernels.seconds.append(answer["seconds"])
 
     def limits(self) -> dict[str, float]:
-        """Seconds of what no cleaner of this log can leave out (`limits.py`)."""
+        """Return seconds of the work that no cleaner of this log can avoid (`limits.py`)."""
         before, after = self._partition(self._fresh("kafka")), self._partition(self.home / "task")
         return self.worker.ask("limits", before, output=str(after))
 

@@ -1,7 +1,7 @@
-"""One table over logs of many shapes: Kafka's Cleaner, keytail's whole task, and what the work takes at least.
+"""One table over logs of many shapes: Kafka's Cleaner, keytail's whole task, and the lower limit of the work.
 
-`python -m tests.bench.shapes`, or with `--shapes zstd,tiny --scale 0.1` a part of it, smaller. Each run compares what
-the two left behind; a difference fails it. `tests/bench/README.md` says what the columns are.
+`python -m tests.bench.shapes`, or with `--shapes zstd,tiny --scale 0.1` a part of it, smaller. Each run compares the
+two results; a difference fails it. `tests/bench/README.md` describes the columns.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SHAPES = {
     "snappy": replace(_COMPRESSED, codec="snappy"),
     "lz4": replace(_COMPRESSED, codec="lz4"),
     "zstd": replace(_COMPRESSED, codec="zstd"),
-    # As `__consumer_offsets`: three million commits of one record.
+    # Like `__consumer_offsets`: three million commits of one record.
     "tiny": Shape(records=3_000_000, batch_records=1, keys=100_000),
-    # Drawn out of 25 times as many keys, 98 of 100 records have one of their own.
+    # Drawn from 25 times as many keys: 98 of 100 records have distinct ones.
     "unique": Shape(records=3_000_000, keys=75_000_000),
-    # Ten times as much has been cleaned before; a tenth of those keys came again.
+    # The clean section is ten times as large; a tenth of its keys occur again.
     "clean": Shape(records=5_500_000, clean_records=5_000_000, keys=500_000),
 }
 _PHASES = ("check", "map", "write", "prove", "replace")
@@ -43,7 +43,7 @@ _PHASES = ("check", "map", "write", "prove", "replace")
 
 @dataclass
 class Row:
-    """What a shape showed, all seconds medians; `spread_s` is the least and the most of the task's runs."""
+    """The figures of a shape, all seconds medians; `spread_s` is the minimum and maximum of the task's runs."""
 
     name: str
     log_bytes: int
@@ -85,7 +85,7 @@ class Row:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    if options.one_core:  # both sides are started from here, and take turns
+    if options.one_core:  # both sides are started from here, and alternate
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     started = machine()
     flags = [f"--shapes={','.join(options.shapes)}", f"--scale={options.scale}", f"--runs={options.runs}"]
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def scaled(shape: Shape, scale: float, seed: int) -> Shape:
-    """The same shape with so many times the records, keys and bytes of a segment."""
+    """Return the same shape with the records, keys and bytes of a segment multiplied."""
     sizes = {
         name: max(1, int(getattr(shape, name) * scale)) if getattr(shape, name) else 0
         for name in ("records", "keys", "clean_records", "segment_bytes")
@@ -152,7 +152,7 @@ def table(rows: list[Row]) -> str:
 
 
 def phase_table(rows: list[Row]) -> str:
-    """Seconds of each phase, and how many times its limit where it has one."""
+    """Return seconds of each phase, and the ratio to its limit if it has one."""
     head = f"{'shape':9}" + "".join(f"{f'{name} s':>16}" for name in _PHASES) + "   limits, s"
     lines = [head, "-" * len(head)]
     for row in rows:

@@ -1,9 +1,9 @@
-"""`kafka-log` beside Spark's own Kafka source on the same topic. `python -m tests.bench.source`.
+"""`kafka-log` compared with Spark's own Kafka source on the same topic. `python -m tests.bench.source`.
 
-In turns, in one Spark session that has done each of them once before, while the broker runs: all columns of all records
-with headers, read_committed, and thrown away (Spark's `noop`); then offset and time alone, where Spark's source fetches
-whole records all the same. Last the number of records by partition, and a hash over all columns, by both: what fails a
-run is a difference. Rates are of the bytes of keys and values.
+Alternating, in one Spark session that has run each of them once before, while the broker runs: all columns of all
+records with headers, read_committed, and discarded (Spark's `noop`); then offset and time alone, where Spark's source
+fetches whole records all the same. Finally the number of records by partition, and a hash over all columns, by both: a
+run fails if they differ. Rates are of the bytes of keys and values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def drain(frame: Any) -> None:
 
 
 def digest(frame: Any) -> list[tuple[int, int, int]]:
-    """By partition: how many records, and the hashes of all their columns added up."""
+    """Return, by partition, the number of records and the sum of the hashes of all their columns."""
     hashed = frame.selectExpr(
         "partition", f"xxhash64(key, value, topic, offset, timestamp, timestampType, {_HEADERS}) % 1000000007 AS hash"
     )

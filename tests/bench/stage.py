@@ -1,4 +1,4 @@
-"""Seconds of one index check of a log dir in a warm Spark session with so many cores: `stage.py CORES LOG_DIR`."""
+"""Measures one index check of a log dir in a warm Spark session with this number of cores: `stage.py CORES LOG_DIR`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From a command to its first line, first result and end, for ten small partitions: `python -m tests.bench.start`.
 
-Without Spark, with it, and a dry run, in turns, after one run of each that does not count; and what `--version`,
-`--help` and a plan take. `processor` is what the command and all that it started have used of all cores.
+Without Spark, with it, and a dry run, alternating, after one run of each that does not count; and the duration of
+`--version`, `--help` and a plan. `processor` is the CPU time of the command and all its children.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHORT = {
 
 
 def short(log_dir: Path, arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds to the end, processor seconds."""
+    """Return seconds to the end, CPU seconds."""
     more = ("--log-dirs", str(log_dir)) if "plan" in arguments else ()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start_s = time.perf_counter()
@@ -51,7 +51,7 @@ def _processor_s(before: resource.struct_rusage) -> float:
 
 
 def turn(source: Path, work: Path, more: tuple[str, ...]) -> tuple[float, float, float, float]:
-    """Seconds to the first line, to the first result, to the end; processor seconds."""
+    """Return seconds to the first line, to the first result, to the end; CPU seconds."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(source, work)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""The benchmark on a small log: figures for every side, the same result as Kafka's, and a difference that is seen."""
+"""The benchmark on a small log: figures for every side, the same result as Kafka's, and a difference is found."""
 
 import json
 
@@ -20,7 +20,7 @@ SMALL = [
 ]
 
 
-def test_a_small_run_has_figures_and_the_result_of_kafka(tmp_path, capsys):
+def test_a_small_run_has_figures_and_kafkas_result(tmp_path, capsys):
     """Of what is not compressed, the next two have runs."""
     report = tmp_path / "figures.json"
     status = run.main([*SMALL, "--codec=lz4", f"--dir={tmp_path}", f"--json={report}", "--seed=5"])
@@ -39,12 +39,12 @@ def test_a_small_run_has_figures_and_the_result_of_kafka(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_a_result_that_is_not_kafkas_fails_the_run(tmp_path, capsys, monkeypatch):
+def test_a_result_that_differs_from_kafkas_fails_the_run(tmp_path, capsys, monkeypatch):
     fresh_copy = copies.fresh_copy
 
     def spoil(source, target):
         copy = fresh_copy(source, target)
-        if target.name == "task":  # the last batch, whose records all stay, is missing for keytail
+        if target.name == "task":  # the last batch, whose records are all retained, is missing for keytail
             log = max(path for path in copy.glob("*/*.log") if path.stat().st_size)
             with log.open("r+b") as file:
                 header = file.read(12)
@@ -56,7 +56,7 @@ def test_a_result_that_is_not_kafkas_fails_the_run(tmp_path, capsys, monkeypatch
     assert "DIFFERS FROM KAFKA'S" in capsys.readouterr().out
 
 
-def test_shapes_have_rows_with_limits_and_the_results_of_kafka(tmp_path, capsys):
+def test_shapes_have_rows_with_limits_and_kafkas_results(tmp_path, capsys):
     report = tmp_path / "figures.json"
     flags = ["--shapes=clean,zstd", "--scale=0.002", "--runs=1", "--seed=5"]
     flags += [f"--dir={tmp_path}", f"--json={report}"]
@@ -66,17 +66,17 @@ def test_shapes_have_rows_with_limits_and_the_results_of_kafka(tmp_path, capsys)
     for row in rows:
         assert set(row["phase_limits_s"]) == {"map", "write", "prove"} <= set(row["phases_s"])
         assert 0 < row["limit_s"] and 0 < row["cpu_s"] and row["differences"] == []
-    assert rows[0]["phases_s"]["check"] > 0  # of what has been cleaned before
+    assert rows[0]["phases_s"]["check"] > 0  # of the clean section
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_a_shape_that_there_is_not_is_told(capsys):
+def test_an_unknown_shape_is_reported(capsys):
     with pytest.raises(SystemExit):
         shapes.main(["--shapes=none,brotli"])
     assert "no shape brotli" in capsys.readouterr().err
 
 
-def test_a_small_index_rebuild_has_figures_and_the_files_of_kafka(tmp_path, capsys):
+def test_a_small_index_rebuild_has_figures_and_kafkas_files(tmp_path, capsys):
     report = tmp_path / "figures.json"
     flags = ["--megabytes=2", "--runs=1", f"--dir={tmp_path}", f"--json={report}", "--seed=5"]
     assert recover.main(flags) == 0, capsys.readouterr().out
@@ -88,13 +88,13 @@ def test_a_small_index_rebuild_has_figures_and_the_files_of_kafka(tmp_path, caps
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_ratios_say_how_many_times_as_fast():
+def test_ratios_are_speed_ups():
     base, ours = Figure("theirs", [4.0, 6.0, 5.0]), Figure("ours", [1.0, 0.5, 2.0])
     assert ours.ratio(base) == 5.0
     assert ours.best_ratio(base) == 8.0
 
 
-def test_dumps_are_timed_and_compared(capsys):
+def test_dumps_are_measured_and_compared(capsys):
     assert dump.main(["--records=3000", "--runs=1"]) == 0
     out = capsys.readouterr().out
     assert "dump --output json" in out and "the text is Kafka's, byte for byte" in out

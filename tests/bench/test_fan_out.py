@@ -1,4 +1,4 @@
-"""What the bench of fan-outs makes of its figures."""
+"""How the benchmark of fan-out computes its figures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def figures(seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_break_even_is_where_both_ways_take_the_same() -> None:
-    """Of 20 s on one core and 12 s on two, 16 s are divided; at four cores the other 4 s and 4 s more make 8 s."""
+def test_break_even_is_where_both_strategies_take_the_same_time() -> None:
+    """Of 20 s on one core and 12 s on two, 16 s are parallel; at four cores the other 4 s and 4 s more make 8 s."""
     text = report(figures(20.0), figures(12.0), 1 << 20)
     assert "break-even: 4.0 cores" in text
     assert "all             20.00s    12.00s    0.60" in text

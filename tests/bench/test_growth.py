@@ -1,4 +1,4 @@
-"""The curves on tiny logs, the page that is made of them, and the tables on paper."""
+"""The curves on tiny logs, the page that is made from them, and the committed tables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MEASURED = Path(__file__).with_name("growth.json")
 @pytest.mark.spark
 @pytest.mark.usefixtures("kafka")
 @pytest.mark.soak("test_bench.py: the runs and their figures")
-def test_every_curve_has_points_and_adds_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth.os, "cpu_count", lambda: 1)  # each number of cores is a session of its own
+def test_every_curve_has_points_and_adds_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth.os, "cpu_count", lambda: 1)  # each number of cores needs a separate session
     figures = tmp_path / "growth.json"
     figures.write_text('{"curves": {"cores": "as it was"}}')
     flags = ["--quick", "--runs=1", "--seed=5", f"--json={figures}", f"--dir={tmp_path}"]
@@ -76,7 +76,7 @@ def _found() -> dict[str, Any]:
 
 
 class _Page(HTMLParser):
-    """What a page asks for, the ids in it, the tags that are open, and its text by tag."""
+    """Collects the resources of a page, its ids, the open tags, and its text by tag."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class _Page(HTMLParser):
             self.raw += data
 
 
-def test_the_page_stands_alone_and_holds_every_number() -> None:
+def test_the_page_needs_no_other_file_and_contains_every_number() -> None:
     found = _found()
     text = growth_report.page(found)
     seen = _Page()
@@ -131,12 +131,12 @@ def test_the_page_stands_alone_and_holds_every_number() -> None:
 
 
 @pytest.mark.parametrize(("power", "words"), [(1, "Linear in bytes."), (1.05, "Linear in"), (1.2, "Not linear in")])
-def test_the_page_says_whether_cost_is_linear(power: float, words: str) -> None:
+def test_the_page_states_whether_cost_is_linear(power: float, words: str) -> None:
     found = {"curves": {"records": _curve([1, 10, 20, 40], lambda x: 2.0 * x**power)}}
     assert f'<p class="lead">{words}' in growth_report.page(found)
 
 
-def test_a_line_is_found_and_a_square_is_told_from_it() -> None:
+def test_a_line_is_found_and_distinguished_from_a_square() -> None:
     fixed, slope, _ = growth_report.cost_of_bytes(_curve([1, 2, 50], lambda x: 0.5 + 3.0 * x)["points"], KAFKA)
     assert (fixed, slope) == pytest.approx((0.5, 3.0))
     for power in (1, 2):
@@ -144,7 +144,7 @@ def test_a_line_is_found_and_a_square_is_told_from_it() -> None:
         assert growth_report.cost_of_bytes(points, KAFKA)[2] == pytest.approx(power)
 
 
-def test_a_petabyte_is_the_products_of_what_is_measured_and_assumed() -> None:
+def test_a_petabyte_is_the_product_of_measurements_and_assumptions() -> None:
     assumed = petabyte.Assumed(machines=(10,), cores=10, disk_bytes_per_s=1e9, partitions_a_log_dir=5_500)
     measured = petabyte.Measured.of(_found(), assumed)
     assert measured.kafka_cpu_s_a_gb == pytest.approx(3.0)
@@ -160,7 +160,7 @@ def test_a_petabyte_is_the_products_of_what_is_measured_and_assumed() -> None:
     assert "python <it> --json growth.json" in text
 
 
-def test_the_page_on_paper_is_what_the_figures_give() -> None:
+def test_the_committed_page_is_that_of_the_figures() -> None:
     assumed = petabyte.Assumed()
     text = petabyte.tables(petabyte.Measured.of(json.loads(MEASURED.read_text()), assumed), assumed)
     page = petabyte.PAGE.read_text()

@@ -1,7 +1,7 @@
-"""A warm keytail worker: a process that lives through all runs and cleans one partition each time it is asked.
+"""A warm keytail worker: a process that lives through all runs and cleans one partition for each request.
 
-It stands where a Spark worker stands, without Spark: the same `clean_partition` and `install`, and the checkpoint.
-Speaks a line of JSON each way; `Worker` is the side that asks.
+It replaces a Spark worker, without Spark: the same `clean_partition` and `install`, and the checkpoint. Uses one line
+of JSON in each direction; `Worker` is the client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PIECE_BYTES = 128 << 10
 
 
 class Worker:
-    """Starts the process on first use; `ask` gives the answer to one request."""
+    """Starts the process on first use; `ask` returns the answer to one request."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -68,10 +68,10 @@ class Worker:
 
 
 class MemoryFiles(FileSystem):
-    """The log already in memory: reads copy from there, and what would be written goes nowhere.
+    """A file system with the log in memory: reads copy from there, and writes are discarded.
 
-    `copying_s` is what the copies took. They are made in pieces that stay in the cache, as reads from the page
-    cache do; one large copy would write past it, and the kernels after it would wait for memory.
+    `copying_s` is the duration of the copies. They are made in pieces that fit into the cache, like reads from the page
+    cache; one large copy would bypass the cache, and the kernels after it would wait for memory.
     """
 
     def __init__(self, partition: Path) -> None:
@@ -107,7 +107,7 @@ class MemoryFiles(FileSystem):
 
 
 class TimedFreeing(Freeing):
-    """The seconds that a replacement waits at its end until all is free are added to those of unlinking."""
+    """The seconds that a replacement waits at its end until everything is freed are added to those of unlinking."""
 
     def __init__(self, files: TimedFiles) -> None:
         super().__init__(files)
@@ -152,7 +152,7 @@ class TimedFiles(FileSystem):
 def task_of(
     log_dir: str, *, map_memory_bytes: int, segment_bytes: int, first_dirty_offset: int = 0
 ) -> CleaningTask:
-    """The only partition of a log dir, dirty from an offset on, up to its active segment."""
+    """Return the only partition of a log dir, dirty from an offset on, up to its active segment."""
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     [entry] = facts.partitions
     partition = survey_partition(LOCAL, facts, entry)
@@ -170,7 +170,7 @@ def task_of(
 
 
 def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
-    """Read, checksum, write, fsync, proof, replace, checkpoint; what the driver surveys before is not timed."""
+    """Read, verify, write, fsync, prove, replace, checkpoint; the driver's survey before that is not measured."""
     task = task_of(log_dir, **settings)
     files = TimedFiles()
     with peak_private() as peak:
@@ -196,17 +196,17 @@ def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
 
 
 def kernels_alone(log_dir: str, **settings: int) -> dict[str, Any]:
-    """Both passes over a log that lies in memory: checksum, hash, map, decide, build, index; nothing written."""
+    """Map and rewrite a log in memory: checksum, hash, map, decide, build, index; nothing is written."""
     task = task_of(log_dir, **settings)
     files = MemoryFiles(Path(task.partition_path))
-    # There is nothing on disk to prove. (A plain function: a Mock would remember `files`, and all that is in it.)
+    # There is nothing on disk to prove. (A plain function: a Mock would keep `files`, and everything in it.)
     with mock.patch.object(cleaner, "_prove", lambda *args: None):
         phases = clean_partition(files, task).phases_s
     return {"seconds": phases["map"] + phases["write"] - files.copying_s}
 
 
 def rebuild_indexes(log_dir: str) -> dict[str, Any]:
-    """All index files of the only partition of a log dir; what the driver surveys before is not timed."""
+    """Rebuild all index files of the only partition of a log dir; the driver's survey before that is not measured."""
     plans = plans_of(log_dir, execute=True)
     started = time.perf_counter()
     [outcome] = Rebuild(plans).run()

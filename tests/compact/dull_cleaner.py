@@ -1,6 +1,6 @@
-"""A cleaner in a page of plain Python, by Kafka's rules for v2 logs without transactions: the proof's test input.
+"""A cleaner in a page of plain Python, by Kafka's rules for v2 logs without transactions: input for tests of the proof.
 
-Shares no code with `keytail`; only as general as the tests of the proof need.
+Shares no code with `keytail`, and implements only what these tests need.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.reference.batches import Batch, Rec, decode_log, encode_batch
 
 @dataclass(frozen=True)
 class Round:
-    """The numbers of one round of cleaning."""
+    """The counters of one round of cleaning."""
 
     first_dirty: int
     end: int
@@ -26,7 +26,7 @@ class Round:
 
 @dataclass
 class Out:
-    """One batch of the output: its bytes, and what it was made of."""
+    """One batch of the output: its bytes, and the source that it was made of."""
 
     data: bytes
     source: Batch
@@ -70,7 +70,7 @@ def _stays(record: Rec, batch: Batch, round_: Round, newest: dict[bytes, int]) -
 
 
 def rebuild(batch: Batch, records: Sequence[Rec], horizon: int | None, **changes) -> bytes:
-    """The source's header fields around other records; `changes` are fields of `encode_batch`."""
+    """Return a batch with the source's header fields and other records; `changes` are fields of `encode_batch`."""
     fields = {
         "base_offset": batch.base_offset,
         "last_offset": batch.last_offset,
@@ -87,7 +87,7 @@ def rebuild(batch: Batch, records: Sequence[Rec], horizon: int | None, **changes
 
 
 def index_bytes(batches: Iterable[bytes], base: int, interval_bytes: int) -> tuple[bytes, bytes]:
-    """The offset index and the time index of a segment of these batches."""
+    """Return the offset index and the time index of a segment of these batches."""
     index, time_index = bytearray(), bytearray()
     position = since = 0
     most, most_offset, written = -1, base, -1

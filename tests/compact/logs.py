@@ -16,15 +16,15 @@ from tests.reference.indexing import index_files
 
 @dataclass
 class RandomLog:
-    segments: list[Segment]  # the active one last, with nothing in it
+    segments: list[Segment]  # the active one is last and empty
     batch_ends: list[int]
     log_end_offset: int
     producers: dict[int, tuple[int, int]]  # producer id -> (last data offset, epoch)
 
 
 def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max_gap=5, segments=None) -> RandomLog:
-    """A log that a broker could hold: idempotent producers, horizons of earlier rounds, gaps, emptied batches, and
-    numbers that are not minimally written."""
+    """A log that a broker could have: idempotent producers, horizons of earlier rounds, gaps, emptied batches, and
+    numbers that are not minimally encoded."""
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
     offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
     producers: dict[int, tuple[int, int]] = {}
@@ -76,12 +76,12 @@ def _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers):
 
 
 def _longer(varint: bytes) -> bytes:
-    """The same number, not minimally written: readers take up to 5 bytes for lengths."""
+    """Encode the same number in more bytes than needed: readers accept up to 5 bytes for lengths."""
     return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 
 def write_log(path: str, segments: list[Segment]) -> tuple[SegmentFacts, ...]:
-    """The `.log` files under `path`, with empty indexes beside them; facts as a survey gives them."""
+    """Write the `.log` files under `path`, with empty indexes; return the facts that a survey returns."""
     os.makedirs(path, exist_ok=True)
     facts = []
     for segment in segments:

@@ -1,4 +1,5 @@
-"""Which partitions are begun next: each once, packed and bounded, as many at a time as the cluster has cores."""
+"""Which partitions are started next: each once, in bundles of limited size, as many at a time as the cluster has cores.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions count as large as their logs."""
+    """Count partitions by the size of their logs."""
     monkeypatch.setattr(rounds, "_MARGIN_BYTES", 0)
 
 
@@ -43,7 +44,7 @@ def task_of(number: int, size_bytes: int, log_dir: str = "/a", **more: Any) -> C
 
 
 class Storage(FileSystem):
-    """Log dirs in /a are on device 1, others on device 2."""
+    """Place log dirs in /a on device 1, others on device 2."""
 
     def stat(self, path: str) -> FileStat:
         return SimpleNamespace(device=1 if path.startswith("/a") else 2)  # type: ignore[return-value]
@@ -58,7 +59,7 @@ def waiting(tasks: list[CleaningTask], size: BundleSize | None = None, limit: in
 
 
 def taken(queue: Waiting) -> list[list[int]]:
-    """Partitions, bundle by bundle, each released before the next."""
+    """Return the partitions, bundle by bundle, each released before the next."""
     found = []
     while bundle := queue.take():
         found.append([task.partition for task in bundle.tasks])
@@ -72,7 +73,7 @@ def taken(queue: Waiting) -> list[list[int]]:
     least=st.integers(1, 5),
     most=st.integers(5, 9),
 )
-def test_each_is_taken_once_and_bundles_are_full(sizes: list[int], least: int, most: int) -> None:
+def test_each_partition_is_taken_once_and_bundles_are_full(sizes: list[int], least: int, most: int) -> None:
     tasks = [task_of(number, size) for number, size in enumerate(sizes)]
     found = taken(waiting(tasks, BundleSize(least, most)))
     assert sorted(number for bundle in found for number in bundle) == list(range(len(sizes)))
@@ -88,7 +89,7 @@ def test_each_is_taken_once_and_bundles_are_full(sizes: list[int], least: int, m
             assert size + min(sizes[number] for number in left) > BUNDLE_BYTES, "no other would have fitted"
 
 
-def test_what_is_in_flight_stays_within_the_limit_of_each_file_system() -> None:
+def test_scratch_in_flight_stays_within_the_limit_of_each_file_system() -> None:
     tasks = [task_of(n, 60, "/a") for n in range(3)] + [task_of(3 + n, 50, "/b") for n in range(3)]
     queue = waiting(tasks, limit=100)
     first = queue.take()
@@ -102,7 +103,7 @@ def test_what_is_in_flight_stays_within_the_limit_of_each_file_system() -> None:
     assert [task.partition for task in second.tasks] == [1, 5]
 
 
-def test_what_fits_nowhere_goes_in_rounds_alone() -> None:
+def test_a_partition_that_fits_nowhere_is_done_in_passes_alone() -> None:
     queue = waiting([replace(task_of(0, 100), fan_out="never"), task_of(1, 30)], limit=40)
     first = queue.take()
     assert first is not None
@@ -129,12 +130,14 @@ def test_all_cores_of_a_cluster_have_a_partition_of_a_gigabyte(parallel: int) ->
 
 
 @pytest.mark.parametrize(("partitions", "parallel", "most"), [(10, 2, 1), (100, 2, 6), (10_000, 2, 64), (1, 1, 1)])
-def test_without_jobs_a_bundle_is_small_enough_for_all_cores(partitions: int, parallel: int, most: int) -> None:
+def test_without_rates_a_bundle_is_small_enough_for_all_cores(partitions: int, parallel: int, most: int) -> None:
     assert BundleSize.of(partitions, parallel, jobs_cost=False) == BundleSize(1, most)
 
 
-def test_as_many_run_at_a_time_as_the_cluster_has_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of partitions that are a bundle each; more than 64."""
+def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more than 64 partitions that are a bundle each."""
     cores = 100
     monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1)
     all_begun, running = threading.Event(), [0]
@@ -156,8 +159,8 @@ def test_as_many_run_at_a_time_as_the_cluster_has_cores(tmp_path: Path, monkeypa
     assert {row.status for row in rows} == {"failed"}
 
 
-def test_taking_a_hundred_thousand_is_quick() -> None:
-    """Each bundle looks at the partitions that it takes, not at all that wait."""
+def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
+    """Each bundle examines the partitions that it takes, not all that wait."""
     tasks = [task_of(number, 600 * MIB + number) for number in range(20_000)]
     looked = 0
 

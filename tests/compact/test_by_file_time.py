@@ -1,4 +1,4 @@
-"""Rounds as by the cleaners before Kafka 3.1 (CLEANING.md 16): what stays, and what the proof stops."""
+"""Rounds as by the cleaners before Kafka 3.1 (CLEANING.md 16): what is retained, and what the proof rejects."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def offsets(batches: list[Batch]) -> list[int]:
         (9, 1, [0, 3, 6, 7, 8, 9]),
         (9, 2, [0, 3, 4, 5, 6, 7, 8, 9]),
         (6, 0, [0, 3, 6, 7, 8, 9]),
-        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which then is the last one below
+        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which is then the last one below
         (3, 0, [0, 3, 4, 5, 6, 7, 8, 9]),
         (3, 10**6, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # nothing is below
+        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # no segment is below
     ],
 )
 def test_a_file_that_is_not_newer_than_the_horizon_loses_tombstones_and_markers(
@@ -127,7 +127,7 @@ def test_a_file_that_is_not_newer_than_the_horizon_loses_tombstones_and_markers(
     assert not [batch for batch in batches if batch.attributes & HORIZON]
 
 
-def test_a_horizon_is_kept_by_copying_dropped_by_rewriting_and_never_obeyed(tmp_path: Path) -> None:
+def test_a_horizon_is_copied_with_its_batch_dropped_by_a_rewrite_and_never_applied(tmp_path: Path) -> None:
     over, far = {"delete_horizon_ms": NOW - 10**6}, {"delete_horizon_ms": NOW + 10**6}
     old = encode_batch([Rec(0, NOW - 7, b"gone", None), Rec(1, NOW - 5, b"a", b"1")], **far)
     copied = encode_batch([Rec(2, NOW, b"b", None)], **over)
@@ -153,7 +153,7 @@ def test_a_horizon_is_kept_by_copying_dropped_by_rewriting_and_never_obeyed(tmp_
     ]
 
 
-def test_the_last_batch_of_the_range_is_removed_when_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_the_last_batch_of_the_range_is_removed_when_it_is_empty(tmp_path: Path) -> None:
     """CLEANING.md 6.1b is a rule of 4.x."""
     source = encode_batch([Rec(0, NOW, b"a", b"1")]) + encode_batch([Rec(1, NOW, b"b", None)])
     segments = [Segment(0, source, mtime_ms=0), Segment(2, b"")]
@@ -163,7 +163,7 @@ def test_the_last_batch_of_the_range_is_removed_when_nothing_of_it_stays(tmp_pat
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_a_second_round_removes_what_the_first_kept(tmp_path: Path, bound: int | None) -> None:
+def test_a_second_round_removes_what_the_first_retained(tmp_path: Path, bound: int | None) -> None:
     path = tmp_path / "t-0"
     first = round_of(task_of(path, first_dirty=0, max_scratch_bytes=bound, config={"segment_bytes": 1}))
     assert offsets(first) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -191,7 +191,7 @@ def _forgetting(fact: int, value: int) -> Callable:
 
 
 @pytest.mark.parametrize(("first_dirty", "offset"), [(0, 2), (1, 5)])
-def test_the_proof_stops_a_cleaner_that_goes_by_another_file(
+def test_the_proof_rejects_removal_by_the_time_of_another_file(
     first_dirty: int, offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleaner, "_file_horizon_ms", _of_newest_file)
@@ -201,7 +201,7 @@ def test_the_proof_stops_a_cleaner_that_goes_by_another_file(
     assert not list((tmp_path / "t-0").glob("*.clean"))
 
 
-def test_the_proof_stops_a_cleaner_that_goes_by_another_file_where_there_are_no_markers(
+def test_the_proof_rejects_removal_by_the_time_of_another_file_without_markers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleaner, "_file_horizon_ms", _of_newest_file)
@@ -215,7 +215,7 @@ def test_the_proof_stops_a_cleaner_that_goes_by_another_file_where_there_are_no_
     assert caught.value.offset == 0
 
 
-def test_the_proof_stops_a_cleaner_that_obeys_horizons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proof_rejects_a_cleaner_that_applies_horizons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over = {"delete_horizon_ms": NOW - 1}
     marker = encode_marker(2, NOW, commit=True, producer_id=4, producer_epoch=0, **over)
     for batch, text in (
@@ -233,7 +233,7 @@ def test_the_proof_stops_a_cleaner_that_obeys_horizons(tmp_path: Path, monkeypat
         assert len(round_of(task)) == 2
 
 
-def test_the_proof_stops_a_cleaner_that_writes_or_keeps_a_horizon(
+def test_the_proof_rejects_a_cleaner_that_writes_or_keeps_a_horizon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = Rewriter._build_blocks
@@ -252,7 +252,7 @@ def test_the_proof_stops_a_cleaner_that_writes_or_keeps_a_horizon(
             clean_partition(LOCAL, task_for(str(path), log, facts, NOW, first_dirty=0, by_file_time=True))
 
 
-def test_the_proof_stops_a_cleaner_that_rebuilds_what_lost_nothing(
+def test_the_proof_rejects_a_rebuilt_batch_that_lost_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decide = Rewriter._decide_rows

@@ -1,4 +1,5 @@
-"""One round over random partitions: keytail's bytes against those of the dull twin (promise 3, checklist 12-25)."""
+"""One round over random partitions: keytail's bytes compared with those of the reference model (promise 3, checklist
+12-25)."""
 
 import functools
 import os
@@ -32,7 +33,8 @@ NOW = 1_750_000_000_000
 
 @pytest.fixture(params=["large strides", "tiny strides", "in pieces"])
 def strides(request, monkeypatch):
-    """Tiny ones put a boundary between any two batches, arenas and chunks; pieces, within batches too."""
+    """Use tiny strides, arenas, chunks and pieces, so that boundaries are between any two batches, and within batches
+    too."""
     if request.param == "in pieces":
         take_in_pieces(monkeypatch, records=random.Random(SEED).choice([1, 2, 3]))
     if request.param != "large strides":
@@ -67,7 +69,7 @@ def read(path, name):
 
 
 def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
-    """Batches alike in all but the bytes that a codec makes."""
+    """Batches compared in everything except the bytes that a codec produces."""
 
     def plain(batch):
         packed = batch.codec and batch.records
@@ -80,7 +82,7 @@ def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(120)))
-def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
+def test_a_round_leaves_what_the_reference_model_leaves(case, strides, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)
     codecs = rng.choice([(0,), (0,), (0, 1, 2, 3, 4), (3,)])
@@ -142,7 +144,7 @@ def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
 
 
 def tiny(tmp_path, batches, *, active=b""):
-    """A partition of one closed segment with `batches`, and the active one."""
+    """Write a partition of one closed segment with `batches`, and an active one."""
     log = b"".join(batches)
     end = decode_log(log)[-1].last_offset + 1
     segments = [Segment(0, log, 0, 0, NOW - 5000), Segment(end, active, 0, 0, NOW)]
@@ -188,7 +190,7 @@ def test_keyless_records_are_refused_with_count_and_first_offset__checklist_14(t
     assert result.records_after == 1
 
 
-def test_the_first_keyless_record_is_that_of_the_first_segment_that_has_one(tmp_path):
+def test_the_first_keyless_record_is_that_of_the_first_segment_with_one(tmp_path):
     logs = {0: one(0), 1: one(1, key=None) + one(2, key=None), 3: one(3, key=None), 4: one(4)}
     segments = [Segment(base, log, 0, 0, NOW - 5000 + base) for base, log in logs.items()]
     log, path = RandomLog(segments, [], 5, {}), str(tmp_path / "t-0")
@@ -197,7 +199,7 @@ def test_the_first_keyless_record_is_that_of_the_first_segment_that_has_one(tmp_
     assert caught.value.offset == 1
 
 
-def test_a_keyless_record_behind_the_mapped_range_is_no_reason_to_refuse(tmp_path):
+def test_a_keyless_record_after_the_mapped_range_is_no_reason_to_refuse(tmp_path):
     batches = [one(0, key=b"a"), one(1, key=b"b"), one(2, key=None)]
     _, result = clean_tiny(tmp_path, batches, map_max_entries=1)
     assert result.end_offset == 1 and result.records_after == 3
@@ -233,7 +235,7 @@ def test_a_source_that_changed_since_the_plan_is_refused(tmp_path):
         install(LOCAL, task, result)
 
 
-def test_another_hash_than_the_plans_is_refused(tmp_path):
+def test_a_hash_other_than_the_plans_is_refused(tmp_path):
     with pytest.raises(Refused, match="planned with hash other-128"):
         clean_tiny(tmp_path, [one(0)], hash_name="other-128")
 
@@ -248,7 +250,7 @@ def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
         assert [(b.base_offset, b.record_count) for b in batches] == [(0, 0)] * kept + [(1, 1), (2, 1)]
 
 
-def test_a_rewriter_that_forgets_a_producer_is_found_out_by_the_proof(tmp_path, monkeypatch):
+def test_the_proof_finds_a_rewriter_that_ignores_a_producer(tmp_path, monkeypatch):
     monkeypatch.setattr(ActiveProducers, "ends_a_producer", lambda self, table: np.zeros(len(table), bool))
     mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
     log, path, facts = tiny(tmp_path, [one(0, **mine), one(1), one(2, key=b"x")])
@@ -259,7 +261,7 @@ def test_a_rewriter_that_forgets_a_producer_is_found_out_by_the_proof(tmp_path, 
     assert not [n for n in os.listdir(path) if n.endswith(".clean")]
 
 
-def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_forgotten_after_a_clean_one(
+def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_expired_after_a_clean_one(
     tmp_path,
 ):
     mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
@@ -272,7 +274,8 @@ def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_for
 
 
 def measured(kept: list[int], limit: int) -> list[list[int]]:
-    """Numbers of the sources of each output, by the bytes that survive of each source (each within the limit)."""
+    """Return the numbers of the sources of each output, by the bytes that survive of each source (each within the
+    limit)."""
     outputs, size = [[0]], kept[0]
     for number, n in enumerate(kept[1:], 1):
         if size and size + n > limit:
@@ -284,7 +287,7 @@ def measured(kept: list[int], limit: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_measured_outputs_are_those_of_the_dull_rule(case, strides, tmp_path):
+def test_measured_outputs_are_those_of_the_reference_rule(case, strides, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)
     log = random_log(rng, NOW)
@@ -298,7 +301,7 @@ def test_measured_outputs_are_those_of_the_dull_rule(case, strides, tmp_path):
     task = task_for(path, log, facts, NOW, first_dirty=base, config=config, grouping="measured", drop_keyless=True)
     result = clean_partition(LOCAL, task)
     outputs = [segment for group in result.groups for segment in group.segments]
-    # The twin merges sources of 0 bytes, whatever the limit.
+    # The reference model merges sources of 0 bytes, whatever the limit.
     bases = [[b for n in numbers for b in alone.segments[n].source_bases] for numbers in measured(kept, limit)]
     assert [list(group.source_bases) for group in result.groups] == bases
     assert [segment.base_offset for segment in outputs] == [b[0] for b in bases]
@@ -314,7 +317,7 @@ def test_measured_outputs_are_those_of_the_dull_rule(case, strides, tmp_path):
     assert left == [f"{s.base_offset:020d}.log" for s in outputs] + [f"{end:020d}.log"]
 
 
-def test_a_source_larger_than_the_limit_goes_on_in_the_next_output(tmp_path):
+def test_a_source_larger_than_the_limit_continues_in_the_next_output(tmp_path):
     batches = [one(n, key=b"%d" % n, value=b"v" * 100) for n in range(10)]
     size = len(batches[0])
     path, result = clean_tiny(tmp_path, batches, grouping="measured", config={"segment_bytes": 3 * size})
@@ -325,8 +328,8 @@ def test_a_source_larger_than_the_limit_goes_on_in_the_next_output(tmp_path):
     assert logs == [b"".join(batches[n : n + 3]) for n in (0, 3, 6, 9)]
 
 
-def test_by_kafkas_grouping_an_output_grows_past_segment_bytes_but_not_past_what_a_broker_opens(tmp_path, monkeypatch):
-    batches = [one(n, key=b"%02d" % n, value=None) for n in range(12)]  # tombstones: each one grows by its horizon
+def test_by_kafkas_grouping_an_output_exceeds_segment_bytes_but_not_what_a_broker_opens(tmp_path, monkeypatch):
+    batches = [one(n, key=b"%02d" % n, value=None) for n in range(12)]  # tombstones: each grows by its horizon
     size = len(batches[0])
     config = {"segment_bytes": 12 * size}
     _, result = clean_tiny(tmp_path / "grown", batches, config=config)
@@ -373,8 +376,8 @@ def test_with_delete_in_the_policy_an_output_spans_at_most_a_segments_age(tmp_pa
                 os.unlink(f"{path}/{name}")
 
 
-def test_rows_of_written_batches_are_those_of_their_bytes(monkeypatch, tmp_path):
-    """Of copied, rebuilt and emptied batches: writers and indexes take the rows for what was written."""
+def test_rows_of_written_batches_equal_those_parsed_from_their_bytes(monkeypatch, tmp_path):
+    """For copied, rebuilt and emptied batches: writers and indexes use the rows of what was written."""
     append, found_rows = writer.OutputWriter.append, 0
 
     def checked(self, data, table):

@@ -1,4 +1,4 @@
-"""`keytail compact --execute` as an operator runs it: a process of its own, which starts its own Spark."""
+"""`keytail compact --execute` as an operator runs it: a separate process, which starts its own Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flags(log_dir: Path) -> tuple[str | Path, ...]:
 
 
 def execute(log_dir: Path, *more: str) -> tuple[int, dict[str, dict[str, Any]], str]:
-    """Exit status, rows by partition, and standard error of an executing run."""
+    """Return the exit status, rows by partition, and standard error of an executing run."""
     done = keytail("compact", *flags(log_dir), *more)
     rows = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {f"{row['topic']}-{row['partition']}": row for row in rows}, done.stderr
@@ -57,7 +57,7 @@ def assert_kept(before: list[Any], partition: Path) -> None:
 
 
 @pytest.mark.spark
-def test_good_partitions_are_done_beside_one_that_is_corrupt(log_dir: Path) -> None:
+def test_good_partitions_are_compacted_beside_a_corrupt_one(log_dir: Path) -> None:
     """A flipped byte, a leftover of a killed run, a checkpoint past the end, a topic that is not compacted."""
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-2")}
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
@@ -106,7 +106,7 @@ def test_good_partitions_are_done_beside_one_that_is_corrupt(log_dir: Path) -> N
 def test_a_held_lock_refuses_the_run(log_dir: Path) -> None:
     (log_dir / ".lock").touch()
     before = snapshot(log_dir)
-    with (log_dir / ".lock").open("r+") as lock:  # closing any descriptor of the file gives this lock up
+    with (log_dir / ".lock").open("r+") as lock:  # closing any descriptor of the file releases this lock
         fcntl.lockf(lock, fcntl.LOCK_EX)
         done = forked.keytail("compact", *flags(log_dir))
     assert (done.returncode, json.loads(done.stdout)) == (1, [])
@@ -114,7 +114,7 @@ def test_a_held_lock_refuses_the_run(log_dir: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_without_java_nothing_is_touched(log_dir: Path, tmp_path: Path) -> None:
+def test_without_java_nothing_is_changed(log_dir: Path, tmp_path: Path) -> None:
     before = snapshot(log_dir)
     done = forked.keytail("compact", *flags(log_dir), PATH=str(tmp_path), JAVA_HOME=str(tmp_path / "no"))
     assert done.returncode == 2
@@ -122,7 +122,7 @@ def test_without_java_nothing_is_touched(log_dir: Path, tmp_path: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_a_table_for_people(log_dir: Path) -> None:
+def test_the_table_has_a_row_for_each_partition(log_dir: Path) -> None:
     done = forked.keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--map-memory", "64m")
     assert done.returncode == 0, done.stderr
     assert "orders-0" in done.stdout
@@ -133,7 +133,7 @@ def test_a_table_for_people(log_dir: Path) -> None:
 
 
 @pytest.mark.spark
-def test_keyless_records_are_refused_unless_they_may_go(run: Run, on_spark: None, tmp_path: Path) -> None:
+def test_keyless_records_are_refused_unless_they_may_be_dropped(run: Run, on_spark: None, tmp_path: Path) -> None:
     records = random_records(1, 200)
     records[30] = type(records[30])(30, records[30].timestamp, None, b"no key")
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": records})

@@ -1,6 +1,6 @@
 """Behaviours of tests/CONFORMANCE.md that a small log worked out by hand shows best, by number.
 
-The random logs of test_cleaner.py and of the interop tests hold the same code to more; these say what is meant.
+The random logs of test_cleaner.py and of the interop tests require more of the same code; these tests explain it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Log:
         return {int(name[:20]): Path(self.path, name).read_bytes() for name in names}
 
 
-def test_offsets_far_apart_inside_one_segment(tmp_path: Path) -> None:
-    """9: a span of nearly 2^31 offsets inside one segment, far from zero, is mapped as any other."""
+def test_offsets_far_apart_inside_one_segment_are_mapped(tmp_path: Path) -> None:
+    """9: a span of nearly 2^31 offsets inside one segment, far from zero, is mapped like any other."""
     base, far = 2**40, 2**40 + 2**31 - 1
     log = Log(tmp_path, {base: one(base, b"a") + one(base + 1, b"b") + one(far, b"a")}, far + 1)
     assert log.round(first_dirty=base).end_offset == far + 1
@@ -77,8 +77,8 @@ def test_offsets_far_apart_inside_one_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("starts", [(0, 1000), (0, 1000, 5_000_000_000)])
-def test_gaps_between_segments_do_not_stall(tmp_path: Path, starts: tuple[int, ...]) -> None:
-    """10: where offsets are missing between segments, and before the active one, the next round begins behind."""
+def test_gaps_between_segments_do_not_stop_progress(tmp_path: Path, starts: tuple[int, ...]) -> None:
+    """10: where offsets are missing between segments, and before the active one, the next round begins after them."""
     end = starts[-1] + 500
     log = Log(tmp_path, {start: one(start) for start in starts}, end)
     assert log.round().end_offset == end
@@ -86,7 +86,8 @@ def test_gaps_between_segments_do_not_stall(tmp_path: Path, starts: tuple[int, .
 
 
 def test_small_maps_make_progress_every_round(tmp_path: Path) -> None:
-    """8, 13: a full map ends the round inside a segment; what lies beyond is kept, and the next rounds get there."""
+    """8, 13: a full map ends the round inside a segment; the records after that are retained, and later rounds reach
+    them."""
     keys = [b"k%d" % (n % 6) for n in range(24)]
     segments = {k: b"".join(one(n, keys[n]) for n in range(k, k + 12)) for k in (0, 12)}
     log, at, ends = Log(tmp_path, segments, 24), 0, []
@@ -100,16 +101,17 @@ def test_small_maps_make_progress_every_round(tmp_path: Path) -> None:
     assert log.offsets() == list(range(18, 24))
 
 
-def test_a_tombstone_takes_its_key_from_the_clean_section_too(tmp_path: Path) -> None:
-    """15: a deleted key is in no cleanable segment any more, whether dirty or not."""
+def test_a_tombstone_removes_its_key_from_the_clean_section_too(tmp_path: Path) -> None:
+    """15: a deleted key is no longer in any cleanable segment, dirty or clean."""
     log = Log(tmp_path, {0: one(0, b"a") + one(1, b"b"), 2: one(2, b"a") + one(3, b"a", None) + one(4, b"c")}, 5)
     log.round(first_dirty=2)
     assert [(r.offset, r.value) for b in log.batches() for r in b.records] == [(1, b"v"), (3, None), (4, b"v")]
 
 
 @pytest.mark.parametrize("timestamp", [0, NOW - 1000 * DAY_MS, NOW + DAY_MS])
-def test_a_tombstone_lives_until_its_horizon_whatever_its_timestamp(tmp_path: Path, timestamp: int) -> None:
-    """16, 22: set once, to now + delete.retention.ms, as the base timestamp; only its passing removes."""
+def test_a_tombstone_is_retained_until_its_horizon_whatever_its_timestamp(tmp_path: Path, timestamp: int) -> None:
+    """16, 22: the horizon is set once, to now + delete.retention.ms, as the base timestamp; only its passing removes.
+    """
     log = Log(tmp_path, {0: one(0, b"a", None, timestamp=timestamp) + one(1, b"b")}, 2)
     config = {"delete_retention_ms": 1000}
     for now_ms, there in ((NOW, True), (NOW + 999, True), (NOW + 1000, False)):
@@ -120,7 +122,7 @@ def test_a_tombstone_lives_until_its_horizon_whatever_its_timestamp(tmp_path: Pa
             assert (tombstone.delete_horizon_ms, tombstone.records[0].timestamp) == (NOW + 1000, timestamp)
 
 
-def test_segments_from_the_uncleanable_offset_on_are_not_touched(tmp_path: Path) -> None:
+def test_segments_from_the_uncleanable_offset_on_are_not_changed(tmp_path: Path) -> None:
     """17: neither their bytes nor their files change, and their records supersede nothing."""
     log = Log(tmp_path, {0: one(0) + one(1), 2: one(2) + one(3)}, 4)
     untouched = Path(log.path, f"{2:020d}.log")
@@ -130,8 +132,8 @@ def test_segments_from_the_uncleanable_offset_on_are_not_touched(tmp_path: Path)
     assert (untouched.read_bytes(), os.stat(untouched).st_ino, os.stat(untouched).st_mtime_ns) == before
 
 
-def test_numbers_of_a_round_are_those_of_the_disk(tmp_path: Path) -> None:
-    """12, 18, 41: records and bytes before and after, the clean section included; nothing is padded."""
+def test_the_counters_of_a_round_match_the_disk(tmp_path: Path) -> None:
+    """12, 18, 41: records and bytes before and after, including the clean section; nothing is padded."""
     segments = {0: one(0, b"a") + one(1, b"b"), 2: one(2, b"a") + one(3, b"a", None) + one(4, b"c")}
     log = Log(tmp_path, segments, 5)
     result = log.round(first_dirty=2)
@@ -142,8 +144,9 @@ def test_numbers_of_a_round_are_those_of_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_duplicates_inside_one_batch(tmp_path: Path, codec: int) -> None:
-    """20, 21: the newest of each key stays at its offset; the batch keeps its offsets, sequence and codec."""
+def test_duplicates_inside_one_batch_are_removed(tmp_path: Path, codec: int) -> None:
+    """20, 21: the latest record of each key is retained at its offset; the batch keeps its offsets, sequence and codec.
+    """
     records = [Rec(n, NOW + n, b"k%d" % (n % 3), b"value %d" % n) for n in range(10, 40)]
     fields = {"producer_id": 7, "producer_epoch": 2, "base_sequence": 55, "leader_epoch": 4}
     log = Log(tmp_path, {10: encode_batch(records, codec=codec, **fields) + one(40, b"other", codec=codec)}, 41)
@@ -157,10 +160,10 @@ def test_duplicates_inside_one_batch(tmp_path: Path, codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [0, 4])
-def test_batches_larger_than_buffers_and_than_the_topic_allows(
+def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int
 ) -> None:
-    """35: neither a stride smaller than a batch nor a max.message.bytes lowered since is in the way."""
+    """35: neither a stride smaller than a batch nor a max.message.bytes lowered since prevents it."""
     small = functools.partial(SegmentReader, stride_bytes=200, arena_bytes=200)
     monkeypatch.setattr(cleaner, "SegmentReader", small)
     noise = random.Random(1)
@@ -170,10 +173,10 @@ def test_batches_larger_than_buffers_and_than_the_topic_allows(
     assert log.offsets() == [6, 7, 8]
 
 
-def test_batches_passed_over_whole_make_no_buffer_grow(tmp_path: Path) -> None:
-    """33: aborted data is neither opened nor gathered: a stride that would open to 40 MB needs no memory for it."""
+def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
+    """33: aborted data is not decompressed: a stride that would decompress to 40 MB needs no memory for it."""
     peaks = []
-    for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):  # the first warms up
+    for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):  # warms up
         fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True, "codec": 4}
         data = [
             encode_batch([Rec(n, NOW, b"%d" % n, bytes(200_000))], base_sequence=n, **fields) for n in range(batches)
@@ -190,13 +193,14 @@ def test_batches_passed_over_whole_make_no_buffer_grow(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert log.offsets() == [*(range(batches) if commit else ()), batches, batches + 1]
     _, few, many, opened = peaks
-    assert many < few + 1_000_000  # the proof looks into each batch, but one at a time
+    assert many < few + 1_000_000  # the proof opens each batch, but one at a time
     assert opened > few + 8_000_000  # both arenas of 4 MiB, and no more
     assert opened < few + 12_000_000
 
 
-def test_empty_segments_join_past_any_span(tmp_path: Path) -> None:
-    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes join it, and so do not pile up."""
+def test_empty_segments_are_merged_across_any_span(tmp_path: Path) -> None:
+    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes join it, so that they do not
+    accumulate."""
     bases = [0, 10, 2**32, 2**33]
     log = Log(tmp_path, {0: one(0, b"a"), 10: b"", 2**32: b"", 2**33: one(2**33, b"b")}, 2**33 + 5)
     log.round()
@@ -205,7 +209,7 @@ def test_empty_segments_join_past_any_span(tmp_path: Path) -> None:
 
 
 def batch_rows(*rows: tuple[int, int, int, int]) -> np.ndarray:
-    """Rows of (position, size, last offset, max timestamp)."""
+    """Return rows of (position, size, last offset, max timestamp)."""
     table, columns = np.zeros(len(rows), BATCH_TABLE), zip(*rows, strict=True)
     for name, column in zip(("position", "size_bytes", "last_offset", "max_timestamp_ms"), columns, strict=True):
         table[name] = column
@@ -213,8 +217,8 @@ def batch_rows(*rows: tuple[int, int, int, int]) -> np.ndarray:
     return table
 
 
-def test_entries_come_after_more_than_the_interval(tmp_path: Path) -> None:
-    """67: strictly more bytes than the interval, never for the first batch; the time index is closed."""
+def test_entries_are_added_after_more_than_the_interval(tmp_path: Path) -> None:
+    """67: after strictly more bytes than the interval, never for the first batch; the time index gets a last entry."""
     indexer = SegmentIndexer(0, 200, 1 << 20)
     rows = [(0, 100, 1, 50), (100, 100, 2, 60), (200, 100, 3, 60), (300, 100, 4, 55), (400, 100, 5, 70)]
     indexer.add(batch_rows(*rows))

@@ -1,4 +1,4 @@
-"""What a rewrite counts of each source segment, against a dull count of what is on disk before and after."""
+"""What a rewrite counts for each source segment, compared with a simple count of what is on disk before and after."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.reference.batches import Batch, decode_log
 
 
 def batches_of(path: str) -> dict[int, list[Batch]]:
-    """By the base offset of their file."""
+    """Return the counts by the base offset of the file."""
     return {int(file.stem): decode_log(file.read_bytes()) for file in sorted(Path(path).glob("*.log"))}
 
 
@@ -34,7 +34,7 @@ def batches_of(path: str) -> dict[int, list[Batch]]:
 def test_records_and_horizons_by_source(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """Of every other case a segment is several strides."""
+    """In every other case a segment has several strides."""
     print("seed", SEED, "case", case)
     if case % 2:
         monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, stride_bytes=300, arena_bytes=200))
@@ -80,7 +80,7 @@ def segment(base: int, size: int, time_ms: int) -> SegmentFacts:
     return SegmentFacts(base, size, 0, 0, 0, 0, time_ms, 0)
 
 
-def test_many_segments_become_few_parts() -> None:
+def test_many_segments_are_combined_into_few_parts() -> None:
     segments = [segment(10 * number, number, number) for number in range(10 * MOST_PARTS + 1)]
     parts = parts_of(segments, {number: SourceCounts(number, 10, 4) for number in range(20)})
     assert len(parts) <= MOST_PARTS

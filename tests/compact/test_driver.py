@@ -38,7 +38,7 @@ CONFIG = CompactionConfig(cleanup_policy=frozenset({"compact"}), min_cleanable_d
 
 
 def make(path: Path, count: int = 5, records: int = 400) -> tuple[Path, list[CleaningTask]]:
-    """A log dir with partitions `t-0` ... and the task that compacts each up to its active segment."""
+    """Write a log dir with partitions `t-0` ... and return the task that compacts each up to its active segment."""
     log_dir = write_log_dir(path, {f"t-{n}": random_records(n, records + 40 * n) for n in range(count)})
     [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
     tasks = []
@@ -123,7 +123,7 @@ def corrupt_1(task: CleaningTask, attempt: str) -> CleaningResult:
     return clean_partition(LOCAL, replace(task, attempt=attempt))
 
 
-def test_one_corrupt_partition_leaves_the_others_done(engine: SparkEngine, tmp_path: Path) -> None:
+def test_one_corrupt_partition_does_not_stop_the_others(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     untouched = snapshot(log_dir / "t-1")
     rows = compaction(engine, log_dir, tasks, clean=corrupt_1).run()
@@ -132,7 +132,7 @@ def test_one_corrupt_partition_leaves_the_others_done(engine: SparkEngine, tmp_p
     assert snapshot(log_dir / "t-1") == untouched
 
 
-def test_what_does_not_fit_is_refused_with_numbers_and_the_rest_goes_on(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_partition_that_does_not_fit_is_refused_with_numbers_and_the_rest_continues(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     limit = least_scratch_bytes(tasks[1])
     assert least_scratch_bytes(tasks[2]) > limit
@@ -160,7 +160,7 @@ def test_scratch_in_flight_stays_within_the_limit(engine: SparkEngine, tmp_path:
     assert 0 < Watched.peak <= limit
 
 
-def test_past_the_deadline_nothing_begins(engine: SparkEngine, tmp_path: Path) -> None:
+def test_after_the_deadline_nothing_is_started(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
     untouched = snapshot(log_dir)
     rows = compaction(engine, log_dir, tasks, deadline_s=time.monotonic()).run()
@@ -184,7 +184,8 @@ def answers(tasks: list[CleaningTask]) -> list[tuple[CleaningTask, Outcome[Clean
 
 
 class Checkpoints(FileSystem):
-    """What each replacement of a checkpoint found: names of files that a replacement still needs. `failing` fail."""
+    """Records what each replacement of a checkpoint found: names of files that a replacement still needs. `failing`
+    fails."""
 
     def __init__(self, failing: str = "none") -> None:
         super().__init__()
@@ -200,7 +201,7 @@ class Checkpoints(FileSystem):
         super().rename(source, target)
 
 
-def test_the_checkpoints_of_a_bundle_move_once_for_each_log_dir(tmp_path: Path) -> None:
+def test_the_checkpoints_of_a_bundle_are_written_once_for_each_log_dir(tmp_path: Path) -> None:
     """After all of its segments are in place."""
     one, first = make(tmp_path / "one", count=3)
     two, second = make(tmp_path / "two", count=2)
@@ -229,7 +230,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_partitions_of_its_log_dir
     assert checkpoint(two) == {("t", 0): second[0].first_uncleanable_offset}
 
 
-def test_a_partition_that_fails_keeps_no_checkpoint_from_the_others_of_its_bundle(tmp_path: Path) -> None:
+def test_a_partition_that_fails_does_not_affect_checkpoints_of_its_bundle(tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     given = answers(tasks)
     given[1] = (tasks[1], Outcome(None, CorruptLog("a byte is wrong", path="x")))
@@ -238,7 +239,7 @@ def test_a_partition_that_fails_keeps_no_checkpoint_from_the_others_of_its_bundl
     assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 2)}
 
 
-def test_a_bundle_that_is_stopped_moves_the_checkpoints_of_what_is_done(tmp_path: Path) -> None:
+def test_a_stopped_bundle_moves_the_checkpoints_of_finished_partitions(tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     untouched = snapshot(log_dir / "t-2")
 
@@ -246,7 +247,7 @@ def test_a_bundle_that_is_stopped_moves_the_checkpoints_of_what_is_done(tmp_path
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if "/t-1/" in path and path.endswith(".log.cleaned"):
-                driver._stopped = True  # in the middle of its group, behind its commit
+                driver._stopped = True  # in the middle of its group, after its commit
 
     driver = compaction(ThisProcess(), log_dir, tasks, fs=Stopping())
     given = answers(tasks[:2])
@@ -257,7 +258,7 @@ def test_a_bundle_that_is_stopped_moves_the_checkpoints_of_what_is_done(tmp_path
 
 
 class FullDisk(FileSystem):
-    """The driver's file system, on which checkpoints can be written but segments not replaced."""
+    """The driver's file system, on which checkpoints can be written but segments cannot be replaced."""
 
     def rename(self, source: str, target: str) -> None:
         if target.endswith(".swap"):
@@ -265,8 +266,8 @@ class FullDisk(FileSystem):
         super().rename(source, target)
 
 
-def test_outputs_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
-    """Indexes of two entries, one for each batch."""
+def test_outputs_that_end_at_a_limit_are_reported(tmp_path: Path) -> None:
+    """With indexes of two entries, one for each batch."""
     log_dir, [task] = make(tmp_path / "logs", count=1)
     before = newest_by_key(records_of(log_dir / "t-0"))
     tight = replace(CONFIG, segment_index_bytes=2 * 12, index_interval_bytes=0)
@@ -284,7 +285,7 @@ def test_outputs_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
     assert newest_by_key(records_of(log_dir / "t-0")) == before
 
 
-def test_batches_rebuilt_beyond_the_largest_message_are_told(tmp_path: Path) -> None:
+def test_batches_rebuilt_beyond_the_largest_message_are_reported(tmp_path: Path) -> None:
     log_dir, [task] = make(tmp_path / "logs", count=1)
     notes: list[str] = []
     result = clean_partition(LOCAL, replace(task, config=replace(CONFIG, max_message_bytes=70)))
@@ -295,7 +296,7 @@ def test_batches_rebuilt_beyond_the_largest_message_are_told(tmp_path: Path) -> 
     ]
 
 
-def test_the_checkpoint_stays_when_replacing_fails(engine: SparkEngine, tmp_path: Path) -> None:
+def test_the_checkpoint_is_unchanged_when_replacing_fails(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
     before = records_of(log_dir / "t-0")
     [row] = compaction(engine, log_dir, tasks, fs=FullDisk()).run()
@@ -306,7 +307,7 @@ def test_the_checkpoint_stays_when_replacing_fails(engine: SparkEngine, tmp_path
     assert records_of(log_dir / "t-0") == before
 
 
-def test_a_mistake_of_the_driver_ends_the_run(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_bug_in_the_driver_ends_the_run(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
 
     def wrong(row: ResultRow) -> None:

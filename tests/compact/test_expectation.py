@@ -1,4 +1,4 @@
-"""What a run is expected to take, and who does it then."""
+"""How long a run is expected to take, and whether Spark is started for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def expected(log_bytes: int, offsets: int, clean_bytes: int = 0, map_memory_byte
                   map_memory_bytes=map_memory_bytes)  # fmt: skip
 
 
-def test_ways() -> None:
+def test_strategy_by_scratch_size_and_keys() -> None:
     assert expected(1 << 20, 1000).way == "packed"
     assert expected(4 * PACKED_BYTES, 1000).way == "one task"
     room = int(GIB / MAP_BYTES_A_KEY)
@@ -40,7 +40,7 @@ def test_ways() -> None:
 
 
 @given(st.integers(10, 1 << 34))
-def test_a_map_has_room_for_what_is_not_maybe_fan_out(memory_bytes: int) -> None:
+def test_a_partition_that_is_not_maybe_fan_out_fits_into_the_map(memory_bytes: int) -> None:
     keys = int(memory_bytes / MAP_BYTES_A_KEY)
     if expected(1 << 20, max(keys, 1), map_memory_bytes=memory_bytes).way == "packed":
         slots = max(2, memory_bytes * 2 // (3 * 24))
@@ -52,11 +52,11 @@ def test_the_bound_is_that_of_the_map() -> None:
     assert OffsetMap(memory).max_entries == pytest.approx(memory / MAP_BYTES_A_KEY, rel=0.001)
 
 
-def test_scratch_is_of_what_lies_below_the_end_only() -> None:
+def test_scratch_counts_only_segments_below_the_end() -> None:
     assert 1 << 30 < expected(1 << 30, 10**6).scratch_bytes < 1.01 * (1 << 30) + (2 << 20)
 
 
-def test_more_takes_longer_and_clean_sections_less_than_dirty_ones() -> None:
+def test_more_bytes_take_longer_and_clean_sections_less_than_dirty_ones() -> None:
     assert expected(1 << 30, 10).seconds > expected(1 << 29, 10).seconds > 1
     assert expected(1 << 30, 10, clean_bytes=1 << 29).seconds < expected(1 << 30, 10).seconds
 
@@ -68,7 +68,7 @@ def test_a_run_takes_no_less_than_its_longest_task(each_s: list[float], cores: i
     assert is_worth_spark(each_s, cores) == (seconds >= SPARK_FROM_S)
 
 
-def test_cores_share_what_is_worth_a_session() -> None:
+def test_cores_share_work_that_is_worth_a_session() -> None:
     halves = [SPARK_FROM_S / 2] * 2
     assert is_worth_spark(halves, 1)
     assert not is_worth_spark(halves, 2)
@@ -97,7 +97,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"each_s": [SPARK_FROM_S] * 64}, True),
     ],
 )
-def test_who_does_it(given: dict[str, Any], has_spark: bool, session: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_large_runs_start_spark(given: dict[str, Any], has_spark: bool, session: None, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"master": None, "each_s": [0.1] * 10, **given}
     with contextlib.ExitStack() as run, Reporter("compact", [("a-0", 1)]) as reporter:
         found = workers.workers_of_run(run, reporter, given.pop("master"), given.pop("each_s"), **given)

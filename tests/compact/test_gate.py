@@ -1,4 +1,5 @@
-"""Tombstones and markers that wait for other replicas: which stay, against the twin, and what the proof says."""
+"""Tombstones and markers that wait for other replicas: which are retained, compared with the reference model, and what
+the proof rejects."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ NOW = 1_750_000_000_000
 
 
 def mixed_log(rng: random.Random) -> RandomLog:
-    """Old messages first, then batches and transactions, with tombstones and markers at all stages of their lives."""
+    """Old messages first, then batches and transactions, with tombstones and markers in all states."""
     keys = [b"k%d" % n for n in range(8)]
     offset, segments, parts, entries = rng.choice([0, 1000]), [], [], []
     begun: dict[int, int] = {}
@@ -76,7 +77,7 @@ def mixed_log(rng: random.Random) -> RandomLog:
                     encode_marker(offset, NOW - 10**6, commit=commit, producer_id=pid, producer_epoch=0, **at)
                 )
             offset += 1 + rng.choice([0, 0, 3])
-        if number == 0:  # what is open ends in front of the active segment
+        if number == 0:  # open transactions end before the active segment
             roll(NOW - rng.choice([10**7, 10]))
             continue
         roll(NOW - 5000 + number)
@@ -90,7 +91,7 @@ def mixed_log(rng: random.Random) -> RandomLog:
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_what_stays_is_what_the_twin_says_and_many_tasks_say_the_same(case: int, tmp_path: Path) -> None:
+def test_retained_records_equal_the_models_with_one_task_and_with_many(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     log = mixed_log(rng)
@@ -129,7 +130,7 @@ def test_what_stays_is_what_the_twin_says_and_many_tasks_say_the_same(case: int,
 
 
 def some_partition(path: Path) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
-    """A tombstone at 2 and a marker at 3 whose time is over, and a tombstone at 6."""
+    """A tombstone at 2 and a marker at 3 past their horizons, and a tombstone at 6."""
     over = {"delete_horizon_ms": NOW - 1}
     first = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"b", b"1")])
     first += encode_batch([Rec(2, NOW, b"a", None)], **over)
@@ -150,12 +151,14 @@ def left(task: CleaningTask) -> list[int]:
     ("limit", "stay"),
     [(0, [2, 3, 4, 6]), (2, [2, 3, 4, 6]), (3, [3, 4, 6]), (4, [4, 6]), (6, [4, 6]), (7, [4]), (NO_REMOVAL_LIMIT, [4])],
 )
-def test_from_the_limit_on_they_stay_and_below_they_go(limit: int, stay: list[int], tmp_path: Path) -> None:
+def test_tombstones_and_markers_are_retained_from_the_limit_on_and_removed_below_it(
+    limit: int, stay: list[int], tmp_path: Path
+) -> None:
     log, facts = some_partition(tmp_path / "t-0")
     assert left(task_for(str(tmp_path / "t-0"), log, facts, NOW, first_dirty=0, removal_limit_offset=limit)) == stay
 
 
-def test_the_proof_stops_a_cleaner_that_forgets_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proof_rejects_a_cleaner_that_ignores_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decide_rows = Rewriter._decide_rows
 
     def forgetful(self, *arguments):
@@ -179,7 +182,7 @@ def test_the_proof_stops_a_cleaner_that_forgets_the_limit(tmp_path: Path, monkey
             assert not list(Path(path).glob("*.clean"))
 
 
-def test_the_proof_stops_a_cleaner_that_forgets_it_of_old_tombstones(
+def test_the_proof_rejects_a_cleaner_that_ignores_the_limit_for_old_tombstones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decide_rows = Rewriter._decide_rows
@@ -207,19 +210,20 @@ def test_the_proof_stops_a_cleaner_that_forgets_it_of_old_tombstones(
         assert caught.value.offset == 1
 
 
-def test_the_proof_takes_what_waits_and_misses_what_went(tmp_path: Path) -> None:
-    """Of the examples of its own tests: with everything held they pass, and each thing held that is gone is missed."""
+def test_the_proof_accepts_what_waits_and_rejects_what_was_removed(tmp_path: Path) -> None:
+    """With the examples of the proof's own tests: if everything waits they pass; each one that waits and was removed is
+    found."""
     for number, example in enumerate((transactional_example, legacy_example)):
         case = example()
         case.removal_limit = 0
-        if number == 0:  # the marker at 12 went, its time is over
+        if number == 0:  # the marker at 12 was removed, since it is past its horizon
             with pytest.raises(KeytailError, match="above the offset to which another replica has been cleaned"):
                 case.prove(tmp_path / str(number))
         case.removal_limit = 13
         case.prove(tmp_path / str(number))
 
 
-def test_how_far_a_replica_has_been_cleaned() -> None:
+def test_the_cleaned_offset_of_a_replica_is_that_of_its_checkpoint() -> None:
     segments = (SegmentFacts(10, 1, 0, 0, 0, None, 0, 0),)
     facts = PartitionFacts(
         topic="t", partition=0, log_dir="d", path="d/t-0", segments=segments, snapshots=(),

@@ -1,4 +1,4 @@
-"""What one round leaves in a file for the next is data: a replaced file gives the next round no code to run."""
+"""The state that one round saves for the next is data: a replaced file cannot make the next round run code."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def task(tmp_path: Path) -> CleaningTask:
 
 
 def planted(task: CleaningTask, data: bytes) -> CleanFile:
-    """A file of the run, replaced by `data`; and the answer of the task that wrote it was replaced as well."""
+    """Replace a file of the run with `data`, and also the result of the task that wrote it."""
     file = hand_on(LOCAL, task, names.PROOF, 7)
     Path(task.scratch_path, file.name).write_bytes(data)
     return replace(file, size_bytes=len(data), digest_hex=hashlib.blake2b(data).hexdigest())
 
 
-def test_a_pickle_in_the_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_path: Path) -> None:
+def test_a_pickle_in_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_path: Path) -> None:
     attack = pickle.dumps(Attack(tmp_path / "mark"))
     file = planted(task, struct.pack("<QQ", 1, len(attack)) + attack)
     with pytest.raises(KeytailError, match=rf"has changed since it was written \(.*{file.name}.*Run again"):
@@ -42,13 +42,13 @@ def test_a_pickle_in_the_place_of_a_scratch_file_is_not_run(task: CleaningTask, 
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, struct.pack("<Q", 1 << 58), struct.pack("<QQ", 1, 1 << 62)])
-def test_a_damaged_scratch_file_is_named(task: CleaningTask, data: bytes) -> None:
+def test_a_damaged_scratch_file_is_reported(task: CleaningTask, data: bytes) -> None:
     file = planted(task, data)
     with pytest.raises(KeytailError, match="has changed since it was written"):
         take_over(LOCAL, task, file)
 
 
-def test_another_file_than_the_one_that_was_written_is_not_believed(task: CleaningTask) -> None:
+def test_a_file_other_than_the_one_written_is_refused(task: CleaningTask) -> None:
     file = hand_on(LOCAL, task, names.PROOF, np.arange(1000))
     assert take_over(LOCAL, task, file).tolist() == list(range(1000))
     other = hand_on(LOCAL, replace(task, attempt="other"), names.PROOF, np.arange(1000, 2000))

@@ -1,4 +1,4 @@
-"""Records of each key, counted in the map and in shards, against a Counter over what is on disk."""
+"""Records of each key, counted in the map and in shards, compared with a Counter over what is on disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def put(offset_map: OffsetMap, items: list[Item], *, one_each: bool) -> int:
 def test_a_map_counts_as_a_counter_does(
     rounds: list[list[Item]], one_each: bool, max_entries: int, slots: int, most: int
 ) -> None:
-    """Grown or full, whatever was left behind by another."""
+    """Grown or full, whatever an earlier use left in its memory."""
     offset_map = OffsetMap(slots * (SLOT_BYTES + 4) * 3 // 2, max_entries, counting=True)
     offset_map_without = OffsetMap(slots * SLOT_BYTES * 3 // 2, offset_map.max_entries)
     counts: Counter[tuple[int, int]] = Counter()
@@ -122,14 +122,14 @@ def test_counts_survive_growth_within_the_memory_of_the_map() -> None:
 
 
 @pytest.mark.parametrize("memory", [4 << 20, (1 << 26) + 7, 3 << 30])
-def test_counting_does_not_change_when_a_fan_out_is_needed(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof's table is full before a map is that counts."""
+def test_counting_does_not_change_when_fan_out_is_needed(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof's table is full before a map that counts."""
     monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # of a map that is not used
     assert memory >= LEAST_MEMORY_BYTES
     assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
 
 
-def test_a_count_that_is_full_stays_so() -> None:
+def test_a_count_that_is_full_stays_full() -> None:
     offset_map = OffsetMap(1 << 16, counting=True)
     for times in (twin.MOST_COUNTED - 1, 7, 1):
         put(offset_map, [(1, 1, 5, times)], one_each=False)
@@ -141,7 +141,7 @@ def test_a_count_that_is_full_stays_so() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=200), st.integers(1, 8))
 def test_parts_without_a_key_in_common_add_up(written: list[tuple[int, int]], most: int) -> None:
-    """A key's part is decided by the key; what is not the hottest of its part is not that of all."""
+    """The key decides its part; the hottest key of a part need not be the hottest of all."""
     records = [(b"%d" % key, place) for place, (key, _) in enumerate(written)]
     parts = []
     for part in range(4):
@@ -169,12 +169,12 @@ def expected_of(logs: Iterable[bytes], task: CleaningTask, end: int) -> KeyCount
 
 
 @pytest.mark.parametrize("case", range(draws(40)))
-def test_hottest_keys_of_a_log(
+def test_the_hottest_keys_of_a_log_are_counted(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """Of one stride or several, all codecs, with room in the map or not; what is written is what is without counting.
+    """With one stride or several, all codecs, with room in the map or not; counting does not change the output.
 
-    In rounds the first one counts, for all.
+    In passes, the first one counts for all.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
@@ -200,7 +200,7 @@ def test_hottest_keys_of_a_log(
     assert files_of(task.partition_path) == files_of(other.partition_path)
 
 
-def test_without_being_asked_for_nothing_is_counted(tmp_path: Path) -> None:
+def test_nothing_is_counted_unless_requested(tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0", keys=50)
     assert clean_partition(LOCAL, task).key_counts is None
     sweep_scratch(tmp_path / "t-0")
@@ -216,7 +216,7 @@ def sweep_scratch(path: Path) -> None:
 def test_a_fan_out_counts_as_one_task_does(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """However slices and shards lie, and however small the tables are in which a slice keeps its keys."""
+    """Whatever the slices and shards, and however small the tables in which a slice collects keys."""
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     monkeypatch.setattr(fan_out_keys, "_DEDUP_BYTES", rng.choice([1, 300, 12 << 20]))
@@ -237,7 +237,7 @@ def test_a_fan_out_counts_as_one_task_does(
 
 
 @pytest.mark.parametrize("first_dirty", [0, 2, 3, 4, 5, 6, 8, 10, 11, 13, 15])
-def test_what_is_aborted_to_the_map_is_not_counted(first_dirty: int, tmp_path: Path) -> None:
+def test_records_aborted_for_the_map_are_not_counted(first_dirty: int, tmp_path: Path) -> None:
     task = replace(inside(tmp_path / "t-0", first_dirty), hottest_keys=5, show_keys=True)
     alone = clean_partition(LOCAL, task).key_counts
     sweep_scratch(tmp_path / "t-0")
@@ -250,7 +250,7 @@ def test_what_is_aborted_to_the_map_is_not_counted(first_dirty: int, tmp_path: P
         assert sum(alone.records) == 9
 
 
-def test_more_keys_than_one_task_takes_are_counted_by_the_fan_out(tmp_path: Path) -> None:
+def test_more_keys_than_one_task_can_map_are_counted_by_fan_out(tmp_path: Path) -> None:
     task = replace(some_log(tmp_path / "t-0", keys=10**9), fan_out="auto", hottest_keys=3, map_memory_bytes=1 << 16)
     with pytest.raises(NeedsFanOut):
         clean_partition(LOCAL, task)
@@ -258,8 +258,8 @@ def test_more_keys_than_one_task_takes_are_counted_by_the_fan_out(tmp_path: Path
     assert result.key_counts == expected_of(logs_of(task.partition_path), task, result.end_offset)
 
 
-def test_only_the_strides_of_the_hottest_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of a segment before the one where a key was written last."""
+def test_only_the_strides_of_the_hottest_keys_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of a segment before the one in which a key was last written."""
     task = replace(some_log(tmp_path / "t-0", keys=300), hottest_keys=1)
     read: list[int] = []
 
@@ -276,7 +276,7 @@ def test_only_the_strides_of_the_hottest_are_read_again(tmp_path: Path, monkeypa
 
 
 class Watched:
-    """Of a function, how many bytes of strides it has read."""
+    """Return how many bytes of strides a function has read."""
 
     def __init__(self, read, function) -> None:  # type: ignore[no-untyped-def]
         self.read, self.function, self.read_bytes = read, function, 0
@@ -288,7 +288,7 @@ class Watched:
         return answer
 
 
-def test_a_segment_that_has_lost_records_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_segment_that_lost_records_meanwhile_is_reported(tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
     part = hottest_keys.HotPart(task, (0, 0), ((2, 10**6),))
     with pytest.raises(CorruptLog, match="fewer records than when its keys were counted"):
@@ -299,7 +299,7 @@ def test_a_segment_that_has_lost_records_meanwhile_is_told(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "1"), (1, "2"), (2, "3 to 4"), (3, "5 to 8"), (11, "1,025 to 2,048")])
-def test_sizes(size: int, text: str) -> None:
+def test_sizes_as_text(size: int, text: str) -> None:
     assert size_text(size) == text
     low, high = (int(part.replace(",", "")) for part in (text.split(" to ") * 2)[:2])
     for count in (low, high):
@@ -330,14 +330,14 @@ def test_keys_as_text(key: bytes, text: str) -> None:
     assert key_text(hot_key(2, 7, key, show=True)) == text
 
 
-def test_a_key_that_is_not_to_be_shown_is_nowhere() -> None:
+def test_a_hidden_key_is_printed_nowhere() -> None:
     hot = hot_key(2, 7, b"customer-42", show=False)
     assert b"customer-42" not in b"".join(repr(part).encode() for part in hot)
     assert key_text(hot) == ""
 
 
 @pytest.mark.parametrize("key", [b"customer-42", b"", b"\x00\xff\n", b"x" * 5000])
-def test_a_hash_is_what_a_shell_says_of_the_key(key: bytes) -> None:
+def test_a_hash_is_what_a_shell_command_prints_for_the_key(key: bytes) -> None:
     done = subprocess.run("sha256sum | cut -c-16", shell=True, input=key, stdout=subprocess.PIPE, check=True)
     assert digest_of(key) == done.stdout.decode().strip() == hashlib.sha256(key).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Partitions of many segments: what a run asks of the file system grows with their number, not with its square."""
+"""Partitions of many segments: the number of file system calls grows with the segments, not with their square."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_spark() -> Iterator[None]:
 
 
 def compacted(root: Path, segments: int, fs: FileSystem) -> str:
-    """A log dir whose segments are groups of their own, compacted with originals kept; the id of the run."""
+    """Compact a log dir whose segments are separate groups, with a backup; return the id of the run."""
     log_dir = make(root / "logs", segments)
     request = compaction.Request(
         Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True), execute=True, fan_out="never",
@@ -62,14 +62,14 @@ def counted(root: Path, segments: int, what: str) -> Counter[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["compact", "undo", "recover"])
-def test_listings_do_not_grow_with_segments_and_nothing_grows_faster(tmp_path: Path, what: str) -> None:
+def test_listings_do_not_grow_with_segments_and_no_call_grows_faster(tmp_path: Path, what: str) -> None:
     few, more, most = (counted(tmp_path / str(number), number, what) for number in (FEW, MORE, MOST))
     assert few["scan"] == more["scan"] == most["scan"]
     for operation in OPERATIONS:
         assert most[operation] - more[operation] == 2 * (more[operation] - few[operation]), operation
 
 
-def test_a_directory_that_something_else_changed_is_listed_again(tmp_path: Path) -> None:
+def test_a_directory_changed_by_another_process_is_listed_again(tmp_path: Path) -> None:
     path = make(tmp_path, 3) / "orders-0"
     bases = tuple(sorted(int(file.stem) for file in path.glob("*.log")))
     fs = Counting()
@@ -84,7 +84,7 @@ def test_a_directory_that_something_else_changed_is_listed_again(tmp_path: Path)
     assert directory.base_above(bases[0]) == bases[2]
     assert [file.name for file in directory.unfinished()] == [f"{bases[1]:020d}.log.deleted"]
     (path / f"{bases[1] + 1:020d}.log").touch()
-    os.utime(path, ns=(1, 1))  # a change in the same tick of the clock has no time of its own
+    os.utime(path, ns=(1, 1))  # a change in the same clock tick has no time of its own
     directory.refresh()
     assert (fs.counts["scan"], directory.bases_between(0, bases[-1])) == (2, (bases[0], bases[1] + 1, bases[2]))
     (path / "x.swap").touch()

@@ -1,7 +1,7 @@
-"""A task's memory does not grow with its segment: the map and less than 512 MiB beside it, up to a segment of 1 GiB.
+"""A task's memory does not grow with its segment: the map and less than 512 MiB more, up to a segment of 1 GiB.
 
-Each round runs in a process of its own, which compares its peak of private memory by Linux's account with what it
-had when keytail was imported and its kernels were loaded. Run as a module, this file is that process.
+Each round runs in a separate process, which compares its peak of private memory, as reported by Linux, with the value
+after keytail was imported and its kernels were loaded. Run as a module, this file is that process.
 """
 
 import json
@@ -40,7 +40,7 @@ _CRC_AT, _CRC_FROM, _CODEC_AT = 17, 21, 22
 
 @njit
 def sign_batches(data, batch_bytes):
-    """The checksum of each of the equally long batches in `data`, where a batch has it."""
+    """Return the checksum of each of the equally long batches in `data`."""
     for start in range(0, len(data), batch_bytes):
         crc = crc32c(data, start + _CRC_FROM, batch_bytes - _CRC_FROM)
         for k in range(4):
@@ -48,7 +48,7 @@ def sign_batches(data, batch_bytes):
 
 
 def template_of(batch_records, value_bytes):
-    """A batch as bytes, and where in it the keys stand, which all have the same length."""
+    """Return a batch as bytes, and the positions of its keys, which all have the same length."""
     mark = b"#" * KEY_BYTES
     batch = encode_batch([Rec(n, NOW - 1, mark, b"v" * value_bytes) for n in range(batch_records)])
     pieces = batch.split(mark)
@@ -62,7 +62,7 @@ def key_names(numbers):
 
 
 def uncompressed(size_bytes, batch_records, value_bytes, keys):
-    """Batches of one length, made from one of them: new base offsets, random keys, checksums."""
+    """Write batches of one length, made from one of them: new base offsets, random keys, checksums."""
     template, places = template_of(batch_records, value_bytes)
     n = size_bytes // len(template)
     data = np.tile(np.frombuffer(template, np.uint8), n)
@@ -77,7 +77,8 @@ def uncompressed(size_bytes, batch_records, value_bytes, keys):
 
 
 def compressed(size_bytes, batch_records, value_bytes):
-    """Batches in zstd of which one stride opens to more than the limit; half of each one's records stay."""
+    """Write batches in zstd of which one stride decompresses to more than the limit; half of the records of each are
+    retained."""
     template, places = template_of(batch_records, value_bytes)
     block = np.frombuffer(template, np.uint8)[HEADER_BYTES:].copy()
     within = np.arange(batch_records)
@@ -99,7 +100,7 @@ def compressed(size_bytes, batch_records, value_bytes):
 
 
 def bomb(codec, values, value_bytes, keys):
-    """A batch between two small ones that opens to more than a gigabyte, of few records or of many."""
+    """Write a batch between two small ones that decompresses to more than a gigabyte, of few records or of many."""
     if value_bytes:
         parts = value_records([b"k%d" % (n % keys) for n in range(values)], value_bytes)
     else:
@@ -122,12 +123,12 @@ SHAPES = {
     "a batch of records of 60 MiB": partial(bomb, ZSTD, 20, 60 << 20, 7),
     "a batch of a million records": partial(bomb, ZSTD, 1_000_000, 0, 1000),
 }
-# The others need the same pieces of code: strides, opened blocks, batches in pieces.
+# The others need the same parts of the code: strides, decompressed blocks, batches in pieces.
 IN_CI = ("batches of 100", "a batch of 50 KB that opens to 1.1 GiB")
 
 
 def clean_in_a_process(directory, data, log_end_offset, **overrides):
-    """Private memory of one round over a segment of these bytes, measured in a process of its own."""
+    """Return the private memory of one round over a segment of these bytes, measured in a separate process."""
     path = directory / "t-0"
     path.mkdir()
     data.tofile(path / f"{0:020d}.log")
@@ -153,20 +154,20 @@ def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
     assert answer["records_before"] == end
     assert 0 < answer["records_after"] < end
     assert answer["growth_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
-    # Even the interpreter and its libraries fit in beside it.
+    # Even the interpreter and its libraries fit into it.
     assert answer["peak_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
-def test_the_measure_sees_a_segment_read_at_once(tmp_path):
+def test_the_measurement_detects_a_segment_read_at_once(tmp_path):
     data, end = uncompressed(BESIDE_THE_MAP_BYTES + MAP_BYTES, 100, 90, 1000)
     answer = clean_in_a_process(tmp_path, data, end, stride_bytes=GIB)
     assert answer["growth_bytes"] > MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
 def one_round(path, end, stride_bytes=None):
-    """What the process of its own does: one round to warm up, then the one that is measured."""
+    """Run one round to warm up, then the one that is measured; this is what the separate process does."""
     small = encode_batch([Rec(n, NOW, b"k%d" % (n % 3), b"v") for n in range(9)])
     segments = [Segment(0, small, 0, 0, NOW), Segment(9, b"", 0, 0, NOW)]
     with tempfile.TemporaryDirectory() as directory:

@@ -1,7 +1,7 @@
-"""The oddities of Kafka's logs that a round's result does not show, and selection end to end, without Kafka.
+"""The quirks of Kafka's logs that the result of a round does not show, and selection end to end, without Kafka.
 
-Numbers are those of tests/interop/test_oddities.py, which holds the other oddities against Kafka itself. Each
-test goes from the survey of a directory to its installed result.
+Numbers are those of tests/interop/test_oddities.py, which compares the other quirks with Kafka itself. Each test covers
+everything from the survey of a directory to the installed result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def one(offset: int, key: bytes, time_ms: int = NOW) -> bytes:
 
 
 def log_dir(home: Path, *partitions: str, segments: dict[int, list[bytes]]) -> Path:
-    """Partitions that all hold `segments`, after a clean stop, with everything below the high watermark."""
+    """Write partitions that all have `segments`, after a clean stop, with everything below the high watermark."""
     home.mkdir(parents=True)
     end = max(*segments, *(decode_log(batch)[0].last_offset + 1 for found in segments.values() for batch in found))
     for partition in partitions:
@@ -66,7 +66,7 @@ def survey(*log_dirs: Path) -> list[PartitionFacts]:
 
 
 def compact(facts: PartitionFacts, fs: FileSystem = LOCAL, **given: Any) -> CleaningResult | None:
-    """A round, if one is due."""
+    """Run a round, if one is due."""
     fields = {name: given.pop(name) for name in list(given) if name in CleaningTask.__dataclass_fields__}
     config = CompactionConfig(**{"cleanup_policy": frozenset({"compact"}), "index_interval_bytes": 0, **given})
     assert refusals(facts, config, "", NOW) == []
@@ -107,7 +107,7 @@ THREE = {
 
 
 class Watching(FileSystem):
-    """Tells `look` of every change inside the partition, after it happened."""
+    """Calls `look` after every change inside the partition."""
 
     def __init__(self, look: Callable[[str, tuple[Any, ...]], None]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Watching(FileSystem):
 def test_18_27_never_two_groups_of_swap_files_nor_one_that_a_broker_discards_too_late__departed_from(
     tmp_path: Path,
 ) -> None:
-    """Decision 7: at every instant a broker that starts finds each key's newest record."""
+    """Decision 7: at every instant, a broker that starts finds the latest record of each key."""
     path = log_dir(tmp_path / "logs", "t-0", segments=THREE) / "t-0"
     newest = {1, 2, 4, 5, 6}
     stages = set()
@@ -150,7 +150,7 @@ def test_18_30_a_foreign_directory_is_a_problem_of_the_whole_log_dir__equal(tmp_
 
 
 def test_18_32_what_a_broker_will_not_check_again_is_durable__departed_from(tmp_path: Path) -> None:
-    """`.kafka_cleanshutdown` stays as it is: nothing is recovered at the next start. Decision 7."""
+    """`.kafka_cleanshutdown` is unchanged, so nothing is recovered at the next start. Decision 7."""
     home = log_dir(tmp_path / "logs", "t-0", "u-0", segments=THREE)
     path = home / "t-0"
     stamp = (home / ".kafka_cleanshutdown").stat()
@@ -174,7 +174,7 @@ def test_18_32_what_a_broker_will_not_check_again_is_durable__departed_from(tmp_
     assert offsets(home / "u-0") == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_18_32_after_a_crash_nothing_above_the_recovery_point_is_touched__departed_from(tmp_path: Path) -> None:
+def test_18_32_after_a_crash_nothing_above_the_recovery_point_is_changed__departed_from(tmp_path: Path) -> None:
     """Decision 5."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     (home / ".kafka_cleanshutdown").unlink()
@@ -187,7 +187,7 @@ def test_18_32_after_a_crash_nothing_above_the_recovery_point_is_touched__depart
 
 
 def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__departed_from(tmp_path: Path) -> None:
-    """Decision 7: Kafka syncs it once, and leaves the order of renames before to the file system."""
+    """Decision 7: Kafka syncs it once, and leaves the order of earlier renames to the file system."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     steps: list[str] = []
 
@@ -214,7 +214,7 @@ def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__depar
 def test_18_35_what_is_left_behind_an_inactive_segment_has_a_position__departed_from(
     tail: bytes, tmp_path: Path
 ) -> None:
-    """Preallocated zeros and cut batches alike: decision 1."""
+    """Preallocated zeros and incomplete batches alike: decision 1."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     log = home / "t-0" / f"{2:020d}.log"
     size = log.stat().st_size
@@ -243,7 +243,7 @@ def test_several_log_dirs_have_their_own_checkpoints(tmp_path: Path) -> None:
     assert all(any("several log dirs" in problem for problem in found) for found in problems)
 
 
-def test_checkpoint_entries_of_partitions_that_are_gone_from_disk_go(tmp_path: Path) -> None:
+def test_checkpoint_entries_of_partitions_no_longer_on_disk_are_removed(tmp_path: Path) -> None:
     """Checklist 68."""
     home = log_dir(tmp_path / "logs", "t-0", "u-1", segments=THREE)
     checkpoint = home / names.CLEANER_CHECKPOINT
@@ -259,8 +259,8 @@ def test_checkpoint_entries_of_partitions_that_are_gone_from_disk_go(tmp_path: P
 @pytest.mark.parametrize(
     ("log_start", "kept"), [(3, [0, 1, 2, 4, 5, 6]), (5, [0, 1, 2, 3, 4, 5, 6]), (6, None), (7, None)]
 )
-def test_log_starts_inside_and_beyond(log_start: int, kept: list[int] | None, tmp_path: Path) -> None:
-    """What lies below the log start supersedes nothing, and is superseded."""
+def test_log_starts_inside_and_beyond_segments(log_start: int, kept: list[int] | None, tmp_path: Path) -> None:
+    """Records below the log start supersede nothing, and are superseded."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     (home / names.LOG_START_CHECKPOINT).write_text(f"0\n1\nt 0 {log_start}\n")
     (facts,) = survey(home)
@@ -283,7 +283,7 @@ def test_the_dirty_ratio_must_be_exceeded(minimum: float, due: bool, tmp_path: P
     assert (compact(survey(home)[0], min_cleanable_dirty_ratio=minimum) is not None) is due
 
 
-def test_both_lags(tmp_path: Path) -> None:
+def test_both_lags_are_applied(tmp_path: Path) -> None:
     old = {base: [one(base + i, b"k", NOW - age) for i in range(2)] for base, age in ((0, 9000), (2, 5000), (4, 5))}
     home = log_dir(tmp_path / "logs", "t-0", segments={**old, 6: [one(6, b"k")]})
     (facts,) = survey(home)
@@ -294,8 +294,8 @@ def test_both_lags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("policy", "left"), [({"compact"}, [0, 6]), ({"compact", "delete"}, [0, 2, 4, 6])])
-def test_time_retention_sees_segments_of_one_age_only(policy: set[str], left: list[int], tmp_path: Path) -> None:
-    """Decision 15: measured outputs of a topic that also deletes merge what lies within segment.ms."""
+def test_time_retention_gets_segments_of_one_age_only(policy: set[str], left: list[int], tmp_path: Path) -> None:
+    """Decision 15: measured outputs of a topic with delete merge only what lies within segment.ms."""
     aged = {base: [one(base, b"%d" % base, NOW - (6 - base) * HOUR_MS)] for base in (0, 2, 4)}
     home = log_dir(tmp_path / "logs", "t-0", segments={**aged, 6: [one(6, b"x")]})
     assert compact(survey(home)[0], cleanup_policy=frozenset(policy), segment_ms=HOUR_MS) is not None
@@ -303,8 +303,8 @@ def test_time_retention_sees_segments_of_one_age_only(policy: set[str], left: li
     assert offsets(home / "t-0") == [0, 2, 4, 6]
 
 
-def test_segments_that_keep_nothing_do_not_pile_up_whatever_their_age(tmp_path: Path) -> None:
-    """39, and decision 15: one without a byte passes for the newest of all times, and hides what lies behind it."""
+def test_empty_segments_do_not_accumulate_whatever_their_age(tmp_path: Path) -> None:
+    """39, and decision 15: a segment without bytes counts as the latest, and would block older ones after it."""
     ages = {0: 9, 2: 6, 4: 3}
     aged = {base: [one(base, b"k", NOW - hours * HOUR_MS)] for base, hours in ages.items()}
     home = log_dir(tmp_path / "logs", "t-0", segments={**aged, 6: [one(6, b"x")]})
@@ -312,15 +312,15 @@ def test_segments_that_keep_nothing_do_not_pile_up_whatever_their_age(tmp_path: 
     assert compact(survey(home)[0], **policy) is not None
     assert bases(home / "t-0") == [0, 6]
     assert offsets(home / "t-0") == [4, 6]
-    # Those that Kafka left empty go as well.
+    # Those that Kafka left empty are removed as well.
     empty = {0: [one(0, b"a", NOW - 9 * HOUR_MS)], 2: [], 4: [], 6: [one(6, b"b", NOW - HOUR_MS)], 8: [one(8, b"x")]}
     home = log_dir(tmp_path / "more", "t-0", segments=empty)
     assert compact(survey(home)[0], **policy) is not None
     assert bases(home / "t-0") == [0, 6, 8]
 
 
-def test_what_survived_decides_how_segments_merge(tmp_path: Path) -> None:
-    """Decision 15: by their sizes before none of these may join another."""
+def test_surviving_bytes_decide_how_segments_merge(tmp_path: Path) -> None:
+    """Decision 15: by their sizes before the round, none of these could be merged."""
     size = len(one(0, b"k0"))
     home = log_dir(
         tmp_path / "logs",
@@ -334,7 +334,7 @@ def test_what_survived_decides_how_segments_merge(tmp_path: Path) -> None:
 
 
 def test_a_batch_larger_than_any_limit_is_still_cleaned(tmp_path: Path) -> None:
-    """Checklist 35. Limits count for what is rebuilt too."""
+    """Checklist 35. The limits also apply to rebuilt batches."""
     large = encode_batch([Rec(2 + i, NOW, b"%d" % i, b"v" * 900) for i in range(50)] + [Rec(52, NOW, b"a", None)])
     home = log_dir(tmp_path / "logs", "t-0", segments={0: [one(0, b"0"), one(1, b"z"), large, one(53, b"y")], 54: []})
     result = compact(survey(home)[0], segment_bytes=1000, max_message_bytes=100)

@@ -1,4 +1,5 @@
-"""The offset map against its twin, a dictionary, with every invariant checked after each step (checklist 1-6)."""
+"""The offset map compared with its reference model, a dictionary, with every invariant checked after each step
+(checklist 1-6)."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def get(offset_map, keys):
     return found.tolist()
 
 
-# Few distinct words, and homes that collide: the high word's upper half decides the slot.
+# Few distinct words, and colliding slots: the high word's upper half decides the slot.
 words = st.one_of(st.integers(0, 3), st.sampled_from([0, 1 << 63, MASK, MASK - 1]), st.integers(0, MASK))
 items_strategy = st.lists(
     st.tuples(words, words, st.one_of(st.just(-1), st.integers(0, 2**62))), min_size=0, max_size=60
@@ -49,7 +50,7 @@ def test_behaves_as_a_dictionary_until_it_is_full(rounds, max_entries, slots):
 
 
 @pytest.mark.parametrize("n", [10, 100, 1000, 5000])
-def test_reads_back_what_was_put__checklist_1_4(n):
+def test_keys_are_read_back__checklist_1_4(n):
     rng = np.random.default_rng(n)
     low, high = rng.integers(0, MASK, n, np.uint64), rng.integers(0, MASK, n, np.uint64)
     offset_map = OffsetMap(1 << 20)
@@ -82,7 +83,7 @@ def test_clear_makes_every_key_absent__checklist_2():
     assert offset_map.utilization == 0
 
 
-def test_a_full_map_stops_even_at_a_known_key_and_still_finds_its_keys__checklist_3_6():
+def test_a_full_map_rejects_even_a_known_key_and_still_finds_its_keys__checklist_3_6():
     offset_map = OffsetMap(1 << 16, max_entries=2)
     low, high, ordinals = columns([(1, 1, 0), (2, 2, 1), (1, 1, 2)])
     assert offset_map.put_all(low, high, ordinals, 3) == 2

@@ -1,4 +1,5 @@
-"""What to clean: the rules of selection, ratio, lag and grouping, by example and against their dull twin."""
+"""What to clean: the rules of selection, ratio, lag and grouping, by example and compared with their reference model.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_checkpoint_outside_the_log_is_reset_to_the_log_start(checkpoint, log_st
     assert (got.first_dirty_offset, got.rewrite_checkpoint) == (first_dirty, rewrite)
 
 
-def test_reset_checkpoint_is_rewritten_even_when_no_round_is_due():
+def test_a_reset_checkpoint_is_rewritten_even_if_no_round_is_due():
     """Checklist 54."""
     got = select(partition(cleaner_checkpoint=99), config(min_cleanable_dirty_ratio=1.0), NOW)
     assert (got.eligible, got.rewrite_checkpoint) == (False, True)
@@ -163,7 +164,7 @@ def test_unclean_shutdown_bounds_cleaning_by_the_recovery_point():
 
 
 def test_a_checkpoint_past_the_recovery_point_leaves_nothing_to_clean():
-    """A round rewrites the clean section too: it must not begin when the dirty one starts past the bound."""
+    """A round rewrites the clean section too, so it must not begin when the dirty section starts past the bound."""
     facts = partition(clean_shutdown=False, recovery_point=5, cleaner_checkpoint=20)
     assert not select(facts, COMPACT, NOW, force=True).eligible
 
@@ -176,7 +177,7 @@ def test_minimum_lag_is_strict(largest, first_uncleanable):
     assert got.first_uncleanable_offset == first_uncleanable
 
 
-def test_minimum_lag_looks_at_dirty_segments_only():
+def test_minimum_lag_applies_to_dirty_segments_only():
     """Checklist 56."""
     facts = partition([segment(0, largest=NOW), segment(10), segment(20), segment(30)], cleaner_checkpoint=10)
     assert select(facts, config(min_compaction_lag_ms=100), NOW).first_uncleanable_offset == 30
@@ -184,7 +185,7 @@ def test_minimum_lag_looks_at_dirty_segments_only():
     assert select(inside, config(min_compaction_lag_ms=100), NOW).first_uncleanable_offset == 0
 
 
-def test_no_minimum_lag_lets_the_newest_segment_through():
+def test_without_a_minimum_lag_the_newest_segment_is_cleanable():
     facts = partition([segment(0, largest=NOW + 5), segment(10)], log_end_offset=15, high_watermark=15)
     assert select(facts, COMPACT, NOW).first_uncleanable_offset == 10
 
@@ -242,7 +243,7 @@ def test_maximum_lag_is_strict_and_ignores_missing_times(first, overdue):
     assert (got.must_compact_now, got.eligible) == (overdue, overdue)
 
 
-def test_maximum_lag_looks_at_dirty_inactive_segments_only():
+def test_maximum_lag_applies_to_dirty_inactive_segments_only():
     """Checklist 56."""
     lag = config(max_compaction_lag_ms=100, min_cleanable_dirty_ratio=1.0)
     old_clean = [segment(0, first=1), segment(10, first=NOW), segment(20, first=NOW), segment(30, first=1)]
@@ -303,7 +304,7 @@ def test_blockers_name_the_rule_and_its_numbers(facts, given, blocker):
 UNKNOWN = "topic config unknown: no metadata log"
 
 
-def test_a_sound_partition_is_not_refused():
+def test_a_valid_partition_is_not_refused():
     assert refusals(partition(), COMPACT, "", NOW) == []
 
 
@@ -328,7 +329,7 @@ def test_a_sound_partition_is_not_refused():
         (partition(problems=("a -future directory exists",)), {}, "", "a -future directory exists"),
     ],
 )
-def test_each_refusal(facts, given, unknown, start):
+def test_each_reason_to_refuse_is_reported(facts, given, unknown, start):
     (reason,) = refusals(facts, config(**given), unknown, NOW)
     assert reason.startswith(start)
     decision = decide(facts, config(**given), unknown, NOW, policy_known=not unknown, force=True)
@@ -342,14 +343,14 @@ def test_refusals_have_limits():
     assert refusals(partition(high_watermark=None), COMPACT, "", NOW, high_watermark="log-end") == []
 
 
-def test_all_reasons_are_told_at_once():
+def test_all_reasons_are_reported_at_once():
     decision = decide(partition(high_watermark=None, problems=("x",)), COMPACT, UNKNOWN, NOW, policy_known=False)
     assert decision.status == "refused"
     assert decision.error.startswith("x; topic config unknown")
     assert "; no high watermark" in decision.error
 
 
-def test_known_policy_without_compact_is_skipped_and_not_refused():
+def test_a_known_policy_without_compact_is_skipped_and_not_refused():
     facts = partition(high_watermark=None, problems=("x",))
     decision = decide(facts, CompactionConfig(), UNKNOWN, NOW, policy_known=True)
     assert (decision.status, decision.error) == ("skipped", "cleanup.policy is [delete], without compact")
@@ -366,14 +367,14 @@ def test_known_policy_without_compact_is_skipped_and_not_refused():
         (partition([segment(0, 100), segment(10, 50), segment(20)], cleaner_checkpoint=10), "skipped"),
     ],
 )
-def test_status_in_a_plan(facts, status):
+def test_the_status_of_a_plan(facts, status):
     decision = decide(facts, COMPACT, "", NOW, policy_known=True)
     assert decision.status == status
     assert bool(decision.error) == (status != "would-compact")
 
 
-def test_settings_of_a_compaction_are_named():
-    """Without `force` also those by which it is due."""
+def test_settings_of_a_compaction_are_listed():
+    """Without `force`, also those that make it due."""
     assert set(settings_of_compaction(force=True)) == {
         "cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable"
     }  # fmt: skip
@@ -401,7 +402,7 @@ def test_segments_between(start, end, expected):
     assert segments_between(partition().segments, start, end) == expected
 
 
-def test_segments_between_without_a_floor_starts_at_the_first_segment():
+def test_segments_between_without_a_lower_bound_starts_at_the_first_segment():
     segments = [segment(10), segment(20)]
     assert segments_between(segments, 3, 15) == (0, 1)
     assert segments_between(segments, 3, 10) == (0, 0)
@@ -497,14 +498,14 @@ def segment_lists(draw):
 
 @st.composite
 def offsets_near(draw, segments):
-    """An offset on, beside or between the bases."""
+    """Draw an offset at, beside or between the bases."""
     near = draw(st.sampled_from([s.base_offset for s in segments]))
     return max(0, near + draw(st.integers(-2, 45)))
 
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.data())
-def test_ranges_equal_the_twins(data):
+def test_ranges_equal_the_models(data):
     segments = data.draw(segment_lists())
     start, end = sorted(data.draw(st.tuples(offsets_near(segments), offsets_near(segments))))
     a, b = segments_between(segments, start, end)
@@ -539,7 +540,7 @@ def test_grouping_laws(data):
 
 @settings(deadline=None, max_examples=draws(500))
 @given(st.data())
-def test_selection_equals_the_twins(data):
+def test_selection_equals_the_models(data):
     """Checklist 54 to 57 and 69, over logs of any shape."""
     segments = data.draw(segment_lists())
     place = offsets_near(segments)
@@ -577,7 +578,7 @@ def test_selection_equals_the_twins(data):
     assert {name: getattr(got, name) for name in expected} == expected
     assert bool(got.blocker) == (not got.eligible)
 
-    if got.eligible:  # what a round touches lies below every bound
+    if got.eligible:  # a round changes only what is below every bound
         bounds = [segments[-1].base_offset]
         bounds += [] if facts.clean_shutdown else [facts.recovery_point]
         bounds += [] if unstable is None else [max(unstable, facts.log_start_offset)]

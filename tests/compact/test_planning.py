@@ -44,7 +44,7 @@ ROW_FIELDS = [
 ]
 
 
-def test_version(run: Run) -> None:
+def test_version_is_printed(run: Run) -> None:
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"keytail {__version__}\n")
 
@@ -56,7 +56,7 @@ def test_help_has_an_example(run: Run, verb: str) -> None:
     assert f"keytail {verb} --log-dirs" in result.stdout
 
 
-def test_a_dry_run_changes_nothing_and_says_how_to_do_it(run: Run, log_dir: Path) -> None:
+def test_a_dry_run_changes_nothing_and_prints_how_to_execute_it(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     result = run("compact", "--log-dirs", log_dir, *ORDERS, *USERS)
     assert result.exit_code == 0
@@ -91,8 +91,8 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
     )
 
 
-def test_each_setting_that_a_compaction_rests_on_must_be_known(run: Run, log_dir: Path) -> None:
-    """One of them given says nothing about the others."""
+def test_each_setting_that_a_compaction_requires_must_be_known(run: Run, log_dir: Path) -> None:
+    """One of them given implies nothing about the others."""
     rests_on = {
         "cleanup.policy": "compact", "delete.retention.ms": "1", "min.compaction.lag.ms": "0",
         "remote.storage.enable": "false", "max.compaction.lag.ms": "9", "min.cleanable.dirty.ratio": "0",
@@ -111,7 +111,7 @@ def test_each_setting_that_a_compaction_rests_on_must_be_known(run: Run, log_dir
     assert "--topics-have-no-overrides" in row["error"], "safe where the policy is known"
 
 
-def test_no_assertion_and_no_default_of_the_broker_gives_a_policy(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_neither_an_assertion_nor_the_brokers_default_gives_a_policy(run: Run, log_dir: Path, tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text(f"log.dirs={log_dir}\nlog.cleanup.policy=compact\nsasl.password=secret\n")
     result = run("plan", "--config", properties, NO_OTHERS, "--output", "json")
@@ -138,7 +138,7 @@ def test_a_skipped_partition_that_was_named_counts_as_refused(run: Run, log_dir:
     assert run("plan", *flags, "--partitions", "users-0").exit_code == 1
 
 
-def test_selection(run: Run, log_dir: Path) -> None:
+def test_selection_by_flags(run: Run, log_dir: Path) -> None:
     def chosen(*flags: str) -> list[str]:
         result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--output", "json")
         return list(rows_of(result))
@@ -198,20 +198,20 @@ def test_a_regular_expression_must_match_the_whole_topic(run: Run, log_dir: Path
     ("flag", "right"),
     [("--exeute", "--execute"), ("--log-dir", "--log-dirs"), ("--topics-have-no-override", "--topics-have-no")],
 )
-def test_a_wrong_flag_is_answered_with_the_right_one(run: Run, flag: str, right: str) -> None:
+def test_an_unknown_flag_is_answered_with_the_nearest_one(run: Run, flag: str, right: str) -> None:
     result = run("compact", flag)
     assert result.exit_code == 2
     assert right in result.stderr
     assert result.stdout == ""
 
 
-def test_no_log_dirs(run: Run) -> None:
+def test_a_missing_log_dir_is_a_usage_error(run: Run) -> None:
     result = run("plan")
     assert result.exit_code == 2
     assert "Give --log-dirs" in result.stderr
 
 
-def test_dirs_that_are_no_log_dirs(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_directories_that_are_not_log_dirs_are_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, message in (
         (tmp_path / "absent", "no such log dir"),
@@ -226,7 +226,7 @@ def test_dirs_that_are_no_log_dirs(run: Run, log_dir: Path, tmp_path: Path) -> N
         assert str(path) in result.stderr
 
 
-def test_no_high_watermark(run: Run, tmp_path: Path) -> None:
+def test_without_a_high_watermark_nothing_is_cleaned(run: Run, tmp_path: Path) -> None:
     path = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 100)}, high_watermarks=False)
     flags = ("plan", "--log-dirs", path, *ORDERS, "--output", "json")
     refused = run(*flags)
@@ -237,7 +237,7 @@ def test_no_high_watermark(run: Run, tmp_path: Path) -> None:
     assert rows_of(stated)["orders-0"]["status"] == "would-compact"
 
 
-def test_a_broken_checkpoint_is_named_with_its_line(run: Run, log_dir: Path) -> None:
+def test_a_broken_checkpoint_is_reported_with_its_line(run: Run, log_dir: Path) -> None:
     path = log_dir / "replication-offset-checkpoint"
     path.write_text("0\n1\norders 0 many\n")
     result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, "--output", "json")
@@ -248,7 +248,7 @@ def test_a_broken_checkpoint_is_named_with_its_line(run: Run, log_dir: Path) -> 
         assert "line 3" in row["error"]
 
 
-def test_now_far_from_the_clock_needs_a_statement(run: Run, log_dir: Path) -> None:
+def test_a_time_far_from_the_clock_needs_an_assertion(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     flags = ("--log-dirs", log_dir, *ORDERS, "--topic-list", "orders", "--now", str(10**12), "--output", "json")
     assert run("compact", *flags).exit_code in (0, 1), "a dry run may use any time"
@@ -270,14 +270,14 @@ def test_force_ignores_the_dirty_ratio_only(run: Run, log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "size"), [("512m", 512 << 20), ("4g", 4 << 30), ("1.5GiB", 3 << 29), ("7", 7)])
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     from keytail.cli.options import size_bytes
 
     assert size_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "4x", "-1", "g"])
-def test_what_is_no_size(run: Run, log_dir: Path, text: str) -> None:
+def test_invalid_sizes_are_refused(run: Run, log_dir: Path, text: str) -> None:
     result = run("compact", "--log-dirs", log_dir, f"--map-memory={text}")
     assert result.exit_code == 2
 
@@ -294,7 +294,7 @@ def test_planning_loads_neither_spark_nor_the_compiler(log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["compact", "--help"], ["verify", "--help"]])
-def test_what_says_nothing_about_logs_loads_nothing_that_reads_them(arguments: list[str]) -> None:
+def test_commands_that_read_no_logs_load_no_log_code(arguments: list[str]) -> None:
     code = (
         "import sys; from keytail.main.main import app\n"
         f"app({arguments}, prog_name='keytail', standalone_mode=False)\n"
@@ -307,8 +307,8 @@ def test_what_says_nothing_about_logs_loads_nothing_that_reads_them(arguments: l
 
 
 @pytest.mark.parametrize("outside", [-3, 100_000])
-def test_a_checkpoint_outside_the_log_is_set_right_where_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
-    """54: to the log start, whatever the ratio says; a topic that is not compacted keeps its entry."""
+def test_a_checkpoint_outside_the_log_is_corrected_if_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
+    """54: to the log start, whatever the ratio is; a topic that is not compacted keeps its entry."""
     path = log_dir / "cleaner-offset-checkpoint"
     path.write_text(f"0\n3\norders 0 {outside}\norders 1 400\nusers 0 {outside}\n")
     never_due = ("--topic-config", "orders:min.cleanable.dirty.ratio=1")
@@ -363,7 +363,7 @@ def test_grouping_and_fan_out_reach_the_tasks(
 def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_planned(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a snapshot at the log end, planning reads batches: there too an error of the disk is one partition's."""
+    """Without a snapshot at the log end, planning reads batches: there too, a disk error affects only one partition."""
     flags = ("plan", "--log-dirs", str(log_dir), *ORDERS, *USERS, "--output", "json")
     before = rows_of(run(*flags))
 
@@ -380,7 +380,7 @@ def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_plann
     assert rows == before != {}
 
 
-def test_defaults_that_the_broker_may_not_have_are_named(run: Run, tmp_path: Path) -> None:
+def test_assumed_broker_defaults_are_reported(run: Run, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 200)})
     properties = tmp_path / "server.properties"
     properties.write_text("log.cleaner.delete.retention.ms=604800000\n")

@@ -1,4 +1,4 @@
-"""What of an active producer hangs on which batch."""
+"""Which batches the state of an active producer depends on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table_of(*batches: bytes) -> np.ndarray:
     return table
 
 
-def test_what_ends_a_producer() -> None:
+def test_which_batches_a_producer_needs() -> None:
     known = ActiveProducers(np.array([1, 5, 9]), np.array([20, -1, -1]), np.array([0, 3, -1]))
     table = table_of(
         batch("data", 19, 1, count=2),  # the last data batch

@@ -1,6 +1,6 @@
-"""The dull cleaner does what Kafka's does, on rounds worked out by hand.
+"""The reference cleaner does what Kafka's does, on rounds worked out by hand.
 
-Whatever compares itself with `tests/reference/cleaner.py` leans on these.
+All comparisons with `tests/reference/cleaner.py` rely on this.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def kept(round_):
         (20, 30, {b"c": 20}, 29),
     ],
 )
-def test_map_of_half_open_ranges(start, end, offsets, latest):
+def test_a_map_covers_half_open_ranges(start, end, offsets, latest):
     """Checklist 7."""
     segments = [
         seg(0, batch(rec(0, "a"), rec(1, "b"))),
@@ -72,7 +72,7 @@ def test_map_of_half_open_ranges(start, end, offsets, latest):
 
 
 def test_a_full_map_stops_inside_a_batch_even_at_a_known_key():
-    """Checklist 8 and 13: the rest of the batch is kept, and the next round starts there."""
+    """Checklist 8 and 13: the rest of the batch is retained, and the next round starts there."""
     source = seg(0, batch(rec(0, "a"), rec(1, "b"), rec(2, "a"), rec(3, "c")))
     assert build_map([source], 0, 100, 2) == ({b"a": 0, b"b": 1}, 1)
     first = run(source, max_entries=2)
@@ -84,12 +84,12 @@ def test_a_full_map_stops_inside_a_batch_even_at_a_known_key():
 
 
 def test_a_full_map_at_a_batch_start_ends_after_the_last_complete_batch():
-    """Checklist 8: gaps up to that batch are covered, those behind it are not."""
+    """Checklist 8: gaps up to that batch are covered, later ones are not."""
     source = seg(0, batch(rec(0, "a"), last_offset=6), batch(rec(9, "b")))
     assert build_map([source], 0, 100, 1) == ({b"a": 0}, 6)
 
 
-def test_progress_of_repeated_rounds_with_a_tiny_map():
+def test_repeated_rounds_with_a_tiny_map_make_progress():
     """Checklist 13."""
     log = b"".join(batch(rec(i, "abc"[i % 3])) for i in range(12))
     segments, first_dirty = [Segment(0, log), Segment(12, b"")], 0
@@ -103,7 +103,7 @@ def test_progress_of_repeated_rounds_with_a_tiny_map():
     assert [r.offset for r in all_records(decode_log(segments[0].log))] == [9, 10, 11]
 
 
-def test_huge_offsets_inside_a_segment():
+def test_huge_offsets_inside_a_segment_are_mapped():
     """Checklist 9."""
     top = 2**31 - 1
     source = seg(0, batch(rec(0, "a")), batch(rec(top, "a")))
@@ -111,7 +111,7 @@ def test_huge_offsets_inside_a_segment():
     assert (done.end_offset, kept(done)) == (top + 1, [top])
 
 
-def test_gaps_between_segments_do_not_stall():
+def test_gaps_between_segments_do_not_stop_progress():
     """Checklist 10."""
     segments = [seg(0, batch(rec(0, "a"))), seg(50, batch(rec(70, "a"))), seg(90)]
     done = run(*segments, first_uncleanable=90)
@@ -124,10 +124,10 @@ def test_a_start_inside_a_batch_maps_only_what_follows():
     assert build_map([source], 1, 100, 10) == ({b"b": 1, b"a": 2}, 99)
 
 
-# --- which records stay ---
+# --- which records are retained ---
 
 
-def test_a_superseded_record_goes_and_an_untouched_batch_is_copied():
+def test_a_superseded_record_is_removed_and_an_unaffected_batch_is_copied():
     """Checklist 12 and 21."""
     odd = bytearray(batch(rec(4, "b"), rec(5, "c"), extra_attributes=0x4080))
     source = seg(0, batch(rec(0, "a"), rec(1, "x")), batch(rec(2, "a"), rec(3, "y")), bytes(odd))
@@ -139,15 +139,15 @@ def test_a_superseded_record_goes_and_an_untouched_batch_is_copied():
     assert (done.messages_read, done.messages_written) == (6, 5)
 
 
-def test_the_clean_section_is_probed_too_and_a_later_put_in_one_batch_wins():
+def test_the_clean_section_is_checked_too_and_the_later_record_of_a_batch_wins():
     """Checklist 12 and 20."""
     clean_part = seg(0, batch(rec(0, "a"), rec(1, "b")))
     dirty = seg(10, batch(rec(10, "a"), rec(11, "a"), rec(12, "c")))
     assert kept(run(clean_part, dirty, first_dirty=10)) == [1, 11, 12]
 
 
-def test_rewritten_batch_keeps_its_header_and_loses_unused_bits():
-    """Checklist 21: base and last offset, sequence, epochs and codec stay; bits 7 to 15 are written as 0."""
+def test_a_rewritten_batch_keeps_its_header_and_loses_unused_bits():
+    """Checklist 21: base and last offset, sequence, epochs and codec are kept; bits 7 to 15 are written as 0."""
     fields = {"leader_epoch": 5, "producer_id": 4001, "producer_epoch": 3, "base_sequence": 7}
     source = seg(
         0,
@@ -168,8 +168,8 @@ def test_rewritten_batch_keeps_its_header_and_loses_unused_bits():
     assert (rebuilt.base_timestamp, rebuilt.max_timestamp) == (40, 40)
 
 
-def test_worked_bytes_of_a_rewritten_batch():
-    """Checklist 21 and 22: the batch with a tombstone kept, as Kafka's classes write it."""
+def test_the_bytes_of_a_rewritten_batch():
+    """Checklist 21 and 22: the batch with a retained tombstone, as Kafka's classes write it."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000, ((b"h", b"x"),)),
         rec(101, "k2", None, 1700000000005, ((b"n", None),)),
@@ -188,7 +188,7 @@ def test_worked_bytes_of_a_rewritten_batch():
     assert only(done).log == expected + newer
 
 
-def test_worked_bytes_of_an_emptied_batch():
+def test_the_bytes_of_an_emptied_batch():
     """Checklist 21 and 23."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000),
@@ -209,8 +209,8 @@ def test_worked_bytes_of_an_emptied_batch():
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_duplicates_inside_a_compressed_batch(codec):
-    """Checklist 20 and 21: the codec stays."""
+def test_duplicates_inside_a_compressed_batch_are_removed(codec):
+    """Checklist 20 and 21: the codec is unchanged."""
     source = seg(0, batch(rec(0, "a", b"1"), rec(1, "a", b"2"), rec(2, "b"), codec=codec))
     (rebuilt,) = decode_log(only(run(source)).log)
     assert [(r.offset, r.value) for r in rebuilt.records] == [(1, b"2"), (2, b"v")]
@@ -226,8 +226,8 @@ def test_log_append_time_rewrite_flattens_the_deltas():
     assert decode_log(expected)[0].base_timestamp == 777
 
 
-def test_partial_clean_keeps_what_lies_beyond_the_end():
-    """Checklist 13: verbatim, but for a horizon where a tombstone is among it."""
+def test_a_partial_round_retains_records_beyond_its_end():
+    """Checklist 13: unchanged, except for a horizon if there is a tombstone among them."""
     beyond = batch(rec(2, "a"), rec(3, "a"), rec(4, None, b"keyless"))
     with_null = batch(rec(5, "a", None))
     source = seg(0, batch(rec(0, "a"), rec(1, "b")), beyond, with_null)
@@ -258,8 +258,8 @@ def test_segments_at_or_after_the_uncleanable_offset_are_not_read():
 # --- tombstones ---
 
 
-def test_tombstone_deletes_older_values_and_gets_a_horizon():
-    """Checklist 15, 16 and 22: however old its own timestamp is."""
+def test_a_tombstone_deletes_older_values_and_gets_a_horizon():
+    """Checklist 15, 16 and 22: whatever its own timestamp is."""
     source = seg(0, batch(rec(0, "a")), batch(rec(1, "a", None, timestamp=0)))
     (rebuilt,) = decode_log(only(run(source)).log)
     assert [r.offset for r in rebuilt.records] == [1]
@@ -268,8 +268,8 @@ def test_tombstone_deletes_older_values_and_gets_a_horizon():
 
 
 @pytest.mark.parametrize(("horizon", "stays"), [(NOW + 1, True), (NOW, False), (NOW - 1, False)])
-def test_tombstone_goes_at_its_horizon(horizon, stays):
-    """Checklist 16 and 22: a set horizon never moves, and the batch is copied until then."""
+def test_a_tombstone_is_removed_at_its_horizon(horizon, stays):
+    """Checklist 16 and 22: a horizon never changes, and the batch is copied until then."""
     source = seg(0, batch(rec(0, "a", None), rec(1, "b"), delete_horizon_ms=horizon))
     output = only(run(source)).log
     (left,) = decode_log(output)
@@ -310,7 +310,7 @@ def test_with_a_full_map_no_batch_counts_as_the_last_of_the_round():
     assert [b.base_offset for b in decode_log(only(done).log)] == [1]
 
 
-def test_last_batch_of_an_active_producer_is_kept_empty_and_others_are_not():
+def test_the_last_batch_of_an_active_producer_is_kept_empty_and_others_are_not():
     """Checklist 23."""
     ids = {"producer_id": 9, "producer_epoch": 0}
     source = seg(
@@ -339,7 +339,7 @@ def test_sequences_reused_from_zero_do_not_protect_old_batches():
     assert [(b.base_offset, b.record_count) for b in log] == [(1, 0), (2, 1)]
 
 
-def test_emptied_batches_stay_the_same_bytes_round_after_round():
+def test_emptied_batches_keep_the_same_bytes_in_every_round():
     """Checklist 23."""
     empty = batch(base_offset=0, last_offset=3, producer_id=9, producer_epoch=0, base_sequence=0, max_timestamp=5)
     source = seg(0, empty, batch(rec(4, "a")))
@@ -366,8 +366,8 @@ def test_groups_become_one_segment_with_the_first_base_and_the_last_time():
     assert done.segments[0].log == segments[0].log + segments[1].log
 
 
-def test_a_segment_that_loses_everything_stays_as_an_empty_one():
-    """Checklist 39: and later empty segments join a group whatever their distance."""
+def test_a_segment_that_loses_everything_remains_as_an_empty_one():
+    """Checklist 39: later empty segments join a group whatever their distance."""
     far = 2**33
     segments = [seg(0, batch(rec(0, "a"))), seg(far, b""), seg(2 * far, batch(rec(2 * far, "a")))]
     done = run(*segments, first_uncleanable=2 * far + 1)
@@ -378,8 +378,9 @@ def test_a_segment_that_loses_everything_stays_as_an_empty_one():
     assert (done.segments[0].index, done.segments[0].time_index) == (b"", b"")
 
 
-def test_indexes_of_an_output():
-    """Checklist 67: strictly more than the interval; last offset and start position; the maximum closes."""
+def test_an_output_has_index_entries_after_each_interval():
+    """Checklist 67: after strictly more than the interval; last offset and start position; the maximum is the last
+    entry."""
     batches = [
         batch(rec(0, "a", timestamp=10), rec(1, "b", timestamp=90)),
         batch(rec(2, "c", timestamp=20)),
@@ -395,20 +396,20 @@ def test_indexes_of_an_output():
     assert wide.time_index == struct.pack(">qi", 95, 4)
 
 
-def test_indexes_without_timestamps_and_relative_to_their_base():
+def test_indexes_without_timestamps_are_relative_to_their_base():
     log = batch(rec(70, "a", timestamp=-1)) + batch(rec(79, "b", timestamp=-1))
     assert index_files(log, 70, 0) == (struct.pack(">ii", 9, len(log) // 2), b"")
     assert index_files(batch(rec(79, "a", timestamp=0)), 70, 0) == (b"", struct.pack(">qi", 0, 9))
 
 
-def test_time_index_names_the_earliest_batch_of_the_largest_timestamp():
+def test_the_time_index_contains_the_earliest_batch_of_the_largest_timestamp():
     """Checklist 67."""
     log = b"".join(batch(rec(i, "a", timestamp=9)) for i in range(3))
     assert index_files(log, 0, 0)[1] == struct.pack(">qi", 9, 0)
 
 
 def test_full_indexes_are_errors():
-    """The time index keeps a slot for its closing entry, so it is full one entry earlier."""
+    """The time index reserves a slot for its last entry, so it is full one entry earlier."""
     untimed = [batch(rec(i, "a", timestamp=-1)) for i in range(5)]
     assert len(index_files(b"".join(untimed[:4]), 0, 0, segment_index_bytes=24)[0]) == 24
     with pytest.raises(ValueError, match="offset index is full"):
@@ -432,7 +433,7 @@ PID = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional
 MARKER = {"producer_id": 7, "producer_epoch": 0}
 
 
-def test_aborted_records_go_and_their_marker_lives_one_round_longer():
+def test_aborted_records_are_removed_and_their_marker_one_round_later():
     """Checklist 11, 28 and 30."""
     entry = Aborted(7, 0, 1, 2)
     source = seg(
@@ -459,7 +460,7 @@ def test_aborted_records_go_and_their_marker_lives_one_round_longer():
     assert [b.base_offset for b in decode_log(late.log)] == [2]
 
 
-def test_commit_marker_stays_while_data_of_its_transaction_is_left():
+def test_a_commit_marker_is_retained_while_data_of_its_transaction_is_left():
     """Checklist 19 and 29: a user's key like a marker's changes nothing."""
     source = seg(
         0,
@@ -473,7 +474,7 @@ def test_commit_marker_stays_while_data_of_its_transaction_is_left():
     assert (marker.base_offset, marker.delete_horizon_ms) == (1, NOW + DAY)
 
 
-def test_transactions_across_segments_of_a_group():
+def test_transactions_across_segments_of_a_group_are_tracked():
     """Checklist 31."""
     entry = Aborted(7, 0, 10, 11)
     segments = [
@@ -486,7 +487,7 @@ def test_transactions_across_segments_of_a_group():
         assert done.segments[-1].txn_index == entry.encode()
 
 
-def test_aborted_last_batch_of_a_producer_is_kept_empty():
+def test_the_aborted_last_batch_of_a_producer_is_kept_empty():
     """Checklist 24."""
     source = seg(
         0,
@@ -515,7 +516,7 @@ def test_a_producer_without_data_protects_no_data_batch():
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_marker_does_not_live_by_the_data_of_an_earlier_transaction(commit):
+def test_a_marker_is_not_retained_for_the_data_of_an_earlier_transaction(commit):
     """Checklist 29 and 30."""
     aborted = () if commit else (Aborted(7, 0, 1, 2), Aborted(7, 2, 3, 4))
     source = seg(
@@ -567,7 +568,7 @@ def test_aborted_transactions_that_ended_below_the_log_start_count_as_committed(
 
 @st.composite
 def random_segments(draw):
-    """Up to 4 segments of small batches over 3 keys, with gaps, tombstones and horizons of earlier rounds."""
+    """Draw up to 4 segments of small batches over 3 keys, with gaps, tombstones and horizons of earlier rounds."""
     offset, segments = 0, []
     for _ in range(draw(st.integers(1, 4))):
         base, batches = offset, []
@@ -586,7 +587,7 @@ def random_segments(draw):
 @settings(deadline=None, max_examples=draws(150))
 @given(random_segments(), st.integers(1, 4), st.integers(50, 400))
 def test_laws_of_a_round(made, max_entries, segment_bytes):
-    """Checklist 12 to 16, 18: what may go, what must stay, and nothing appears or moves."""
+    """Checklist 12 to 16, 18: what may be removed, what must be retained, and nothing is added or moved."""
     segments, end = made
     source = [(r, b) for s in segments for b in decode_log(s.log) for r in b.records]
     given = {"first_uncleanable": end, "segment_bytes": segment_bytes}

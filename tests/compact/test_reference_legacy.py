@@ -1,4 +1,4 @@
-"""What the dull cleaner makes of magic 0 and 1, on rounds worked out by hand (LEGACY.md, "As version 2")."""
+"""What the reference cleaner makes of magic 0 and 1, on rounds worked out by hand (LEGACY.md, "As version 2")."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batches(round_: Round) -> list[Batch]:
     return [batch for segment in round_.segments for batch in decode_log(segment.log)]
 
 
-def test_messages_of_which_all_stay_are_written_as_version_2() -> None:
+def test_unchanged_messages_are_written_as_version_2() -> None:
     records = [rec(3, b"a"), rec(7, b"b")]
     source = Segment(0, encode_single(rec(1, b"c")) + encode_wrapper(records, GZIP))
     single, packed = batches(run(source))
@@ -40,14 +40,14 @@ def test_messages_of_which_all_stay_are_written_as_version_2() -> None:
     assert len(run(source).segments[0].log) > len(source.log)
 
 
-def test_the_span_shrinks_to_the_records_kept() -> None:
+def test_the_span_shrinks_to_the_retained_records() -> None:
     source = Segment(0, encode_wrapper([rec(3, b"a"), rec(4, b"b"), rec(5, b"a")], GZIP))
     source = Segment(0, source.log + encode_single(rec(8, b"a")))
     first, _ = batches(run(source))
     assert (first.base_offset, first.last_offset, first.base_timestamp, first.max_timestamp) == (4, 4, 5004, 5004)
 
 
-def test_timestamps_and_their_type() -> None:
+def test_timestamps_and_their_type_are_kept() -> None:
     old = encode_wrapper([rec(0, b"a"), rec(1, b"b")], GZIP, magic=0)
     append_time = encode_wrapper([rec(2, b"c"), rec(3, b"d")], GZIP, append_time=7777)
     first, second = batches(run(Segment(0, old + append_time)))
@@ -55,15 +55,15 @@ def test_timestamps_and_their_type() -> None:
     assert (second.timestamp_type, second.base_timestamp, second.max_timestamp) == (1, 7777, 7777)
 
 
-def test_append_time_reaches_magic_0_inside_only_through_the_header() -> None:
+def test_append_time_applies_to_magic_0_inside_only_through_the_header() -> None:
     data = encode_wrapper([rec(0, b"a"), rec(1, b"b")], GZIP, inner_magics=[0, 1], append_time=7777)
     (batch,) = batches(run(Segment(0, data)))
     assert (batch.base_timestamp, batch.max_timestamp) == (-1, 7777)
 
 
 @pytest.mark.parametrize(("mtime_ms", "goes"), [(8999, True), (9000, True), (9001, False)])
-def test_a_tombstone_goes_by_the_time_of_its_file(mtime_ms: int, goes: bool) -> None:
-    """The horizon is 10000, of the last segment in front of the dirty ones, less the retention of 1000."""
+def test_a_tombstone_is_removed_by_the_time_of_its_file(mtime_ms: int, goes: bool) -> None:
+    """The horizon is 10000, of the last segment before the dirty ones, minus the retention of 1000."""
     segments = [
         Segment(0, encode_single(rec(0, b"a", None)), mtime_ms=mtime_ms),
         Segment(10, encode_single(rec(10, b"b")), mtime_ms=10_000),
@@ -89,7 +89,7 @@ def test_without_clean_segments_only_files_of_the_year_1970_lose_tombstones() ->
     assert [batch.base_offset for batch in batches(run(kept))] == [0]
 
 
-def test_a_last_batch_of_the_round_that_would_be_empty_fails() -> None:
+def test_an_empty_last_batch_of_the_round_is_an_error() -> None:
     segments = [
         Segment(0, encode_single(rec(0, b"a", None)), mtime_ms=0),
         Segment(1, encode_single(rec(1, b"b"))),
@@ -99,8 +99,8 @@ def test_a_last_batch_of_the_round_that_would_be_empty_fails() -> None:
         run(*segments, first_uncleanable=1)
 
 
-def test_tombstones_of_both_kinds_in_one_file() -> None:
-    """A version 2 tombstone without a horizon stays whatever the file's time is."""
+def test_tombstones_of_both_kinds_in_one_file_follow_their_own_rules() -> None:
+    """A version 2 tombstone without a horizon is retained whatever the file's time is."""
     log = encode_single(rec(0, b"a", None)) + encode_batch([rec(1, b"b", None)])
     (left,) = batches(run(Segment(0, log, mtime_ms=0)))
     assert left.base_offset == 1

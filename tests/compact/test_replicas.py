@@ -1,4 +1,5 @@
-"""`plan` and `compact` with --replica: what waits for whom, what is refused, and that replicas are only read."""
+"""`plan` and `compact` with --replica: what waits for which replica, what is refused, and that replicas are only read.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from tests.reference.batches import Rec
 
 CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
           "users:cleanup.policy=delete")  # fmt: skip
-LATER = BASE_MS + 10**12  # past every horizon
+LATER = BASE_MS + 10**12  # after every horizon
 
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> list[Path]:
-    """Three brokers with the same partition; every tenth record is a tombstone of a key of its own."""
+    """Write three brokers with the same partition; every tenth record is a tombstone of a separate key."""
     records = [
         Rec(n, BASE_MS + n, b"key-%d" % (n % 7), b"v") if n % 10 else Rec(n, BASE_MS + n, b"gone-%d" % n, None)
         for n in range(400)
@@ -44,7 +45,7 @@ def tombstones(log_dir: Path) -> list[int]:
     return [record.offset for record in records_of(log_dir / "orders-0") if record.value is None]
 
 
-def test_tombstones_wait_for_the_replica_that_is_behind(run: Run, brokers: list[Path]) -> None:
+def test_tombstones_wait_for_the_least_cleaned_replica(run: Run, brokers: list[Path]) -> None:
     a, b, c = brokers
     others = ("--replica", f"second={b}", "--replica", c)
     _, row = compact(run, a, *others, now=BASE_MS + 1000)  # sets the horizons
@@ -80,7 +81,9 @@ def test_tombstones_wait_for_the_replica_that_is_behind(run: Run, brokers: list[
     assert [snapshot(path) for path in (c,)] == untouched[1:]
 
 
-def test_one_that_hosts_none_of_it_holds_nothing_and_is_told(run: Run, brokers: list[Path]) -> None:
+def test_a_replica_that_does_not_host_the_partition_delays_nothing_and_is_reported(
+    run: Run, brokers: list[Path]
+) -> None:
     a, b, _ = brokers
     shutil.move(b / "orders-0", b / "orders-1")
     result, row = compact(run, a, "--replica", b, now=LATER, verb="plan")
@@ -88,7 +91,7 @@ def test_one_that_hosts_none_of_it_holds_nothing_and_is_told(run: Run, brokers: 
     assert "no --replica hosts orders-0: " in result.stderr
 
 
-def test_what_cannot_be_another_replica_is_a_mistake(run: Run, brokers: list[Path], tmp_path: Path) -> None:
+def test_an_impossible_replica_is_a_usage_error(run: Run, brokers: list[Path], tmp_path: Path) -> None:
     a, b, _ = brokers
     (tmp_path / "link").symlink_to(b)
     for flags, text in (
@@ -106,7 +109,7 @@ def test_what_cannot_be_another_replica_is_a_mistake(run: Run, brokers: list[Pat
         assert text in result.stderr
 
 
-def test_a_replica_that_cannot_be_asked_refuses_the_partition(run: Run, brokers: list[Path]) -> None:
+def test_an_unreadable_replica_refuses_the_partition(run: Run, brokers: list[Path]) -> None:
     a, b, _ = brokers
     cleaned(b, "x")
     _, row = compact(run, a, "--replica", b, now=BASE_MS + 1000)

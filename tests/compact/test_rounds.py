@@ -1,4 +1,4 @@
-"""Groups in rounds: the bytes of one round, whatever the bound; and what is proven before each is installed."""
+"""Groups in several passes: the bytes of one pass, whatever the bound, and what is proven before each is installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:
 
 
 def run_rounds(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResult]:
-    """All rounds, each installed; what the driver removes of the rounds before is removed."""
+    """Run all passes and install each; remove what the driver removes of earlier ones."""
     results = []
     while True:
         result = clean_partition(fs, replace(task, attempt=str(len(results))))
@@ -71,7 +71,7 @@ def random_task(rng: random.Random, path: str, grouping: str) -> CleaningTask:
 
 
 @pytest.mark.parametrize("case", range(draws(40)))
-def test_any_bound_gives_the_bytes_of_one_round(case: int, fast_dir: Path) -> None:  # noqa: F811
+def test_any_bound_gives_the_bytes_of_one_task(case: int, fast_dir: Path) -> None:  # noqa: F811
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     grouping = rng.choice(["kafka", "measured", "measured"])
@@ -97,7 +97,7 @@ def rec(offset: int, key: bytes | None, value: bytes | None = b"v") -> Rec:
 
 
 def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields: Any) -> CleaningTask:
-    """A log of these batches, the last segment active; each other one is a group, and a round."""
+    """Write a log of these batches, the last segment active; every other segment is a group, and a pass."""
     sources, offset = [], 0
     for batches in segments:
         log = b"".join(batches)
@@ -114,15 +114,15 @@ def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields:
 ACTIVE = encode_batch([rec(90, b"z")])
 
 
-def test_what_would_end_a_later_round_is_known_before_anything_is_replaced(tmp_path: Path) -> None:
-    """A record without a key in the clean section, and damage inside a batch of it whose checksum is right."""
+def test_reasons_to_end_a_later_pass_are_known_before_anything_is_replaced(tmp_path: Path) -> None:
+    """A record without a key in the clean section, and damage inside a batch there whose checksum is valid."""
     batches = [[encode_batch([rec(0, b"a")])], [encode_batch([rec(1, None)])], [encode_batch([rec(2, b"a")])], [ACTIVE]]
     keyless = task_of(tmp_path / "t-0", batches, 2)
     with pytest.raises(Refused, match=r"without a key.*offset 1"):
         clean_partition(LOCAL, keyless)
     assert not list((tmp_path / "t-0").glob("*.clean"))
     damaged = bytearray(encode_batch([rec(1, b"b")]))
-    damaged[64] ^= 2  # the offset of its record, with a checksum to it
+    damaged[64] ^= 2  # the offset of its record, with a matching checksum
     damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
     batches[1] = [bytes(damaged)]
     task = task_of(tmp_path / "t-1", batches, 2)
@@ -131,7 +131,7 @@ def test_what_would_end_a_later_round_is_known_before_anything_is_replaced(tmp_p
     assert not list((tmp_path / "t-1").glob("*.clean"))
 
 
-def test_a_round_does_not_believe_what_is_not_what_the_one_before_wrote(tmp_path: Path) -> None:
+def test_a_pass_refuses_state_that_the_previous_one_did_not_write(tmp_path: Path) -> None:
     segments = [[encode_batch([rec(n, b"a")])] for n in range(3)]
     task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0)
     first = clean_partition(LOCAL, task)
@@ -150,7 +150,7 @@ def test_a_round_does_not_believe_what_is_not_what_the_one_before_wrote(tmp_path
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
-    """A rewriter that drops the batches at these offsets, or keeps them (negative)."""
+    """A rewriter that drops the batches at these offsets, or retains them (negative)."""
     decide_rows = Rewriter._decide_rows
 
     def wrong(self: Rewriter, stride: Any, *arguments: int) -> Any:
@@ -174,7 +174,7 @@ EXPIRED = {"delete_horizon_ms": NOW - 1}
         ((3,), 3, "latest record of its key is not in the output"),
     ],
 )
-def test_the_proof_goes_on_from_round_to_round(
+def test_the_proof_continues_across_passes(
     wrong: tuple[int, ...], in_round: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [
@@ -200,8 +200,8 @@ def test_the_proof_goes_on_from_round_to_round(
 
 
 @pytest.mark.parametrize("grouping", ["kafka", "measured"])
-def test_what_is_replaced_asks_for_no_more_space(grouping: Any, tmp_path: Path) -> None:
-    """The largest group is the first; a later round needs room for what is left."""
+def test_replaced_segments_need_no_more_space(grouping: Any, tmp_path: Path) -> None:
+    """The largest group is the first; a later pass needs space for what is left."""
     values = [b"v" * 5000, b"v" * 700, b"v" * 300]
     segments = [[encode_batch([rec(n, b"k%d" % n, value)])] for n, value in enumerate(values)]
     task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0, grouping=grouping)
@@ -219,12 +219,12 @@ def test_what_is_replaced_asks_for_no_more_space(grouping: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("per_batch", [1, 50])
-def test_what_is_handed_on_is_asked_for(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that differ, and a round that ends before the dirty section, make the largest files beside the outputs."""
+def test_space_is_reserved_for_the_saved_state(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distinct keys, and a pass that ends before the dirty section, produce the largest files beside the outputs."""
     monkeypatch.setattr(rounds, "_UNCOUNTED_BYTES", 0)
     monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
-    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 2000)  # what values have beside their arrays
+    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 2000)  # the overhead of values besides their arrays
     segments = [
         [
             encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])
@@ -243,8 +243,8 @@ def test_what_is_handed_on_is_asked_for(per_batch: int, tmp_path: Path, monkeypa
     assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map takes no more"
 
 
-def test_where_the_map_was_full_later_rounds_ask_it(tmp_path: Path) -> None:
-    """It was full inside a batch, of which an older record goes."""
+def test_later_passes_use_the_point_at_which_the_map_was_full(tmp_path: Path) -> None:
+    """The map was full inside a batch, of which an older record is removed."""
     end = encode_batch([rec(1, b"b"), rec(2, b"b"), rec(3, b"c"), rec(4, b"d")])
     task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [end], [ACTIVE]], 0, map_max_entries=3)
     results = run_rounds(task)

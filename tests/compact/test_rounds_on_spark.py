@@ -1,4 +1,4 @@
-"""Partitions that do not fit into the scratch space: the driver's rounds, and where they stop."""
+"""Partitions that do not fit into the scratch space: the driver's passes, and where they stop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.log_dirs import newest_by_key, records_of, snapshot
 
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions of some KiB count as they are."""
+    """Count partitions of some KiB as they are."""
     monkeypatch.setattr(rounds, "_MARGIN_BYTES", 0)
 
 
 class Noting(ThisProcess):
-    """Notes the tasks that it runs."""
+    """Run the jobs of passes without Spark; return the tasks that were run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def clean_here(task: CleaningTask, attempt: str) -> CleaningResult:
 
 
 def in_rounds(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
-    """Three groups, one of each segment below the active one."""
+    """Write three groups, one for each segment below the active one."""
     log_dir, tasks = make(path, count=count)
     config = replace(CONFIG, segment_bytes=1)
     return log_dir, [replace(task, config=config, grouping="kafka", map_memory_bytes=1 << 20) for task in tasks]
@@ -58,7 +58,7 @@ def in_rounds(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
 def finish(
     log_dir: Path, task: CleaningTask, fs: FileSystem = LOCAL, engine: Engine | None = None, **more: Any
 ) -> tuple[compact.Compaction, Any]:
-    """The row of one partition, in rounds of one group."""
+    """Return the row of one partition, in passes of one group."""
     task = replace(task, max_scratch_bytes=1)
     space = ScratchSpace(LOCAL, least_scratch_bytes(task))
     space.device(str(log_dir))
@@ -67,7 +67,7 @@ def finish(
 
 
 def whole(task: CleaningTask, tmp_path: Path) -> dict[str, bytes]:
-    """The logs that one round leaves, by name."""
+    """Return the logs that a single pass leaves, by name."""
     shutil.copytree(task.partition_path, tmp_path / "whole")
     task = replace(task, partition_path=str(tmp_path / "whole"))
     install(LOCAL, task, clean_here(task, "w"))
@@ -79,7 +79,7 @@ def logs(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.spark
-def test_what_does_not_fit_is_done_in_rounds_alone(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_partition_that_does_not_fit_is_done_in_passes_alone(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = in_rounds(tmp_path / "logs", count=3)
     expected = whole(tasks[2], tmp_path)
     limit = max(scratch_bytes(tasks[0]), least_scratch_bytes(tasks[2]))
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_done_in_rounds_alone(engine: SparkEngine, tmp_path
     assert not list(log_dir.rglob("*.clean"))
 
 
-def test_each_round_is_a_task_and_the_checkpoint_comes_last(
+def test_each_pass_is_a_task_and_the_checkpoint_is_written_last(
     tmp_path: Path
 ) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
@@ -115,7 +115,7 @@ def test_each_round_is_a_task_and_the_checkpoint_comes_last(
     assert not list(log_dir.rglob("*.clean"))
 
 
-def test_past_the_deadline_no_round_begins(tmp_path: Path) -> None:
+def test_after_the_deadline_no_pass_is_started(tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     _, row = finish(log_dir, task, deadline_s=time.monotonic())
@@ -130,7 +130,7 @@ def test_past_the_deadline_no_round_begins(tmp_path: Path) -> None:
 
 
 class FullDisk(FileSystem):
-    """Full from the rename number `renames` to `.swap` on, or for `.clean` files."""
+    """A disk that is full from rename number `renames` to `.swap` on, or for `.clean` files."""
 
     def __init__(self, renames: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class FullDisk(FileSystem):
 
 
 @pytest.mark.parametrize("renames", [0, 2, 3, 4, 6, 7])
-def test_a_disk_that_fills_while_replacing_ends_the_partition(
+def test_a_disk_that_becomes_full_while_replacing_ends_the_partition(
     renames: int, tmp_path: Path
 ) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
@@ -163,7 +163,7 @@ def test_a_disk_that_fills_while_replacing_ends_the_partition(
         assert snapshot(log_dir / "t-0") == untouched
 
 
-def test_a_group_that_a_recovery_finishes_counts(tmp_path: Path) -> None:
+def test_a_group_that_recovery_finishes_counts(tmp_path: Path) -> None:
     """It was committed when a rename failed."""
 
     class Fails(FileSystem):
@@ -185,8 +185,8 @@ def test_a_group_that_a_recovery_finishes_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
-def test_a_disk_that_fills_in_a_task_ends_the_partition(part: float, tmp_path: Path) -> None:
-    """In the outputs, in what one round keeps for the next; what was written goes again."""
+def test_a_disk_that_becomes_full_in_a_task_ends_the_partition(part: float, tmp_path: Path) -> None:
+    """While outputs, or the state for the next pass, are written; written files are removed."""
     log_dir, [task] = in_rounds(tmp_path / "logs")
     untouched = snapshot(log_dir / "t-0")
     task = replace(task, max_scratch_bytes=1)
@@ -213,14 +213,14 @@ def test_a_disk_that_fills_in_a_task_ends_the_partition(part: float, tmp_path: P
     assert snapshot(log_dir / "t-0") == untouched
 
 
-def test_stopped_between_groups(tmp_path: Path) -> None:
+def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
 
     class Stopping(FileSystem):
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if path.endswith(".log.cleaned"):
-                driver._stopped = True  # in the middle of a group, behind its commit
+                driver._stopped = True  # in the middle of a group, after its commit
 
     driver = compaction(ThisProcess(), log_dir, [task], fs=Stopping())
     row = driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
@@ -230,8 +230,8 @@ def test_stopped_between_groups(tmp_path: Path) -> None:
     assert not [file for file in (log_dir / "t-0").iterdir() if file.name.endswith((".clean", ".swap", ".deleted"))]
 
 
-def test_a_round_that_fails_says_how_far_the_others_came(tmp_path: Path) -> None:
-    """The second segment changes behind the driver's back."""
+def test_a_pass_that_fails_reports_how_far_the_others_came(tmp_path: Path) -> None:
+    """The second segment changes unnoticed by the driver."""
     log_dir, [task] = in_rounds(tmp_path / "logs")
 
     class Changing(FileSystem):

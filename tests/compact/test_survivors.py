@@ -1,4 +1,4 @@
-"""Pass 1: exactly one bit a mapped key, and the mapped range of the dull twin (checklist 7-11)."""
+"""The map phase: exactly one bit per mapped key, and the mapped range of the reference model (checklist 7-11)."""
 
 
 import numpy as np
@@ -20,7 +20,7 @@ NOW = 1_750_000_000_000
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_bits_and_range_are_those_of_the_twin(case, tmp_path):
+def test_bits_and_range_equal_those_of_the_model(case, tmp_path):
     rng = chance()
     log = random_log(rng, NOW, codecs=rng.choice([(0,), (0, 1, 2, 3, 4)]), keyless=rng.choice([0, 0.1]))
     path = str(tmp_path / "t-0")

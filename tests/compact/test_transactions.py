@@ -1,4 +1,5 @@
-"""Transactions: the tracker against its dull twin, and indexes that are missing, cut, wrong or another log's."""
+"""Transactions: the tracker compared with its reference model, and indexes that are missing, truncated, wrong or of
+another log."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def plain(entries: np.ndarray) -> list[Aborted]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Event]:
-    """As brokers write them: transactions of a few producers intertwined, empty ones, some left open."""
+    """Transactions as brokers write them: a few producers intertwined, empty ones, some left open."""
     kinds = st.sampled_from(["plain", "data", "data", "data", "ABORT", "COMMIT", "ABORT", "other control"])
     events, offset = [], draw(st.sampled_from([0, 2**40]))
     for kind, producer_id, gap, span in draw(
@@ -80,8 +81,8 @@ def in_pieces(table: np.ndarray, draw: random.Random) -> list[np.ndarray]:
 
 
 def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[Aborted]]:
-    """What rounds may leave of a log, and the entries of its indexes: any data may be gone, markers and entries
-    only behind all data of their transactions."""
+    """Remove what rounds may remove from a log, and return its index entries: any data may be removed, markers and
+    entries only after all data of their transactions."""
     entries = broker_entries(events)
     share = rng.choice([0.3, 0.7, 1.0])
     left = [e for e in events if e.kind != "data" or rng.random() < share]
@@ -93,7 +94,7 @@ def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[
         elif event.kind in ("ABORT", "COMMIT") and event.producer_id in open_data:
             open_data.remove(event.producer_id)
             needed.add(event.base_offset)
-    # The entry goes first, the marker some rounds later.
+    # The entry is removed first, the marker some rounds later.
     entries = [a for a in entries if a.last_offset in needed or rng.random() < 0.5]
     needed |= {a.last_offset for a in entries}
     return [
@@ -102,7 +103,7 @@ def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[
 
 
 def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0) -> np.ndarray:
-    """The entries that the log is to be followed with."""
+    """Return the entries with which the log is followed."""
     tracker = TransactionTracker(entries, log_start_offset)
     tracker.follow(table)
     try:
@@ -113,8 +114,8 @@ def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0)
 
 @settings(deadline=None, max_examples=draws(300))
 @given(logs(), st.randoms(use_true_random=False))
-def test_the_tracker_is_kafkas_whatever_rounds_took_away(events: list[Event], rng: random.Random) -> None:
-    """Checklist 29 to 31. Whatever rounds left of the log, right indexes are believed to the last byte."""
+def test_the_tracker_equals_the_model_whatever_rounds_removed(events: list[Event], rng: random.Random) -> None:
+    """Checklist 29 to 31. Whatever rounds left of the log, valid indexes are trusted completely."""
     events, entries = cleaned(events, rng)
     table = table_of(events)
     tracker = TransactionTracker(native(entries), 0)
@@ -137,7 +138,7 @@ def test_the_tracker_is_kafkas_whatever_rounds_took_away(events: list[Event], rn
 
 @settings(deadline=None, max_examples=draws(200))
 @given(logs(), st.randoms(use_true_random=False))
-def test_without_any_index_the_log_says_all_of_it(events: list[Event], rng: random.Random) -> None:
+def test_without_indexes_the_log_itself_is_sufficient(events: list[Event], rng: random.Random) -> None:
     right = broker_entries(events)
     assert plain(corrected(table_of(events), native([]))) == plain(native(right))
     if right:
@@ -151,7 +152,7 @@ def test_without_any_index_the_log_says_all_of_it(events: list[Event], rng: rand
 
 
 def spoiled(entries: list[Aborted], events: list[Event], rng: random.Random) -> list[Aborted]:
-    """Some left out, some there twice, some with a wrong field, some made up."""
+    """Leave some out, duplicate some, change a field of some, and invent some."""
     offsets = [at for e in events for at in (e.base_offset - 1, e.base_offset, e.last_offset, e.last_offset + 1)]
     out = []
     for entry in entries:
@@ -171,7 +172,7 @@ def spoiled(entries: list[Aborted], events: list[Event], rng: random.Random) -> 
 
 @settings(deadline=None, max_examples=draws(400))
 @given(logs(), st.randoms(use_true_random=False))
-def test_whatever_entries_say_data_is_aborted_by_its_next_marker(events: list[Event], rng: random.Random) -> None:
+def test_whatever_entries_contain_data_is_aborted_by_its_next_marker(events: list[Event], rng: random.Random) -> None:
     start = rng.choice([0, 0, rng.choice([e.last_offset for e in events] or [0])])
     if rng.random() < 0.7:
         events, entries = cleaned(events, rng)
@@ -182,21 +183,21 @@ def test_whatever_entries_say_data_is_aborted_by_its_next_marker(events: list[Ev
     assert plain(right) == plain(sorted_entries(native(right_entries(events, plain(wrong), start)), start))
     tracker = TransactionTracker(right, start)
     discards = tracker.follow(table).tolist()
-    transactions = tracker.finish()  # what the log says does not contradict it
+    transactions = tracker.finish()  # the log does not contradict it
     for number, event in enumerate(events):
         following = [e for e in events[number:] if e.producer_id == event.producer_id and e.kind in ("ABORT", "COMMIT")]
         if event.kind == "data" and event.last_offset >= start:
             is_aborted = following[:1] != [] and following[0].kind == "ABORT"
             assert discards[number] == is_aborted
             assert transactions.aborted(table[number : number + 1]).tolist() == [is_aborted]
-    # A broker stops to search at an entry whose last stable offset is not below what it wants.
+    # A broker stops its search at an entry whose last stable offset is not below the one wanted.
     by_marker = sorted(plain(right), key=lambda entry: entry.last_offset)
     for number, entry in enumerate(by_marker):
         assert all(entry.last_stable_offset <= later.first_offset for later in by_marker[number + 1 :])
 
 
 def events_of(*shorthand: tuple[str, int]) -> list[Event]:
-    """Of (kind, producer id), one offset each."""
+    """(kind, producer id), one offset each"""
     return [Event(kind, producer, at, at) for at, (kind, producer) in enumerate(shorthand)]  # type: ignore[arg-type]
 
 
@@ -210,16 +211,16 @@ RIGHT = [Aborted(1, 0, 2, 1)]
         ([], 2),
         ([Aborted(2, 0, 2, 1)], 2),  # another producer's
         ([Aborted(1, 0, 5, 1)], 2),  # ends with another marker
-        ([Aborted(1, 1, 2, 1)], 2),  # begins with another's data
+        ([Aborted(1, 1, 2, 1)], 2),  # begins with data of another one
         ([*RIGHT, Aborted(2, 1, 3, 4)], 3),  # it was committed
         ([*RIGHT, Aborted(1, 4, 5, 6)], 5),
         ([*RIGHT, Aborted(1, 4, 9, 6)], 9),
-        ([*RIGHT, Aborted(3, 4, 9, 6)], 9),  # behind the log
+        ([*RIGHT, Aborted(3, 4, 9, 6)], 9),  # after the log
         ([*RIGHT, Aborted(3, 77, 99, 6)], 99),
         ([*RIGHT, Aborted(3, 2, 3, 6)], 3),  # no marker ends it
     ],
 )
-def test_entries_that_the_log_contradicts(entries: list[Aborted], at: int) -> None:
+def test_entries_that_the_log_contradicts_are_rejected(entries: list[Aborted], at: int) -> None:
     tracker = TransactionTracker(native(entries), 0)
     tracker.follow(table_of(LOG))
     with pytest.raises(Contradiction) as contradiction:
@@ -229,7 +230,7 @@ def test_entries_that_the_log_contradicts(entries: list[Aborted], at: int) -> No
 
 
 @pytest.mark.parametrize("stable", [-1, 0, 2, 3, 77])
-def test_a_last_stable_offset_alone_is_put_right_at_once(stable: int) -> None:
+def test_a_wrong_last_stable_offset_alone_is_corrected_at_once(stable: int) -> None:
     tracker = TransactionTracker(native([Aborted(1, 0, 2, stable)]), 0)
     tracker.follow(table_of(LOG))
     transactions = tracker.finish()
@@ -244,7 +245,7 @@ DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Eve
     ("events", "entry", "right"),
     [
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 1, 9, 0), None),  # nothing is left at 1, nor at 0
-        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), Aborted(1, 2, 9, 10)),  # behind its first data
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), Aborted(1, 2, 9, 10)),  # after its first data
         ([PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), None),
         ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # within another batch
         ([Event("plain", -1, 0, 1), DATA_2, ABORT_9], Aborted(1, 1, 9, 10), Aborted(1, 2, 9, 10)),
@@ -254,36 +255,36 @@ DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Eve
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 4, 9, 11), Aborted(1, 2, 9, 10)),
     ],
 )
-def test_an_entry_is_believed_where_the_log_does_not_say_otherwise(
+def test_an_entry_is_trusted_unless_the_log_contradicts_it(
     events: list[Event], entry: Aborted, right: Aborted | tuple[()] | None
 ) -> None:
     found = plain(corrected(table_of(events), native([entry])))
     assert found == ([] if right == () else [right or entry])
 
 
-def test_of_entries_for_one_marker_the_first_that_can_be_right_is_believed() -> None:
+def test_of_entries_for_one_marker_the_first_possible_one_is_trusted() -> None:
     entries = native([Aborted(1, first, 9, 10) for first in (0, 1, 4, 7)])
     events = [Event("plain", -1, 0, 0), Event("data", 1, 5, 5), ABORT_9]
     assert plain(corrected(table_of(events), entries)) == [Aborted(1, 1, 9, 10)]
 
 
-def test_last_stable_offsets_below_the_log_start_are_believed() -> None:
-    # A transaction of which only what lies below the log start is left says nothing of when it began.
+def test_last_stable_offsets_below_the_log_start_are_trusted() -> None:
+    # A transaction of which only data below the log start is left does not show when it began.
     events = [Event("data", 2, 0, 0), Event("data", 1, 4, 4), Event("ABORT", 1, 5, 5), Event("COMMIT", 2, 6, 6)]
     assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 0)]), 3)) == [Aborted(1, 4, 5, 0)]
     assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 6)]), 0)) == [Aborted(1, 4, 5, 0)]
 
 
-def test_offsets_whose_batches_are_gone_are_believed() -> None:
-    events = LOG[1:]  # a round took the first batch of what was aborted, and more of it has been emptied
+def test_offsets_of_removed_batches_are_trusted() -> None:
+    events = LOG[1:]  # a round removed the first batch of the aborted data, and more of it has been emptied
     assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
-    events = [LOG[0], *LOG[2:]]  # the first of what was committed
+    events = [LOG[0], *LOG[2:]]  # the first of the committed data
     assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
     assert plain(corrected(table_of(events), native([Aborted(1, 0, 2, 2)]))) == [Aborted(1, 0, 2, 3)]
     assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 2, 3)]
 
 
-def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_not_taken() -> None:
+def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_rejected() -> None:
     events = events_of(("data", 1), ("COMMIT", 1), ("data", 1), ("ABORT", 1))
     tracker = TransactionTracker(native([Aborted(1, 0, 3, 4)]), 0)
     tracker.follow(table_of(events))
@@ -292,7 +293,7 @@ def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_not_taken() -
     assert plain(contradiction.value.entries) == [Aborted(1, 2, 3, 4)]
 
 
-def test_below_the_log_start_no_entry_is_asked_for() -> None:
+def test_below_the_log_start_no_entry_is_requested() -> None:
     tracker = TransactionTracker(sorted_entries(native(RIGHT), 3), 3)
     assert tracker.follow(table_of(LOG)).tolist() == [False, False, True, False, False, False]
     assert not len(tracker.finish().entries)
@@ -306,13 +307,13 @@ def test_an_emptied_control_batch_ends_nothing_and_is_not_needed() -> None:
     assert tracker.finish().unneeded_markers(table).view(np.uint8).tolist() == [0, 1, 0]
 
 
-def test_a_batch_that_reaches_over_the_log_start_is_asked_for() -> None:
+def test_a_batch_across_the_log_start_is_requested() -> None:
     events = [Event("data", 1, 0, 4), Event("ABORT", 1, 5, 5)]
     assert plain(corrected(table_of(events), native([]), 4)) == [Aborted(1, 0, 5, 6)]
     assert not len(corrected(table_of(events), native([]), 5))
 
 
-def test_no_transactions_at_all() -> None:
+def test_a_log_without_transactions_needs_no_entries() -> None:
     table = table_of(events_of(("plain", -1), ("plain", 5)))
     tracker = TransactionTracker(native([]), 0)
     assert not tracker.follow(table).any()
@@ -321,7 +322,7 @@ def test_no_transactions_at_all() -> None:
     assert transactions.index_bytes(0, 2**63 - 1) == b""
 
 
-def test_a_control_batch_of_another_type_is_no_end_of_a_transaction() -> None:
+def test_a_control_batch_of_another_type_does_not_end_a_transaction() -> None:
     events = events_of(("data", 1), ("other control", 1), ("data", 1), ("ABORT", 1))
     assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 3, 4)]
 
@@ -348,12 +349,12 @@ ENTRIES = [Aborted(1, 3, 12, 13), Aborted(2, 11, 14, 15)]
         (bytes(34), []),
     ],
 )
-def test_what_cannot_be_an_entry_is_left_out(data: bytes, left: list[Aborted], tmp_path: Path) -> None:
+def test_impossible_entries_are_left_out(data: bytes, left: list[Aborted], tmp_path: Path) -> None:
     (tmp_path / f"{10:020d}.txnindex").write_bytes(data)
     assert plain(read_aborted(LOCAL, str(tmp_path), [facts(10, len(data))], 0)) == left
 
 
-def test_indexes_of_all_segments_together_from_the_log_start_on(tmp_path: Path) -> None:
+def test_indexes_of_all_segments_are_combined_from_the_log_start_on(tmp_path: Path) -> None:
     (tmp_path / f"{10:020d}.txnindex").write_bytes(ENTRIES[0].encode() + ENTRIES[1].encode())
     (tmp_path / f"{20:020d}.txnindex").write_bytes(Aborted(3, 2, 20, 21).encode())
     segments = [facts(0, None), facts(10, 68), facts(20, 34), facts(30, 0)]
@@ -362,7 +363,7 @@ def test_indexes_of_all_segments_together_from_the_log_start_on(tmp_path: Path) 
     assert plain(read_aborted(LOCAL, str(tmp_path), segments, 13)) == [Aborted(3, 2, 20, 21), ENTRIES[1]]
 
 
-def test_a_file_that_went_after_the_survey_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_was_removed_after_the_survey_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         read_aborted(LOCAL, str(tmp_path), [facts(10, 34)], 0)
 
@@ -422,11 +423,11 @@ def left(path: Path) -> dict[str, bytes]:
         {3: Aborted(2, 0, 3, 1).encode(), 6: INDEXES[6]},
         {3: INDEXES[3], 6: Aborted(99, 2, 7, 8).encode()},
         {3: bytes(34), 6: bytes(68)},
-        {0: INDEXES[3] + INDEXES[6]},  # all there, if not where they belong
+        {0: INDEXES[3] + INDEXES[6]},  # all present, although not in the right places
         {3: Aborted(1, 0, 3, 4).encode(), 6: Aborted(3, 4, 6, 2**62).encode()},
     ],
 )  # fmt: skip
-def test_whatever_the_indexes_say_aborted_data_goes_and_they_are_right_afterwards(
+def test_whatever_the_indexes_contain_aborted_data_is_removed_and_they_are_correct_afterwards(
     indexes: dict[int, bytes], tmp_path: Path
 ) -> None:
     task = partition(tmp_path / "right", INDEXES)
@@ -441,7 +442,7 @@ def test_whatever_the_indexes_say_aborted_data_goes_and_they_are_right_afterward
     assert expected[f"{0:020d}.txnindex"] == INDEXES[3] + INDEXES[6]
 
 
-def test_what_contradicts_the_log_after_all_is_corrupt_and_changes_nothing(
+def test_a_contradiction_with_the_log_is_corrupt_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = partition(tmp_path / "t-0", {})
@@ -454,7 +455,7 @@ def test_what_contradicts_the_log_after_all_is_corrupt_and_changes_nothing(
     assert left(tmp_path / "t-0") == before
 
 
-def test_a_marker_of_no_readable_type_is_refused(tmp_path: Path) -> None:
+def test_a_marker_of_an_unreadable_type_is_refused(tmp_path: Path) -> None:
     unreadable = encode_batch(
         [Rec(8, NOW, b"\0\0", b"")], producer_id=1, producer_epoch=0, transactional=True, control=True
     )

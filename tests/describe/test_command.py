@@ -10,7 +10,7 @@ from tests.log_dirs import random_records, records_of, snapshot, write_log_dir
 ORDERS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 
 
-def test_what_partitions_hold_and_what_is_in_the_way(run: Run, log_dir: Path) -> None:
+def test_contents_of_partitions_and_obstacles_are_listed(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     result = run("describe", "--log-dirs", log_dir, *ORDERS, "--output", "json")
     assert result.exit_code == 0, result.output
@@ -33,7 +33,7 @@ def test_what_partitions_hold_and_what_is_in_the_way(run: Run, log_dir: Path) ->
     assert not (log_dir / ".lock").exists()
 
 
-def test_settings_say_where_they_come_from(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_settings_name_their_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text("log.cleaner.delete.retention.ms=60000\nssl.keystore.password=secret\n")
     arguments = ("describe", "--log-dirs", log_dir, "--config", properties, "--topic", "orders", *ORDERS)
@@ -59,17 +59,17 @@ def test_settings_say_where_they_come_from(run: Run, log_dir: Path, tmp_path: Pa
     ("0.10.2", "keep", "v1 in their own format"),
     (None, "unknown", "Compaction refuses messages of formats v0 and v1; to compact them, give --message-format"),
 ])  # fmt: skip
-def test_what_becomes_of_old_messages_is_shown(
+def test_the_conversion_of_old_messages_is_shown(
     run: Run, log_dir: Path, given: str | None, expected: str, text: str
 ) -> None:
-    (log_dir / "meta.properties").unlink()  # nothing says that this is KRaft, which has no older format
+    (log_dir / "meta.properties").unlink()  # nothing indicates KRaft, which has no older format
     stated = ["--topic-config", f"orders:message.format.version={given}"] if given else []
     arguments = ("describe", "--log-dirs", log_dir, "--topic", "orders", *ORDERS[1:], *stated)
     assert rows_of(run(*arguments, "--output", "json"))["orders-0"]["message_format"] == expected
     assert text in run(*arguments).stdout
 
 
-def test_records_are_counted_where_asked(run: Run, log_dir: Path) -> None:
+def test_records_are_counted_on_request(run: Run, log_dir: Path) -> None:
     """A gap in the offsets, as after a cleaning, makes the two numbers differ."""
     records = [record for record in random_records(9, 400) if record.offset % 3 == 0]
     write_log_dir(log_dir, {"gaps-0": records})
@@ -80,7 +80,7 @@ def test_records_are_counted_where_asked(run: Run, log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("topics, status", [("orders|users", 3), ("orders", 1)])
-def test_records_that_cannot_be_counted_are_an_error_with_its_place(
+def test_records_that_cannot_be_counted_are_an_error_with_its_position(
     run: Run, log_dir: Path, topics: str, status: int
 ) -> None:
     for partition in ("orders-0", "orders-1"):
@@ -105,7 +105,7 @@ def test_records_that_cannot_be_counted_are_an_error_with_its_place(
         (("--log-dirs", "{}", "--partitions", "orders-7"), "Did you mean orders-"),
     ],
 )
-def test_wrong_usage(run: Run, log_dir: Path, arguments: tuple[str, ...], what: str) -> None:
+def test_wrong_usage_is_refused(run: Run, log_dir: Path, arguments: tuple[str, ...], what: str) -> None:
     result = run("describe", *(argument.format(log_dir) for argument in arguments))
     assert result.exit_code == 2
     assert what in result.stderr

@@ -1,6 +1,6 @@
-"""`keytail doctor`, and that a run after `doctor --warm` calls no kernel with types that were not compiled by it.
+"""`keytail doctor`, and that a run after `doctor --warm` calls no kernel with types that it did not compile.
 
-KEYTAIL_EMPTY_CACHE=1 begins with an empty cache, which takes a minute, and has the run say that it compiled nothing.
+KEYTAIL_EMPTY_CACHE=1 begins with an empty cache, which takes a minute, and checks that the run compiled nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.command_line import Run
 from tests.log_dirs import random_records, write_log_dir
 from tests.run.test_session import make_java
 
-# Each prints the kernels that it has called, with the types, and how many it had to compile.
+# Prints the kernels that were called, with the types, and how many had to be compiled.
 _TELL = """
 called = {f"{k.py_func.__module__}.{k.__name__}": list(map(str, k.signatures)) for k in jit.KERNELS if k.signatures}
 print(json.dumps([called, sum(sum(k.stats.cache_misses.values()) for k in jit.KERNELS)]))
@@ -82,14 +82,14 @@ def rows_of(result: Result) -> dict[str, dict[str, str]]:
     return rows
 
 
-def test_rows_say_what_is_there(run: Run) -> None:
+def test_rows_list_what_is_present(run: Run) -> None:
     rows = rows_of(run("doctor", "--output", "json"))
     assert list(rows) == [*MACHINE, "clock"]
     assert "cores" in rows["memory"]["found"]
     assert rows["Spark"]["status"] == rows["Python"]["status"] == rows["clock"]["status"] == "ok"
 
 
-def test_what_is_missing_is_named_with_what_to_do(
+def test_missing_things_are_listed_with_a_remedy(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -111,7 +111,7 @@ def test_what_is_missing_is_named_with_what_to_do(
     assert "delta-storage" in rows["Delta's jars"]["remedy"]
 
 
-def test_packages_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conflicting_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.2.0", "pyspark-client": "4.2.0"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     assert (row := machine.spark()).status == "fail"
@@ -124,7 +124,9 @@ def test_packages_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("here", "status"), [((3, 10, 13), "fail"), ((3, 11, 0), "ok"), ((3, 13, 9), "ok"), ((3, 14, 0), "warn")]
 )
-def test_pythons(here: tuple[int, int, int], status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_pythons_are_reported(
+    here: tuple[int, int, int], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.version_info", here)
     assert machine.python().status == status
     assert (machine.python().remedy == "") == (status == "ok")
@@ -144,7 +146,9 @@ def test_pythons(here: tuple[int, int, int], status: str, monkeypatch: pytest.Mo
         ("unheard of", "warn", "17, 21 or 25"),
     ],
 )
-def test_javas(text: str, status: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_javas_are_reported(
+    text: str, status: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_java(tmp_path, text)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     row = machine.java()
@@ -153,7 +157,7 @@ def test_javas(text: str, status: str, remedy: str, tmp_path: Path, monkeypatch:
     assert (row.remedy == "") == (status == "ok")
 
 
-def test_log_dirs(run: Run, tmp_path: Path) -> None:
+def test_log_dirs_are_checked(run: Run, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
     before = {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")}
     rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
@@ -185,7 +189,7 @@ def test_log_dirs(run: Run, tmp_path: Path) -> None:
     assert "newer than that" in rows["clock"]["found"]
 
 
-def test_storage_that_is_full_shared_or_read_only(tmp_path: Path) -> None:
+def test_full_shared_or_read_only_storage_is_reported(tmp_path: Path) -> None:
     log_dir = str(write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)}))
 
     def storage(**answers: object) -> CheckRow:
@@ -202,7 +206,7 @@ def test_storage_that_is_full_shared_or_read_only(tmp_path: Path) -> None:
     assert "--output-dir" in storage(is_read_only=True).remedy
 
 
-def test_a_partition_that_a_running_broker_removes_meanwhile(tmp_path: Path) -> None:
+def test_a_partition_that_a_running_broker_removes_is_no_problem(tmp_path: Path) -> None:
     log_dir = str(write_log_dir(tmp_path / "logs", {name: random_records(1, 400) for name in ("gone-0", "orders-0")}))
 
     class Removing(FileSystem):
@@ -216,13 +220,13 @@ def test_a_partition_that_a_running_broker_removes_meanwhile(tmp_path: Path) -> 
     assert [row.status for row in about] == ["ok"] * 5, rows
 
 
-def test_no_log_dir(run: Run, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_log_dir_is_reported(run: Run, tmp_path: Path) -> None:
     rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(tmp_path / "nowhere")))
     assert rows["log dirs"]["status"] == "fail"
     assert str(tmp_path / "nowhere") in rows["log dirs"]["found"]
 
 
-def test_hosts_that_differ() -> None:
+def test_hosts_that_differ_are_reported() -> None:
     here = spark_doctor.look([])
     there = replace(here, host="b", log_dirs={"/x": ("", "No such file or directory")})
     here = replace(here, log_dirs={"/x": ("abc", "7 directories")})
@@ -237,7 +241,7 @@ def test_hosts_that_differ() -> None:
 
 
 @pytest.mark.spark
-def test_executors(run: Run, on_spark: None, tmp_path: Path) -> None:
+def test_executors_are_asked(run: Run, on_spark: None, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
     done = run("doctor", "--output", "json", "--log-dirs", log_dir, "--master", "local[2]")
     rows = {row["check"]: row for row in json.loads(done.stdout)}

@@ -1,4 +1,4 @@
-"""The verb `dump`: what it prints, how it ends, and that it changes nothing."""
+"""The command `dump`: its output, its exit status, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_partition_directory_is_dumped_file_by_file(run: Run, log_dir: Path) -
     assert not (log_dir / ".lock").exists()
 
 
-def test_text_and_checkpoints(run: Run, log_dir: Path) -> None:
+def test_text_files_and_checkpoints_are_printed(run: Run, log_dir: Path) -> None:
     result = run("dump", "--files", f"{log_dir}/replication-offset-checkpoint,{log_dir}/orders-0/{0:020d}.log")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -57,13 +57,13 @@ def test_text_and_checkpoints(run: Run, log_dir: Path) -> None:
         (("/etc/hostname", "--offsets-decoder", "--transaction-log-decoder"), "exclude each other"),
     ],
 )
-def test_wrong_usage(run: Run, arguments: tuple[str, ...], word: str) -> None:
+def test_wrong_usage_is_refused(run: Run, arguments: tuple[str, ...], word: str) -> None:
     result = run("dump", *arguments)
     assert result.exit_code == 2
     assert word in result.stderr
 
 
-def test_an_empty_directory_is_no_partition(run: Run, tmp_path: Path) -> None:
+def test_an_empty_directory_is_not_a_partition(run: Run, tmp_path: Path) -> None:
     result = run("dump", tmp_path)
     assert result.exit_code == 2
     assert "contains no file that can be dumped" in result.stderr
@@ -71,7 +71,7 @@ def test_an_empty_directory_is_no_partition(run: Run, tmp_path: Path) -> None:
 
 @pytest.fixture
 def segment(tmp_path: Path) -> Path:
-    """Sixty batches of three records, with an index entry at every second one."""
+    """Write sixty batches of three records, with an index entry at every second one."""
     folder = tmp_path / "logs" / "one-0"
     folder.mkdir(parents=True)
     batches = [
@@ -84,7 +84,7 @@ def segment(tmp_path: Path) -> Path:
     return folder / f"{0:020d}.log"
 
 
-def test_a_flipped_byte(run: Run, segment: Path) -> None:
+def test_a_flipped_byte_is_reported(run: Run, segment: Path) -> None:
     data = bytearray(segment.read_bytes())
     size = len(data) // 60
     data[5 * size + 80] ^= 1
@@ -100,7 +100,7 @@ def test_a_flipped_byte(run: Run, segment: Path) -> None:
     assert rows.stderr == ""
 
 
-def test_a_record_that_cannot_be_read_hides_none_of_the_others(run: Run, segment: Path) -> None:
+def test_an_unreadable_record_hides_no_other(run: Run, segment: Path) -> None:
     spoiled = encode_batch([Rec(180, 5, b"k", b"v"), Rec(181, 5, b"k", b"v")], record_count=3)
     tail = encode_batch([Rec(183, 6, b"k", b"v")])
     segment.write_bytes(segment.read_bytes() + spoiled + tail)
@@ -112,14 +112,14 @@ def test_a_record_that_cannot_be_read_hides_none_of_the_others(run: Run, segment
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 40, b"\1" * 10, b"\xff" * 60])
-def test_bytes_behind_the_last_batch(run: Run, segment: Path, tail: bytes) -> None:
+def test_bytes_after_the_last_batch_are_reported(run: Run, segment: Path, tail: bytes) -> None:
     size = len(segment.read_bytes())
     segment.write_bytes(segment.read_bytes() + tail)
     result = run("dump", segment, "--output", "json")
     assert result.exit_code == 1
     assert [one["position"] for one in objects(result.stdout, "problem")] == [size]
     assert len(objects(result.stdout, "batch")) == 60
-    # The active segment of a log dir that a broker has open is longer than what it holds.
+    # The active segment of a log dir that a broker has open is longer than its contents.
     with hold([str(segment.parent.parent)]):
         result = run("dump", segment, "--output", "json")
     assert result.exit_code == 0
@@ -127,14 +127,14 @@ def test_bytes_behind_the_last_batch(run: Run, segment: Path, tail: bytes) -> No
     assert not objects(result.stdout, "problem")
 
 
-def test_a_range_of_offsets(run: Run, segment: Path) -> None:
+def test_a_range_of_offsets_is_printed(run: Run, segment: Path) -> None:
     result = run("dump", segment, "--deep-iteration", "--from-offset", 61, "--to-offset", 65, "--output", "json")
     assert result.exit_code == 0 and result.stderr == ""
     assert [one["offset"] for one in objects(result.stdout, "record")] == [61, 62, 63, 64]
     assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [60, 63]
 
 
-def test_a_range_of_bytes(run: Run, segment: Path) -> None:
+def test_a_range_of_bytes_is_printed(run: Run, segment: Path) -> None:
     size = len(segment.read_bytes()) // 60
     result = run("dump", segment, "--from-position", 10 * size + 1, "--to-position", 12 * size + 1, "--output", "json")
     assert [one["position"] for one in objects(result.stdout, "batch")] == [11 * size, 12 * size]
@@ -143,8 +143,8 @@ def test_a_range_of_bytes(run: Run, segment: Path) -> None:
     assert result.exit_code == 0
 
 
-def test_a_range_is_read_from_the_index_on(run: Run, segment: Path) -> None:
-    """Damage in front of the place where reading begins is not seen."""
+def test_a_range_is_read_from_the_index_entry_on(run: Run, segment: Path) -> None:
+    """Damage before the position where reading begins is not seen."""
     data = bytearray(segment.read_bytes())
     data[8:12] = bytes(4)  # no batch has that size: reading from byte 0 would end there
     segment.write_bytes(data)
@@ -159,14 +159,14 @@ def test_a_range_is_read_from_the_index_on(run: Run, segment: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["swapped", "wrong"])
-def test_an_index_that_lies_is_not_believed(run: Run, segment: Path, damage: str) -> None:
+def test_a_wrong_index_is_not_trusted(run: Run, segment: Path, damage: str) -> None:
     index = segment.with_suffix(".index")
     data = bytearray(index.read_bytes())
     if damage == "swapped":
         data[:8], data[8:16] = data[8:16], data[:8]
     else:
         for at in range(0, len(data), 8):
-            data[at + 7] ^= 1  # every position, by one byte
+            data[at + 7] ^= 1  # every position, changed by one byte
     index.write_bytes(data)
     result = run("dump", segment, "--from-offset", 150, "--to-offset", 151, "--output", "json")
     assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [150]
@@ -175,7 +175,7 @@ def test_an_index_that_lies_is_not_believed(run: Run, segment: Path, damage: str
     assert run("dump", index).exit_code == 1
 
 
-def test_files_beside_an_index_that_are_missing_are_not_made(run: Run, segment: Path) -> None:
+def test_missing_files_beside_an_index_are_not_created(run: Run, segment: Path) -> None:
     segment.with_suffix(".index").unlink()
     assert run("dump", segment.with_suffix(".timeindex")).exit_code == 0
     segment.unlink()
@@ -185,7 +185,7 @@ def test_files_beside_an_index_that_are_missing_are_not_made(run: Run, segment: 
     assert [path.suffix for path in segment.parent.iterdir()] == [".timeindex"]
 
 
-def test_a_broken_checkpoint_and_snapshot(run: Run, tmp_path: Path) -> None:
+def test_broken_checkpoints_and_snapshots_are_reported(run: Run, tmp_path: Path) -> None:
     for name, data in [
         ("leader-epoch-checkpoint", b"0\n2\n0 0\n"),
         ("cleaner-offset-checkpoint", b"1\n0\n"),
@@ -198,8 +198,8 @@ def test_a_broken_checkpoint_and_snapshot(run: Run, tmp_path: Path) -> None:
         assert name in result.stderr
 
 
-def test_an_emptied_batch_is_no_false_alarm(run: Run, tmp_path: Path) -> None:
-    """Kafka's tool calls its time index entry a mismatch with -1."""
+def test_an_emptied_batch_is_no_mismatch(run: Run, tmp_path: Path) -> None:
+    """Kafka's tool reports its time index entry as a mismatch with -1."""
     log = encode_batch([], base_offset=0, last_offset=4, max_timestamp=77)
     index, time_index = index_files(log, 0, 0)
     for suffix, data in ((".log", log), (".index", index), (".timeindex", time_index)):

@@ -1,4 +1,4 @@
-"""A dump of whatever bytes ends, in lines that are what they should be; nothing hides behind damage."""
+"""A dump of any bytes ends, and prints well-formed lines; damage hides nothing else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ spoil = st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)),
 
 @settings(deadline=None, max_examples=draws(150))
 @given(spoil, st.integers(0, len(SOUND)), st.booleans(), st.binary(max_size=80))
-def test_spoiled_logs_end_in_lines(tmp_path_factory, changes, length, old, tail):
+def test_dumps_of_spoiled_logs_end(tmp_path_factory, changes, length, old, tail):
     data = bytearray(SOUND)
     for at, byte in changes:
         data[at] = byte
@@ -86,7 +86,7 @@ def test_batches_in_pieces_give_the_same_lines(tmp_path, monkeypatch, as_json):
     assert dumped(folder, as_json=as_json, print_data_log=True)[0] == whole
 
 
-def test_a_record_that_is_not_opened_hides_no_other(tmp_path, monkeypatch):
+def test_a_record_that_is_too_large_hides_no_other(tmp_path, monkeypatch):
     take_in_pieces(monkeypatch, 2)
     monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "90")
     log = NEW[1] + encode_batch([Rec(6, T0, b"k", b"v"), Rec(7, T0, b"k", bytes(500))], codec=2) + NEW[3]
@@ -96,7 +96,7 @@ def test_a_record_that_is_not_opened_hides_no_other(tmp_path, monkeypatch):
     assert report.wrong
 
 
-def test_gaps_of_a_compacted_log_are_no_finding_and_not_all_told(tmp_path):
+def test_gaps_of_a_compacted_log_are_no_finding_and_only_some_are_listed(tmp_path):
     records = [Rec(2 * i, T0, b"k", b"v") for i in range(MOST_GAPS + 50)]
     (tmp_path / f"{0:020d}.log").write_bytes(encode_batch(records))
     said: list[str] = []

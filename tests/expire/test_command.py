@@ -1,4 +1,4 @@
-"""`keytail expire` through the command line: what it says, what it changes, what it leaves alone."""
+"""`keytail expire` through the command line: what it reports, what it changes, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ KNOWN = (
     "users:cleanup.policy=delete",
 )  # fmt: skip
 SETTINGS = {"cleanup.policy": "delete", "remote.storage.enable": "false", "retention.ms": "-1", "retention.bytes": "-1"}
-PRINTED = " sensitive=false synonyms={}"  # behind a setting, by kafka-configs.sh
+PRINTED = " sensitive=false synonyms={}"  # after a setting, by kafka-configs.sh
 
 
 def go(run: Run, log_dir: Path, *more: str, known: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Beside what `more` has: all that retention rests on, with the broker's file for what no topic has."""
+    """Return `more` and all settings that retention requires, with the broker's file for those that no topic overrides.
+    """
     properties = log_dir.parent / "server.properties"
     properties.write_text("log.retention.hours=168\n")
     flags = ("--log-dirs", log_dir, "--config", properties, "--output", "json")
@@ -38,7 +39,7 @@ def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def older_than(offset: int) -> tuple[str, ...]:
-    """Flags at which records below `offset` are past retention, and no other."""
+    """Return flags with which records below `offset`, and no others, are past retention."""
     now_ms = time.time_ns() // 1_000_000
     return ("--now", str(now_ms), "--topic-config", f"retention.ms={now_ms - BASE_MS - offset}")
 
@@ -51,7 +52,7 @@ def bases(partition: Path) -> list[int]:
     return sorted(int(path.stem) for path in partition.glob("*.log"))
 
 
-def test_a_dry_run_says_what_would_go_and_why_and_changes_nothing(run: Run, log_dir: Path) -> None:
+def test_a_dry_run_reports_what_would_be_removed_and_why_and_changes_nothing(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 120\n")
     flags = older_than(200)
@@ -78,7 +79,7 @@ def test_a_dry_run_says_what_would_go_and_why_and_changes_nothing(run: Run, log_
     assert snapshot(log_dir) == before
 
 
-def test_what_goes_is_gone_and_the_rest_is_as_it_was(run: Run, log_dir: Path) -> None:
+def test_expired_segments_are_removed_and_the_rest_is_unchanged(run: Run, log_dir: Path) -> None:
     before, records = snapshot(log_dir), records_of(log_dir / "orders-0")
     flags = older_than(200)
     status, rows = go(run, log_dir, *flags, "--execute")
@@ -118,7 +119,7 @@ def test_sizes_and_policies_are_those_of_each_topic(run: Run, log_dir: Path) -> 
     assert "cleanup.policy is [compact]" in rows["users-0"]["kept"]
 
 
-def test_a_log_that_goes_whole_begins_at_its_end(run: Run, log_dir: Path) -> None:
+def test_a_log_that_is_removed_entirely_begins_at_its_end(run: Run, log_dir: Path) -> None:
     status, rows = go(run, log_dir, "--partitions", "orders-0", "--topic-config", "retention.ms=0", "--execute")
     row = rows["orders-0"]
     assert (status, row["status"], row["segments_after"], row["bytes_after"]) == (0, "expired", 1, 0)
@@ -131,7 +132,7 @@ def test_a_log_that_goes_whole_begins_at_its_end(run: Run, log_dir: Path) -> Non
     assert (status, rows["orders-0"]["status"]) == (0, "kept")
 
 
-def test_topics_must_be_known(run: Run, log_dir: Path) -> None:
+def test_settings_of_topics_must_be_known(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     status, rows = go(run, log_dir, "--execute", known=False)
     assert (status, set(statuses(rows).values())) == (1, {"refused"})
@@ -146,8 +147,8 @@ def test_topics_must_be_known(run: Run, log_dir: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_one_setting_given_says_nothing_about_the_policy(run: Run, tmp_path: Path) -> None:
-    """Literally what a review did to a compacted topic without a metadata log: it was deleted."""
+def test_one_given_setting_implies_nothing_about_the_policy(run: Run, tmp_path: Path) -> None:
+    """Exactly what a review did to a compacted topic without a metadata log: it was deleted."""
     path = write_log_dir(tmp_path / "logs", {"customers-0": random_records(1, 400)})
     before = snapshot(path)
     for more in ((), ("--topics-have-no-overrides",), ("--config", tmp_path / "server.properties")):
@@ -173,10 +174,10 @@ INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", 
         ("--topic-configs", "file"),
     ],
 )
-def test_internal_topics_are_left_alone_without_a_metadata_log(
+def test_internal_topics_are_unchanged_without_a_metadata_log(
     run: Run, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    """Also literally: `expire --topics-have-no-overrides --execute` emptied them."""
+    """Also exactly: `expire --topics-have-no-overrides --execute` emptied them."""
     path = write_log_dir(tmp_path / "logs", {f"{topic}-0": random_records(1, 400) for topic in INTERNAL})
     printed = [f"Dynamic configs for topic {topic} are:\n  cleanup.policy=delete{PRINTED}" for topic in INTERNAL]
     (tmp_path / "file").write_text("\n".join(printed))
@@ -192,7 +193,8 @@ def test_internal_topics_are_left_alone_without_a_metadata_log(
 
 
 def test_the_brokers_own_retention_is_not_assumed(run: Run, log_dir: Path) -> None:
-    """What no topic overrides is what the broker's file says, or Kafka's default, if there is a file without it."""
+    """Settings that no topic overrides are those of the broker's file, or Kafka's defaults, if a file does not set
+    them."""
     before = snapshot(log_dir)
     result = run("expire", "--log-dirs", log_dir, *KNOWN, "--execute", "--output", "json")
     assert (result.exit_code, set(statuses(rows_of(result)).values())) == (1, {"refused"})
@@ -203,8 +205,8 @@ def test_the_brokers_own_retention_is_not_assumed(run: Run, log_dir: Path) -> No
 
 
 def test_settings_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """As Kafka prints them, all overrides are known; as lines, all but a policy that is not among them. What a print
-    does not have is the broker's, whose policy nobody gave."""
+    """As Kafka prints them, all overrides are known; as lines, all except a policy that is not among them. Settings
+    missing from the output are the broker's, whose policy was not given."""
     file = tmp_path / "topics"
     file.write_text(
         f"Dynamic configs for topic orders are:\n  cleanup.policy=delete{PRINTED}\n  retention.ms=1{PRINTED}\n"
@@ -225,10 +227,10 @@ def test_settings_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["All", "Dynamic"])
-def test_a_policy_that_a_print_does_not_have_is_not_assumed(
+def test_a_policy_missing_from_the_output_is_not_assumed(
     run: Run, log_dir: Path, tmp_path: Path, header: str
 ) -> None:
-    """It was cut or filtered, or the broker's dynamic default holds, which nobody read."""
+    """The output was truncated or filtered, or the broker's dynamic default is effective, which is not read."""
     file = tmp_path / "topics"
     file.write_text(f"{header} configs for topic orders are:\n  retention.ms=1{PRINTED}\n")
     before = snapshot(log_dir)
@@ -239,7 +241,7 @@ def test_a_policy_that_a_print_does_not_have_is_not_assumed(
     assert snapshot(log_dir) == before
 
 
-def test_states_that_are_refused(run: Run, log_dir: Path) -> None:
+def test_unsuitable_states_are_refused(run: Run, log_dir: Path) -> None:
     status, rows = go(run, log_dir, "--topic-config", "orders:remote.storage.enable=true")
     assert (status, rows["orders-0"]["status"], rows["users-0"]["status"]) == (3, "refused", "would-expire")
     assert "tiered" in rows["orders-0"]["error"]
@@ -259,7 +261,7 @@ def test_states_that_are_refused(run: Run, log_dir: Path) -> None:
     assert rows["orders-0"]["status"] == "would-expire"
 
 
-def test_the_clock_must_be_right(run: Run, log_dir: Path) -> None:
+def test_the_clock_must_be_correct(run: Run, log_dir: Path) -> None:
     early = ("--now", str(time.time_ns() // 1_000_000 - 2 * 3_600_000))
     status, rows = go(run, log_dir, *early)
     assert (status, rows["orders-0"]["status"]) == (1, "refused")
@@ -274,7 +276,7 @@ def test_the_clock_must_be_right(run: Run, log_dir: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_the_others_go_on_beside_a_corrupt_one(run: Run, log_dir: Path) -> None:
+def test_the_others_continue_beside_a_corrupt_one(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     position = decode_log(bytes(data))[3].position
@@ -287,14 +289,14 @@ def test_the_others_go_on_beside_a_corrupt_one(run: Run, log_dir: Path) -> None:
     assert f"byte position {position}" in rows["orders-1"]["error"]
     assert rows["orders-1"]["segments_after"] == 4
     assert snapshot(log_dir / "orders-1") == before
-    # What is not read is not judged: by size the segment goes unread.
+    # Unread segments are not checked: by size, the segment is removed unread.
     sizes = ("--topic-config", "retention.ms=-1", "--topic-config", "retention.bytes=0")
     assert go(run, log_dir, *sizes)[1]["orders-1"]["status"] == "would-expire"
 
 
-def test_an_index_of_zeros_is_a_finding_and_not_believed(run: Run, log_dir: Path) -> None:
-    """A broker takes 1970 for the segment's time, and deletes it at once."""
-    assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0  # makes the snapshots as well
+def test_an_index_of_zeros_is_a_finding_and_not_trusted(run: Run, log_dir: Path) -> None:
+    """A broker takes 1970 as the segment's time, and deletes it at once."""
+    assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0  # creates the snapshots as well
     wrong = log_dir / "orders-0" / f"{200:020d}.timeindex"
     wrong.write_bytes(bytes(1200))
     flags = older_than(200)
@@ -314,9 +316,9 @@ def test_an_index_of_zeros_is_a_finding_and_not_believed(run: Run, log_dir: Path
     assert (status, rows["orders-0"]["status"], rows["orders-0"]["findings"]) == (0, "kept", [])
 
 
-def test_an_index_that_is_too_young_keeps_nothing(run: Run, log_dir: Path) -> None:
+def test_an_index_with_too_late_a_time_retains_nothing(run: Run, log_dir: Path) -> None:
     (log_dir / "orders-0" / f"{0:020d}.timeindex").write_bytes((2**60).to_bytes(8, "big") + bytes(4))
-    (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()  # its file is young
+    (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()  # its file is recent
     status, rows = go(run, log_dir, *older_than(200), "--partitions", "orders-0", "--execute")
     assert (status, reasons(rows["orders-0"])) == (0, [(0, "time"), (100, "time")])
     assert [(f["base_offset"], f["broker_deletes"]) for f in rows["orders-0"]["findings"]] == [(0, False), (100, False)]
@@ -347,7 +349,7 @@ def test_a_held_lock_ends_the_run(run: Run, log_dir: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_what_an_interrupted_run_left_is_resolved_first(run: Run, log_dir: Path) -> None:
+def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, log_dir: Path) -> None:
     flags = older_than(200)
     shutil.copytree(log_dir, log_dir.with_name("right"))
     go(run, log_dir.with_name("right"), *flags, "--execute")
@@ -360,7 +362,7 @@ def test_what_an_interrupted_run_left_is_resolved_first(run: Run, log_dir: Path)
     for name in ("orders-0", "users-0"):
         ours, right = snapshot(log_dir / name), snapshot(log_dir.with_name("right") / name)
         assert {n: data for n, (data, _) in ours.items()} == {n: data for n, (data, _) in right.items()}
-    # A broker that was stopped in the middle of its own leaves orphans and old epochs.
+    # A broker that was stopped during its own removal leaves orphans and old epochs.
     for name in ("index", "snapshot"):
         (log_dir / "orders-0" / f"{100:020d}.{name}").write_bytes(b"")
     status, rows = go(run, log_dir, *flags, "--execute")
@@ -378,7 +380,7 @@ def test_what_an_interrupted_run_left_is_resolved_first(run: Run, log_dir: Path)
         ((), "[no-log-dirs]"),
     ],
 )
-def test_wrong_usage(run: Run, log_dir: Path, tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:
+def test_wrong_usage_is_refused(run: Run, log_dir: Path, tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:
     result = run("expire", *(argument.format(tmp=tmp_path) for argument in arguments))
     assert result.exit_code == 2
     assert text in result.output

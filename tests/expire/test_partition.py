@@ -1,4 +1,5 @@
-"""What goes by retention, held against a dull twin and worked out by hand; what a broker's index would have said."""
+"""What retention removes, compared with a reference model and worked out by hand; and what a broker's index would have
+decided."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def ages_of(segs: list[Seg]) -> dict[int, Age]:
     return {seg.base: Age(seg.time_ms) for seg in segs}
 
 
-# Segments 0, 10, 20 and 30 of 100 bytes each, log end 40; the newest is a day old, each a day older than the next.
+# Segments 0, 10, 20 and 30 of 100 bytes each, log end 40; the last is a day old, each a day older than the next.
 DAY_MS = 86_400_000
 FOUR = [Seg(base, 100, NOW_MS - (4 - number) * DAY_MS) for number, base in enumerate((0, 10, 20, 30))]
 
@@ -84,7 +85,7 @@ def logs(draw: st.DrawFn) -> tuple[list[Seg], int]:
     st.integers(0, 70),
     st.integers(0, 70),
 )
-def test_decisions_are_those_of_the_twin(
+def test_decisions_equal_the_models(
     log: tuple[list[Seg], int], policy: set[str], retention_ms: int, retention_bytes: int, start: int, mark: int
 ) -> None:
     segs, end = log
@@ -106,7 +107,7 @@ def test_decisions_are_those_of_the_twin(
     assert sum(segment.log_bytes for segment in decision.expired) == sum(s.size for s in segs[: len(expected)])
 
 
-def test_the_passes_come_one_after_the_other() -> None:
+def test_the_passes_are_applied_in_order() -> None:
     retention = Retention(retention_bytes=200, retention_ms=DAY_MS)
     decision = decided(retention, log_start_offset=12)
     assert gone(decision) == [(0, "log-start"), (10, "size"), (20, "time")]
@@ -116,7 +117,7 @@ def test_the_passes_come_one_after_the_other() -> None:
     assert "segment 30 is retained" in decision.kept
 
 
-def test_a_policy_without_delete_has_the_first_pass_only() -> None:
+def test_a_policy_without_delete_has_only_the_first_pass() -> None:
     for policy in ({"compact"}, set()):
         retention = Retention(frozenset(policy), 0, 0)
         assert gone(decided(retention, log_start_offset=20)) == [(0, "log-start"), (10, "log-start")]
@@ -125,7 +126,7 @@ def test_a_policy_without_delete_has_the_first_pass_only() -> None:
     assert len(decided(both).expired) == 4
 
 
-def test_limits_in_ms_and_bytes_that_are_met_exactly() -> None:
+def test_limits_that_are_met_exactly() -> None:
     assert gone(decided(Retention(retention_ms=4 * DAY_MS))) == []
     assert gone(decided(Retention(retention_ms=4 * DAY_MS - 1))) == [(0, "time")]
     assert gone(decided(Retention(retention_ms=-1, retention_bytes=300))) == [(0, "size")]
@@ -134,24 +135,24 @@ def test_limits_in_ms_and_bytes_that_are_met_exactly() -> None:
     assert gone(decided(Retention(retention_ms=-1, retention_bytes=-1))) == []
 
 
-def test_a_pass_ends_at_the_first_that_does_not_qualify() -> None:
+def test_a_pass_ends_at_the_first_segment_that_does_not_qualify() -> None:
     young = [FOUR[0], replace(FOUR[1], time_ms=NOW_MS + 30 * DAY_MS), *FOUR[2:]]
     assert gone(decided(Retention(retention_ms=0), young)) == [(0, "time")]
 
 
-def test_nothing_goes_whose_end_is_above_the_high_watermark() -> None:
+def test_no_segment_that_ends_above_the_high_watermark_is_removed() -> None:
     for mark, count in ((9, 0), (10, 1), (29, 2), (39, 3), (40, 4)):
         decision = decided(Retention(retention_ms=0), high_watermark=mark)
         assert len(decision.expired) == count
         assert "high watermark" in decision.kept or count == 4
     assert decided(Retention(retention_ms=0), high_watermark=None).expired == ()
-    # Below the log start offset a high watermark is not believed.
+    # A high watermark below the log start offset is not trusted.
     assert len(decided(Retention(retention_ms=0), high_watermark=0, log_start_offset=20).expired) == 2
     facts = facts_of(FOUR, 40, high_watermark=None)
     assert removable(facts, "log-end")[0] == 4
 
 
-def test_the_last_segment_may_go_but_not_an_empty_or_damaged_one() -> None:
+def test_the_last_segment_may_be_removed_but_not_an_empty_or_damaged_one() -> None:
     decision = decided(Retention(retention_ms=0))
     assert decision.rolls
     assert (decision.log_start_offset, decision.kept) == (40, "")
@@ -164,7 +165,7 @@ def test_the_last_segment_may_go_but_not_an_empty_or_damaged_one() -> None:
     assert "7 bytes" in decision.kept
 
 
-def test_after_an_unclean_shutdown_nothing_goes_above_the_recovery_point() -> None:
+def test_after_an_unclean_shutdown_nothing_above_the_recovery_point_is_removed() -> None:
     for point, count in ((0, 0), (19, 1), (20, 2), (40, 3)):
         decision = decided(Retention(retention_ms=0), clean_shutdown=False, recovery_point=point)
         assert len(decision.expired) == count
@@ -218,14 +219,14 @@ def test_an_age_is_the_largest_timestamp_of_the_checked_batches(tmp_path: Path) 
     assert read_age(LOCAL, write_segment(tmp_path / "t-0", 0, batch(0, 0))) == Age(0)
 
 
-def test_without_any_timestamp_the_file_tells_the_age(tmp_path: Path) -> None:
+def test_without_any_timestamp_the_file_time_decides(tmp_path: Path) -> None:
     for log in (b"", batch(0, -1, -1), encode_single(Rec(0, 5, b"k", b"v"), magic=0)):
         task = replace(write_segment(tmp_path / "t-0", 0, log), log_mtime_ns=1_234_999_999)
         assert read_age(LOCAL, task) == Age(1234, "file")
         assert read_age(LOCAL, replace(task, young_from_ms=-50)) == Age(1234, "file")
 
 
-def test_reading_ends_where_a_segment_is_young(tmp_path: Path) -> None:
+def test_reading_ends_where_a_segment_is_recent(tmp_path: Path) -> None:
     log = batch(0, 900) + bytes(40)
     task = write_segment(tmp_path / "t-0", 0, log)
     with pytest.raises(CorruptLog, match="byte position"):
@@ -250,7 +251,7 @@ def test_tasks_know_where_their_segments_end() -> None:
 
 
 def found(claims: list[int], truth: list[int], retention_ms: int = 2 * DAY_MS, **more: int | None) -> list[object]:
-    """Findings, where indexes of four segments claim days of age, and the log has others."""
+    """Return the findings if the indexes of four segments claim ages in days, and the log has others."""
     facts = facts_of([replace(seg, time_ms=NOW_MS - days * DAY_MS) for seg, days in zip(FOUR, claims, strict=True)], 40)
     facts = replace(facts, segments=tuple(segment._replace(**more) for segment in facts.segments))  # type: ignore[arg-type]
     retention = Retention(retention_ms=retention_ms)
@@ -262,7 +263,7 @@ def found(claims: list[int], truth: list[int], retention_ms: int = 2 * DAY_MS, *
     return [(f.base_offset, f.broker_deletes, f.what) for f in findings(facts, retention, NOW_MS, ages)]
 
 
-def test_an_index_that_makes_a_segment_old_or_young_is_a_finding() -> None:
+def test_an_index_that_changes_a_segments_age_is_a_finding() -> None:
     assert found([9, 8, 1, 0], [9, 8, 1, 0]) == []
     [(base, deletes, what)] = found([9, 19_000, 1, 0], [9, 1, 1, 0])
     assert (base, deletes) == (10, True)
@@ -275,11 +276,11 @@ def test_an_index_that_makes_a_segment_old_or_young_is_a_finding() -> None:
     assert "a broker retains it" in what
     [(_, _, what)] = found([9, 19_000, 1, 0], [9, 1, 1, 0], time_index_bytes=None)
     assert "no time index" in what
-    # A broker that finds no `.index` makes the time index anew as well.
+    # A broker that finds no `.index` rebuilds the time index as well.
     assert found([9, 19_000, 1, 0], [9, 1, 1, 0], index_bytes=None) == []
 
 
-def test_a_segment_that_changed_is_refused(tmp_path: Path) -> None:
+def test_a_changed_segment_is_refused(tmp_path: Path) -> None:
     write_segment(tmp_path / "t-0", 0, batch(0, 1))
     facts = replace(facts_of([Seg(0, 100, 1), Seg(10, 5, 1)], 12), path=str(tmp_path / "t-0"), log_dir=str(tmp_path))
     decision = decide(facts, Retention(retention_ms=0), NOW_MS, ages_of([Seg(0, 1, 1), Seg(10, 5, NOW_MS)]))

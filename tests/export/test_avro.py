@@ -1,4 +1,4 @@
-"""Avro in Confluent's frame as columns, against what was put into the records."""
+"""Avro in Confluent's framing as columns, compared with what was written into the records."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def plain(schema: Any) -> Any:
-    """Without logical types but decimals, as what is put in here are numbers and texts."""
+    """Write without logical types except decimals, because the inputs are numbers and texts."""
     if isinstance(schema, list):
         return [plain(one) for one in schema]
     if isinstance(schema, dict):
@@ -84,7 +84,7 @@ def decoded(values: Sequence[bytes | None], of: AvroSchemas) -> Any:
 
 
 def random_order(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is put in, and what is to come out."""
+    """Return the input, and the expected output."""
     def place() -> dict[str, float]:
         return {"x": rng.random(), "y": rng.randrange(100) / 4}
 
@@ -109,7 +109,7 @@ def random_order(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
     return given, wanted
 
 
-def test_every_type_comes_out_as_it_was_put_in() -> None:
+def test_every_type_is_read_back() -> None:
     rng = random.Random(3)
     pairs = [random_order(rng) for _ in range(300)]
     values = [None if number % 7 == 0 else framed(ORDER, given) for number, (given, _) in enumerate(pairs)]
@@ -117,7 +117,7 @@ def test_every_type_comes_out_as_it_was_put_in() -> None:
     assert found == [None if number % 7 == 0 else wanted for number, (_, wanted) in enumerate(pairs)]
 
 
-def test_records_of_other_schemas_are_read_as_the_first() -> None:
+def test_records_of_other_schemas_are_read_with_the_first_schema() -> None:
     new = {"type": "record", "name": "R", "fields": [
         {"name": "a", "type": "long"}, {"name": "b", "type": "string", "default": "none"},
     ]}  # fmt: skip
@@ -143,14 +143,14 @@ GOOD = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"
         (framed(GOOD, {"a": "x"})[:5] + b"\x04\xff\xff", "does not match its schema"),
     ],
 )
-def test_what_is_no_such_record_is_named(data: bytes, why: str) -> None:
+def test_an_invalid_record_is_reported(data: bytes, why: str) -> None:
     values = [framed(GOOD, {"a": "x"}), None, data, framed(GOOD, {"a": "y"}), data]
     with pytest.raises(Undecodable, match=why) as told:
         decoded(values, schemas(GOOD))
     assert told.value.offset == 1002
 
 
-def test_a_value_that_a_table_does_not_hold_is_named() -> None:
+def test_a_value_that_a_table_cannot_contain_is_reported() -> None:
     schema = {"type": "long", "logicalType": "timestamp-millis"}
     values = [framed(schema, 5), framed(schema, 2**62)]
     with pytest.raises(Undecodable, match="cannot be stored in a table") as told:
@@ -170,7 +170,7 @@ def test_a_value_that_a_table_does_not_hold_is_named() -> None:
         ('{"type": "bytes", "logicalType": "decimal", "precision": 40}', "decimals of 40 digits"),
     ],
 )
-def test_schemas_that_a_table_has_no_type_for(tmp_path: Path, text: str, why: str) -> None:
+def test_schemas_without_a_table_type_are_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "s.avsc").write_text(text)
     with pytest.raises(UsageProblem, match="--value-schema: ") as told:
         read_schemas("--value-schema", [f"17={tmp_path / 's.avsc'}"])
@@ -187,16 +187,16 @@ def test_schemas_that_a_table_has_no_type_for(tmp_path: Path, text: str, why: st
         ("avro", ["17=/nowhere.avsc"], "cannot be read"),
     ],
 )
-def test_flags_that_do_not_go_together(name: str, given: list[str] | None, why: str) -> None:
+def test_conflicting_flags_are_refused(name: str, given: list[str] | None, why: str) -> None:
     with pytest.raises(UsageProblem, match=why):
         format_of("key", name, given)
 
 
 @pytest.mark.spark
-def test_a_table_of_avro_keys_and_values(
+def test_a_table_of_avro_keys_and_values_is_exported(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are told apart by their bytes: the same key of two schemas is two keys, as for the broker's cleaner."""
+    """Keys are distinguished by their bytes: the same key in two schemas is two keys, as for the broker's cleaner."""
     monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     key = {"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}

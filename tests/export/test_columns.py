@@ -1,4 +1,4 @@
-"""Records as Arrow batches against what plain Python makes of the same records. Without Spark."""
+"""Records as Arrow batches, compared with plain Python's reading of the same records. Without Spark."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def rows_of(log: GrowingLog, formats: Formats | None = None) -> list[dict[str, A
 
 
 @pytest.mark.parametrize("most", [1, 400, 1 << 22])
-def test_random_logs(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they are cut and joined."""
+def test_random_logs_equal_the_model(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are split and joined."""
     monkeypatch.setattr(arrow, "BATCH_BYTES", most)
     monkeypatch.setattr(cut, "__defaults__", (most,))
     log = GrowingLog(random.Random(most), tmp_path / "logs", keys=40)
@@ -64,7 +64,7 @@ def test_random_logs(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found == wanted
 
 
-def test_small_batches_are_handed_on_together(tmp_path: Path) -> None:
+def test_small_batches_are_combined(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     for number in range(50):
         log.append_records([Rec(number, 5, b"%d" % number, b"x")])
@@ -72,7 +72,7 @@ def test_small_batches_are_handed_on_together(tmp_path: Path) -> None:
     assert [batch.num_rows for batch in batches_of(log)] == [50]
 
 
-def test_header_names_are_what_a_consumer_gets(tmp_path: Path) -> None:
+def test_header_names_are_those_that_a_consumer_gets(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 5, b"k", b"x", ((b"a\xff", None), (b"", b"")))])
     log.write()
@@ -80,7 +80,7 @@ def test_header_names_are_what_a_consumer_gets(tmp_path: Path) -> None:
     assert row["headers"] == [{"key": "a\ufffd", "value": None}, {"key": "", "value": b""}]
 
 
-def test_times_beyond_a_tables_are_an_error(tmp_path: Path) -> None:
+def test_times_beyond_a_tables_range_are_an_error(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(3), tmp_path / "logs")
     log.append_records([Rec(0, 2**62, b"k", b"x")])
     log.write()
@@ -103,8 +103,8 @@ DULL: dict[str, tuple[Callable[[bytes], Any], list[bytes], list[bytes]]] = {  # 
 
 
 @pytest.mark.parametrize("name", [name for name in get_args(FormatName) if name != "avro"])
-def test_formats(name: FormatName) -> None:
-    """Kafka's serializers. Nulls stay, and the first bad one is named."""
+def test_formats_are_those_of_kafkas_serializers(name: FormatName) -> None:
+    """Nulls remain null, and the first invalid record is reported."""
     dull, good, bad = DULL[name]
     rng = random.Random(name)
     values = [rng.choice([*good, None]) for _ in range(200)]

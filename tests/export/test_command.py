@@ -1,4 +1,4 @@
-"""`keytail export` through the command line: what is said before Spark starts, and what a dry run tells."""
+"""`keytail export` through the command line: what is reported before Spark starts, and what a dry run reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(story, "session_of_run", started)
 
 
-def test_a_dry_run_says_what_it_would_do_and_changes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_dry_run_reports_its_plan_and_changes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
     """Also beside a broker."""
     before = snapshot(log_dir)
     with hold([str(log_dir)]):
@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_in_flags(name: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_wrong_flags_are_refused(name: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
     arguments, message = MISTAKES[name]
     write_log_dir(tmp_path / "other", {"x-0": random_records(1, 5)})
     (tmp_path / "file").write_text("")
@@ -86,8 +86,8 @@ def only_row(log: GrowingLog, tmp_path: Path, **flags: Any) -> ExportRow:
     return row
 
 
-def test_up_to_where(tmp_path: Path) -> None:
-    """Records that a replica may lack, and transactions that are open or end above, are for another time."""
+def test_the_end_of_an_export(tmp_path: Path) -> None:
+    """Records that a replica may lack, and transactions that are open or end above it, are left for a later export."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 5, b"a", b"x"), Rec(1, 5, b"b", b"x")])
     log.append_records([Rec(2, 5, b"a", b"y")], 1)
@@ -110,7 +110,7 @@ def test_up_to_where(tmp_path: Path) -> None:
     assert only_row(log, tmp_path, high_watermark="log-end").end_offset == 5
 
 
-def test_a_partition_that_is_not_what_it_seems_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_an_unexpected_partition_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (log_dir / f"orders-0.{'a' * 32}-future").mkdir()
     result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--output", "json")
     assert result.exit_code == 3
@@ -119,7 +119,7 @@ def test_a_partition_that_is_not_what_it_seems_is_refused(run: Run, log_dir: Pat
     assert "moving to another log dir" in rows["orders-0"]["error"]
 
 
-def test_a_run_that_is_stopped_says_what_is_done(
+def test_a_stopped_run_reports_what_is_done(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(request: Request, planned: Any, states: Any, rows: dict[str, ExportRow]) -> None:
@@ -134,7 +134,7 @@ def test_a_run_that_is_stopped_says_what_is_done(
     assert rows["users-0"]["error"] == "interrupted"
 
 
-def test_a_directory_that_holds_something_else(tmp_path: Path) -> None:
+def test_a_directory_with_other_contents_is_refused(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append(3)
     log.write()
@@ -157,7 +157,7 @@ def commit(place: Path, version: int, operation: str, state: TableState | None =
     (log / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}) + '\n{"add": {}}\n')
 
 
-def test_what_a_table_says_of_itself(tmp_path: Path) -> None:
+def test_a_table_contains_its_export_state(tmp_path: Path) -> None:
     state = TableState("t", Formats().as_json(), "", {3: Exported(7, 0, 2, "id"), 12: Exported(9, 1)})
     place = tmp_path / "t"
     assert read_state(str(place)) is None
@@ -204,7 +204,7 @@ PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_full_or_incremental(name: str) -> None:
+def test_full_or_incremental_is_decided(name: str) -> None:
     changes, way, why = PLANS[name]
     now = LogNow(**{**NOW.__dict__, **changes})
     plan = plan_export(KNOWN, now)
@@ -214,12 +214,12 @@ def test_full_or_incremental(name: str) -> None:
     assert plan_export(None, now).way == "full"
 
 
-def test_what_is_exported_is_what_the_next_plan_believes() -> None:
+def test_the_next_plan_trusts_what_was_exported() -> None:
     assert NOW.exported() == Exported(110, 10, 4, "A")
     assert plan_export(NOW.exported(), NOW).way == "none"
 
 
-def test_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_statuses_by_rows(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [ExportRow("t", number, "/l", status) for number, status in enumerate(("exported", "refused", "clean"))]
     assert [exit_status(rows), exit_status(rows[:1]), exit_status(rows[1:2]), exit_status([])] == [3, 0, 1, 0]
     show_rows(rows, Request(Choice(), "/lake", execute=True))

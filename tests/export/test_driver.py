@@ -1,5 +1,5 @@
-"""Exports of random logs into real Delta tables: equal to a fold in plain Python, incremental equal to full, and whole
-after a kill at each step."""
+"""Exports of random logs into real Delta tables: equal to a fold in plain Python, incremental equal to full, and
+complete after a kill at each step."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def logs_of(rng: random.Random, tmp_path: Path, count: int = 2, **fields: Any) -
     return logs
 
 
-def test_random_traffic(spark: Any, tmp_path: Path, rng: random.Random) -> None:
+def test_random_traffic_equals_the_model(spark: Any, tmp_path: Path, rng: random.Random) -> None:
     logs = logs_of(rng, tmp_path)
     assert statuses(run(tmp_path, *logs)) == [("exported", "full")] * 2
     assert table(spark, tmp_path) == expected(*logs)
@@ -106,7 +106,7 @@ def test_random_traffic(spark: Any, tmp_path: Path, rng: random.Random) -> None:
         rows = run(tmp_path, *logs)
         assert all(row.status in ("exported", "clean") and row.way != "full" for row in rows), rows
         assert table(spark, tmp_path) == expected(*logs)
-    for log in logs:  # of a range without a value Delta makes no commit, which would say how far it is
+    for log in logs:  # for a range without a value Delta makes no commit, which would contain the end offset
         log.settle()
         log.append_records([dataclasses.replace(record, value=b"last") for record in log.random_records(3)])
         log.write()
@@ -123,7 +123,7 @@ def test_random_traffic(spark: Any, tmp_path: Path, rng: random.Random) -> None:
 
 
 def compacted_past(log: GrowingLog) -> None:
-    """More than was exported, with tombstones that go at once."""
+    """Write more than was exported, with tombstones that are removed at once."""
     log.settle()
     log.append_records([Rec(log.end, log.now_ms, b"k1", None), Rec(log.end + 1, log.now_ms, b"k1", None)])
     for _ in range(3):
@@ -133,7 +133,7 @@ def compacted_past(log: GrowingLog) -> None:
         log.compact()
 
 
-def test_a_gap_tells_of_compaction_where_no_checkpoint_does(spark: Any, tmp_path: Path) -> None:
+def test_a_gap_shows_a_compaction_if_no_checkpoint_does(spark: Any, tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 5, b"k1", b"x"), Rec(1, 5, b"k2", b"x")])
     log.write()
@@ -153,10 +153,10 @@ class Killed(BaseException):
     pass
 
 
-def test_a_kill_leaves_what_was_or_what_is_to_be(
+def test_a_kill_leaves_the_old_state_or_the_new_one(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One partition is brought up to date, another is new: two commits, and a kill around each of them."""
+    """One partition is updated, another is new: two commits, and a kill around each of them."""
     old, new = (GrowingLog(random.Random(n), tmp_path / "logs", partition=n) for n in range(2))
     old.grow(10)
     old.write()
@@ -188,7 +188,7 @@ def test_a_kill_leaves_what_was_or_what_is_to_be(
     assert table(spark, tmp_path) == both
 
 
-def test_rows_that_were_written_and_not_committed_are_not_there(spark: Any, tmp_path: Path) -> None:
+def test_rows_written_but_not_committed_are_not_visible(spark: Any, tmp_path: Path) -> None:
     """A first run that was killed between its files and its commit."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.grow(10)
@@ -200,8 +200,8 @@ def test_rows_that_were_written_and_not_committed_are_not_there(spark: Any, tmp_
     assert table(spark, tmp_path) == expected(log)
 
 
-def test_what_others_do_to_the_table(spark: Any, tmp_path: Path) -> None:
-    """What changes no row is no matter; after anything else all is exported anew."""
+def test_changes_of_the_table_by_others(spark: Any, tmp_path: Path) -> None:
+    """Changes of no row do not matter; after any other change, everything is exported again."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append(9)
     log.write()
@@ -219,7 +219,7 @@ def test_what_others_do_to_the_table(spark: Any, tmp_path: Path) -> None:
     assert (row.status, "[not-an-export]" in row.error) == ("refused", True)
 
 
-def test_one_bad_partition_keeps_no_other_from_being_exported(spark: Any, tmp_path: Path) -> None:
+def test_one_bad_partition_does_not_stop_others_from_being_exported(spark: Any, tmp_path: Path) -> None:
     logs = logs_of(random.Random(3), tmp_path, 3)
     logs[1].append_records([Rec(logs[1].end, 5, None, b"keyless")])
     logs[1]._appended.pop()
@@ -238,7 +238,7 @@ def test_one_bad_partition_keeps_no_other_from_being_exported(spark: Any, tmp_pa
     assert table(spark, tmp_path) == expected(*logs[:2])
 
 
-def test_another_log_of_the_same_name_takes_the_place_of_the_old(spark: Any, tmp_path: Path) -> None:
+def test_another_log_of_the_same_name_replaces_the_old_one(spark: Any, tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs", topic="_hidden")
     log.append(9)
     log.write()
@@ -251,9 +251,9 @@ def test_another_log_of_the_same_name_takes_the_place_of_the_old(spark: Any, tmp
     assert table(spark, tmp_path, "_hidden") == expected(other)
 
 
-def test_decoded_keys_and_values(spark: Any, tmp_path: Path) -> None:
-    """Numbers by tasks, JSON by Spark; of a bad one the partition is told, and the table stays. Keys that are equal as
-    numbers, and not as bytes, are two keys."""
+def test_keys_and_values_are_decoded(spark: Any, tmp_path: Path) -> None:
+    """Numbers by tasks, JSON by Spark; a bad one is reported with its partition, and the table is unchanged. Keys that
+    are equal as numbers, but not as bytes, are two keys."""
     good, bad = (GrowingLog(random.Random(1), tmp_path / "logs", partition=number) for number in range(2))
     zero, below, nan = bytes(8), b"\x80" + bytes(7), b"\x7f\xf8" + bytes(6)
     good.append_records([Rec(0, 5, zero, b'{"a": 1}'), Rec(1, 5, below, b"[]"), Rec(2, 5, nan, b"null")])
@@ -286,7 +286,7 @@ def test_decoded_keys_and_values(spark: Any, tmp_path: Path) -> None:
     assert len(values()) == 2
 
 
-def test_states_as_of(spark: Any, tmp_path: Path, rng: random.Random) -> None:
+def test_states_as_of_a_time(spark: Any, tmp_path: Path, rng: random.Random) -> None:
     log = GrowingLog(rng, tmp_path / "logs")
     log.grow(20)
     log.settle()
@@ -300,7 +300,7 @@ def test_states_as_of(spark: Any, tmp_path: Path, rng: random.Random) -> None:
     for flags in ({}, {"as_of_offset": end + 1}, {"as_of_timestamp": "5"}):
         [row] = run(tmp_path, log, to=f"at-{end}", **flags)
         assert (row.status, "Give another --to" in row.error) == ("refused", True)
-    log.now_ms += 10**6  # past all before, whoever stamps the batch: its producer or the broker
+    log.now_ms += 10**6  # after all earlier ones, whoever sets the timestamp: the producer or the broker
     log.append_records([Rec(log.end, log.now_ms, b"late", b"x")])
     log.write()
     moment = str(log.now_ms)
@@ -312,7 +312,7 @@ def test_states_as_of(spark: Any, tmp_path: Path, rng: random.Random) -> None:
 
 
 def test_a_pickle_in_the_text_of_an_error_is_not_run(tmp_path: Path) -> None:
-    """A record's text gets into errors, and a record may hold what a task would write of a problem."""
+    """A record's text gets into errors, and a record may contain what a task would write about a problem."""
     evil = base64.b64encode(pickle.dumps((0, OpensWhereUnpickled(str(tmp_path / "mark"))))).decode()
     for text in (evil, base64.b64encode(to_bytes((0, "no problem"))).decode(), "AAAA"):
         number, known = on_spark._told_by(RuntimeError(on_spark._PROBLEM + text), Formats())

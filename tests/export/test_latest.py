@@ -1,4 +1,5 @@
-"""The latest state of a partition against a fold in plain Python, whatever the map's memory, the slices and rounds."""
+"""The latest state of a partition compared with a fold in plain Python, whatever the map's memory, the slices and
+passes."""
 
 from __future__ import annotations
 
@@ -68,8 +69,10 @@ def expected(log: GrowingLog, end: int | None = None) -> dict[bytes | None, Rec]
 
 @pytest.mark.long
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_random_logs(in_pieces: bool, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from where an earlier look ended, also after rounds of compaction, also up to any offset."""
+def test_random_logs_equal_the_model(
+    in_pieces: bool, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from the end of an earlier export, after rounds of compaction, and up to any offset."""
     if in_pieces:
         take_in_pieces(monkeypatch)
     for number in range(LOGS):
@@ -119,10 +122,10 @@ def test_keys_that_do_not_fit_into_the_map_are_taken_in_shards(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("entries", [[], [(1, 1, 2)], [(2, 3, 4)], [(1, 1, 2), (2, 3, 4)], [(2, 0, 4)]])
-def test_wrong_transaction_indexes_do_not_hide_what_the_log_says(
+def test_wrong_transaction_indexes_do_not_override_the_log(
     entries: list[tuple[int, int, int]], tmp_path: Path
 ) -> None:
-    """The right one is the second: producer 1's first transaction."""
+    """The correct one is the second: producer 1's first transaction."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 1, b"a", b"old")])
     log.append_records([Rec(1, 1, b"a", b"aborted")], 1)
@@ -135,8 +138,8 @@ def test_wrong_transaction_indexes_do_not_hide_what_the_log_says(
     assert {key: record.value for key, record in folded(task_of(log)).items()} == {b"a": b"old", b"b": b"committed"}
 
 
-def test_aborted_data_in_front_of_where_an_earlier_look_ended(tmp_path: Path) -> None:
-    """Its marker lies behind: as where the high watermark was behind the end of the transaction."""
+def test_aborted_data_before_the_end_of_an_earlier_export(tmp_path: Path) -> None:
+    """Its marker is after that end, as if the high watermark was below the end of the transaction."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 1, b"a", b"old")])
     log.append_records([Rec(1, 1, b"a", b"aborted")], 1)
@@ -149,7 +152,7 @@ def test_aborted_data_in_front_of_where_an_earlier_look_ended(tmp_path: Path) ->
         assert set(folded(task_of(log, seen, tombstones=True))) == ({b"c"} if seen <= 4 else set())
 
 
-def test_a_gap_in_the_range_is_seen(tmp_path: Path) -> None:
+def test_a_gap_in_the_range_is_detected(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 1, b"a", b"x")])
     log.append_records([Rec(1, 1, b"a", b"x"), Rec(3, 1, b"b", b"x")])
@@ -173,7 +176,7 @@ def test_records_without_a_key_are_refused_or_counted(tmp_path: Path) -> None:
     assert find_latest(LOCAL, task_of(log, end_offset=2, drop_keyless=True)).keyless == 1
 
 
-def test_files_that_change_meanwhile_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_change_during_the_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = fixed(tmp_path)
     task = task_of(log)
     found = find_latest(LOCAL, task)
@@ -192,7 +195,7 @@ def test_files_that_change_meanwhile_are_refused(tmp_path: Path, monkeypatch: py
         find_latest(LOCAL, task)
 
 
-def test_damage_is_corrupt(tmp_path: Path) -> None:
+def test_damage_is_reported_as_corrupt(tmp_path: Path) -> None:
     log = fixed(tmp_path)
     first = sorted(log.path.glob("*.log"))[0]
     data = bytearray(first.read_bytes())
@@ -202,7 +205,7 @@ def test_damage_is_corrupt(tmp_path: Path) -> None:
         find_latest(LOCAL, task_of(log))
 
 
-def test_what_a_broker_appends_meanwhile_is_none_of_it(tmp_path: Path) -> None:
+def test_batches_appended_during_the_run_are_not_read(tmp_path: Path) -> None:
     log = fixed(tmp_path)
     task, before = task_of(log), expected(log)
     log.grow(5)
@@ -211,7 +214,7 @@ def test_what_a_broker_appends_meanwhile_is_none_of_it(tmp_path: Path) -> None:
     assert folded(task) == before
 
 
-def test_slices_have_only_segments_with_bits(tmp_path: Path) -> None:
+def test_only_segments_with_bits_have_slices(tmp_path: Path) -> None:
     log = fixed(tmp_path)
     task = task_of(log)
     found = find_latest(LOCAL, task)
@@ -221,8 +224,9 @@ def test_slices_have_only_segments_with_bits(tmp_path: Path) -> None:
     assert module.SLICE_BYTES > 1
 
 
-def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> None:
-    """What a broker was writing may be torn; a batch before the wanted end may not, and nothing is left out for it."""
+def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Random, tmp_path: Path) -> None:
+    """Batches that a broker was writing may be torn; a batch before the wanted end may not, and nothing is left out for
+    it."""
     log = GrowingLog(rng, tmp_path)
     for _ in range(20):
         log.append(3)
@@ -231,7 +235,7 @@ def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> Non
     data = file.read_bytes()
     file.write_bytes(data + bytes(30))
     assert set(folded(task_of(log))) == set(log.latest())
-    # Of the very last batch nothing behind it says where it ought to end.
+    # Nothing after the very last batch shows where it should end.
     [stride] = SegmentReader(LOCAL).strides(str(file), len(data))
     last = int(stride.table["position"][-1])
     for _ in range(20):
@@ -242,5 +246,5 @@ def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> Non
             state = folded(task_of(log))
         except CorruptLog:
             continue
-        # Offset and epoch of a batch have no checksum: what is read then is of all batches.
+        # Offset and epoch of a batch have no checksum: then all batches are read.
         assert set(state) == set(log.latest())

@@ -1,4 +1,5 @@
-"""Small log dirs and records to import into them, in this process: what the driver and its tasks do, without Spark."""
+"""Small log dirs and records to import into them, in this process: the work of the driver and its tasks, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def columns_of(records: Sequence[Rec]) -> RecordColumns:
 
 
 def some_records(count: int, base_offset: int) -> list[Rec]:
-    """With nulls and headers; timestamps not ascending."""
+    """Records with nulls and headers; timestamps not ascending."""
     return [
         Rec(
             base_offset + i,
@@ -62,8 +63,8 @@ def log_of(offsets: Sequence[int], leader_epoch: int = 0) -> bytes:
 
 @dataclass(frozen=True)
 class Case:
-    """A partition before an import: segments by base with their offsets, snapshots, leader epochs; in `n_replicas`
-    log dirs. Into it go `count` records, in segments of about `segment_bytes`."""
+    """A partition before an import: segments by base with their offsets, snapshots, leader epochs; in `n_replicas` log
+    dirs. The import adds `count` records, in segments of about `segment_bytes`."""
 
     segments: Mapping[int, Sequence[int]]
     snapshots: Mapping[int, bytes]
@@ -134,7 +135,7 @@ class Case:
         return written
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> ImportPlan:
-        """What an executing run does with the partition."""
+        """Import into the partition, as an executing run does."""
         plan = self.plan(fs, root)
         if plan.record is not None:
             finish(fs, plan, run_id)

@@ -1,6 +1,6 @@
-"""keytail's command line in a session that copies slow tasks, which no session of keytail's own does.
+"""keytail's command line in a session that copies slow tasks, which keytail's own sessions never do.
 
-    python -m tests.import_.speculating VERB FLAGS...
+python -m tests.import_.speculating VERB FLAGS...
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Imports on a standalone cluster of two workers, whose tasks are killed, lost with their executor, and copied: the
-same partitions as of a run in which nothing happens, byte for byte."""
+"""Imports on a standalone cluster of two workers, whose tasks are killed, lost with their executor, or copied: the same
+partitions as of an undisturbed run, byte for byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.import_.test_driver import TOPIC_ID, log_dir, unknown_topics
 from tests.run.cluster import ROOT, Cluster
 from tests.run.disturbed import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # shared by all tests
 
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 PARTITIONS = 3
@@ -36,7 +36,7 @@ SORTED = ("--sort-by", "timestamp")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """Of 14 MB, which makes slices of 4 MiB; times are given, so that two runs write the same."""
+    """Write 14 MB, which gives slices of 4 MiB; with fixed timestamps, so that two runs write the same."""
     path = tmp_path_factory.mktemp("source") / "s.parquet"
     keys = [b"key-%d" % (n * 7919 % 997) for n in range(RECORDS)]
     values = [b"%d:" % n + b"v" * 1000 for n in range(RECORDS)]
@@ -64,7 +64,7 @@ def files(logs: Path) -> dict[str, bytes]:
     return {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
 
 
-# Of the tasks that read, and of those that write, one waits for its copy: there are two places for tasks.
+# One of the tasks that read, and one of those that write, waits for its copy: two tasks run at a time.
 IN_SOAK = [
     ("read-1:worker,write-1:executor", ()),
     ("read-0:slow,write-2:slow", ()),
@@ -76,18 +76,19 @@ IN_SOAK = [
 
 @pytest.mark.parametrize(("how", "flags"), [("read-1:executor,write-1:late", ()), *(IN_SOAK if SOAK else [])])
 @pytest.mark.soak("tests/run/test_cluster.py, import_/test_driver.py")
-def test_one_clean_import(
+def test_one_undisturbed_import(
     how: str, flags: tuple[str, ...], source: Source, undisturbed: dict[str, bytes], two_workers: Cluster,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The import id is given, as the order is part of it: sorted by time the records come as they do without."""
+    """The import id is fixed, as the order is part of it: sorted by time, the records have the same order as unsorted.
+    """
     logs = log_dir(tmp_path / "logs")
     rows, notes = run(two_workers, source, logs, tmp_path / "notes", how, *flags)
     for one in how.split(","):
         step, _, kind = one.partition(":")
         workers = [name.rpartition(".")[2] for name in notes if name.startswith(f"{step}.s")]
         assert len(workers) >= 2, f"nothing went wrong: {notes}"
-        if kind != "worker":  # which its executor starts anew
+        if kind != "worker":  # which its executor restarts
             assert len(set(workers)) >= 2, f"in one executor: {notes}"
     assert [row["status"] for row in rows] == ["imported"] * PARTITIONS, rows
     assert not is_held(str(logs))
@@ -102,7 +103,7 @@ def run(
     notes.mkdir()
     settings = {
         "spark.speculation": "true",
-        "spark.python.task.killTimeout": "60s",  # an attempt that lost goes on until the run ends
+        "spark.python.task.killTimeout": "60s",  # an attempt that lost continues until the run ends
         "spark.python.daemon.module": "tests.run.disturbed",
         "spark.executorEnv.KEYTAIL_NOTES": str(notes),
         "spark.executorEnv.KEYTAIL_DISTURBED": how,

@@ -1,4 +1,4 @@
-"""`keytail import` through the command line: what is said before Spark starts, and of replicas and settings."""
+"""`keytail import` through the command line: what is reported before Spark starts, and replicas and settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_in_flags_end_before_spark_starts(name: str, run: Run, log_dir: Path) -> None:
+def test_wrong_flags_are_refused_before_spark_starts(name: str, run: Run, log_dir: Path) -> None:
     arguments, message = MISTAKES[name]
     before = snapshot(log_dir)
     result = run("import", "source.parquet", "--log-dirs", log_dir, *arguments)
@@ -67,7 +67,7 @@ def test_mistakes_in_flags_end_before_spark_starts(name: str, run: Run, log_dir:
     assert snapshot(log_dir) == before
 
 
-def test_a_topic_whose_settings_are_not_known_is_refused(run: Run, log_dir: Path) -> None:
+def test_a_topic_with_unknown_settings_is_refused(run: Run, log_dir: Path) -> None:
     result = run("import", "source.parquet", "--log-dirs", log_dir, "--topic", "orders", "--output", "json")
     assert result.exit_code == 1
     assert "topic config unknown" in result.stderr
@@ -78,7 +78,7 @@ def test_a_topic_whose_settings_are_not_known_is_refused(run: Run, log_dir: Path
 
 
 def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) -> None:
-    """A broker before 3.0 sends the batches of version 2 as they are, and clients before 0.11 cannot read them."""
+    """A broker before 3.0 sends batches of version 2 unchanged, and clients before 0.11 cannot read them."""
     arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--output", "json")
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
@@ -89,7 +89,7 @@ def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) 
     assert "message format" not in result.stderr and "Spark was started" in repr(result.exception)
 
 
-def test_no_import_beside_a_broker(run: Run, log_dir: Path) -> None:
+def test_an_import_beside_a_broker_is_refused(run: Run, log_dir: Path) -> None:
     arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--execute")
     with hold([str(log_dir)]):
         result = run(*arguments)
@@ -121,7 +121,7 @@ def refused(of: Target) -> list[str]:
     return found
 
 
-def test_other_replicas_must_be_given_or_be_none(log_dir: Path, tmp_path: Path) -> None:
+def test_other_replicas_must_be_given_or_denied(log_dir: Path, tmp_path: Path) -> None:
     assert len(refused(target(log_dir))) == 2
     assert refused(target(log_dir, single_replica=True)) == []
     other = tmp_path / "other"
@@ -138,7 +138,7 @@ def test_other_replicas_must_be_given_or_be_none(log_dir: Path, tmp_path: Path) 
     assert len(refused(target(log_dir, {0: (1,), 1: (3,)}))) == 1
 
 
-def test_what_the_metadata_log_says_of_the_topic_holds(log_dir: Path) -> None:
+def test_the_topics_settings_in_the_metadata_log_are_effective(log_dir: Path) -> None:
     of = target(log_dir, dict.fromkeys(range(4), (1,)))
     assert (of.n_partitions, [partition.number for partition in of.partitions]) == (4, [0, 1, 2, 3])
     assert [len(partition.entries) for partition in of.partitions] == [1, 1, 0, 0]
@@ -148,7 +148,7 @@ def test_what_the_metadata_log_says_of_the_topic_holds(log_dir: Path) -> None:
         target(log_dir, {0: (1,), 1: (1,)}, topic_id="B" * 22)
 
 
-def test_codec_and_level_are_the_topics_unless_a_flag_says_otherwise(log_dir: Path) -> None:
+def test_codec_and_level_are_the_topics_unless_a_flag_sets_them(log_dir: Path) -> None:
     def with_type(*settings: str) -> Target:
         configuration = read_configuration(None, (POLICY, *settings), topics_have_no_overrides=True)
         source = Source("s", "parquet")
@@ -161,14 +161,14 @@ def test_codec_and_level_are_the_topics_unless_a_flag_says_otherwise(log_dir: Pa
     assert with_type("compression.type=uncompressed").codec(None) == ("none", None)
 
 
-def test_records_that_retention_will_remove_are_told(log_dir: Path) -> None:
+def test_records_that_retention_will_remove_are_reported(log_dir: Path) -> None:
     of = target(log_dir)
     week_ms = 604_800_000
     assert of.notes_on(1000, 1000 + week_ms) == []
     assert "older than retention.ms" in of.notes_on(1000, 1001 + week_ms)[0]
 
 
-def test_two_brokers_dirs_are_not_those_of_one(log_dir: Path, tmp_path: Path) -> None:
+def test_log_dirs_of_two_brokers_are_refused(log_dir: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "orders-5").mkdir(parents=True)
     (other / "meta.properties").write_text("version=1\nnode.id=2\n")
@@ -178,7 +178,7 @@ def test_two_brokers_dirs_are_not_those_of_one(log_dir: Path, tmp_path: Path) ->
         find_target(LOCAL, request)
 
 
-def test_the_table_and_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_the_exit_status_match(capsys: pytest.CaptureFixture[str]) -> None:
     done = ImportRow("orders", 0, "/logs", "imported", records=1234, log_bytes=5000, segments=2, first_offset=0,
                      end_offset=1234, notes=("a note",))  # fmt: skip
     bad = ImportRow("orders", 1, "/logs", "refused", "because")

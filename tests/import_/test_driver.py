@@ -1,4 +1,4 @@
-"""Imports on a real Spark session: sources and their mistakes, partitions, order, replicas, a run that is repeated."""
+"""Imports on a real Spark session: sources and their errors, partitions, order, replicas, a repeated run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def found(tmp_path: Path, which: str = "logs") -> dict[int, list[Rec]]:
     return of
 
 
-def test_json_lines_as_text_with_headers_and_nulls(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_json_lines_are_read_as_text_with_headers_and_nulls(go: Callable[..., Any], tmp_path: Path) -> None:
     rows = [
         {"key": "ключ", "value": "v", "headers": [{"key": "h", "value": "x"}, {"key": "g"}], "timestamp": 5},
         {"key": "ключ", "value": None, "timestamp": 6},
@@ -101,7 +101,7 @@ def test_json_lines_as_text_with_headers_and_nulls(go: Callable[..., Any], tmp_p
     }
 
 
-def test_keys_go_where_kafkas_producer_sends_them_others_round(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_keys_are_partitioned_as_by_kafkas_producer_others_round_robin(go: Callable[..., Any], tmp_path: Path) -> None:
     rng = random.Random(1)
     keys = [None if rng.random() < 0.1 else rng.randbytes(rng.randrange(0, 9)) for _ in range(25_000)]
     times = pa.array(range(len(keys)), pa.timestamp("ms", "UTC"))
@@ -120,7 +120,7 @@ def test_keys_go_where_kafkas_producer_sends_them_others_round(go: Callable[...,
     ]
 
 
-def test_a_partition_column_decides_and_columns_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_partition_column_decides_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
     source = parquet(
         tmp_path / "s.parquet",
         k=["a", "b", "c", "d", None],
@@ -162,7 +162,7 @@ def segment_files(log_dir: Path) -> dict[str, bytes]:
     return {name: data for name, (data, _) in snapshot(log_dir).items() if name.endswith(kinds)}
 
 
-def test_the_same_import_again_does_what_is_left(
+def test_the_same_import_again_completes_the_rest(
     go: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [b"key-%d" % n for n in range(300)]
@@ -214,7 +214,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], Columns, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_in_columns_are_named_before_anything_is_read(
+def test_wrong_columns_are_reported_before_anything_is_read(
     name: str, go: Callable[..., Any], tmp_path: Path
 ) -> None:
     columns, names, message = MISTAKES[name]
@@ -225,7 +225,7 @@ def test_mistakes_in_columns_are_named_before_anything_is_read(
     assert snapshot(tmp_path / "logs") == before
 
 
-def test_a_source_without_rows_and_one_that_is_not_there(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_empty_source_and_a_missing_one_are_reported(go: Callable[..., Any], tmp_path: Path) -> None:
     empty = parquet(tmp_path / "s.parquet", key=pa.array([], pa.binary()), value=pa.array([], pa.binary()))
     for execute in (False, True):
         with pytest.raises(KeytailError, match="no rows"):
@@ -238,7 +238,9 @@ def test_a_source_without_rows_and_one_that_is_not_there(go: Callable[..., Any],
 
 
 @pytest.mark.parametrize("numbers", [[0, 3], [0, -1], [0, 2**32]])
-def test_a_partition_that_does_not_exist(numbers: Sequence[int], go: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_partition_that_does_not_exist_is_refused(
+    numbers: Sequence[int], go: Callable[..., Any], tmp_path: Path
+) -> None:
     source = parquet(tmp_path / "s.parquet", key=["a", "b"], value=["1", "2"], partition=pa.array(numbers, pa.int64()))
     with pytest.raises(KeytailError, match="1 records are for partitions that orders does not have"):
         go(source, execute=False)
@@ -249,7 +251,9 @@ def test_a_partition_that_does_not_exist(numbers: Sequence[int], go: Callable[..
     assert exit_status(rows) == 1
 
 
-def test_what_a_topic_refuses_is_refused_and_nothing_else_is_imported(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_records_that_a_topic_refuses_are_refused_and_nothing_else_is_imported(
+    go: Callable[..., Any], tmp_path: Path
+) -> None:
     source = parquet(tmp_path / "s.parquet", key=["a", None, "c"], value=["1", "2", "3"], partition=[0, 1, 2])
     compacted = unknown_topics("orders:cleanup.policy=compact")
     dry = go(source, execute=False, configuration=compacted)
@@ -265,7 +269,7 @@ def test_what_a_topic_refuses_is_refused_and_nothing_else_is_imported(go: Callab
 
 
 def by_hand(table: Path) -> None:
-    """As Delta's protocol has it: a file of rows, another one behind it, and rows deleted by writing both anew."""
+    """Write, as Delta's protocol specifies: a file of rows, then another one, and rows deleted by rewriting both."""
     (table / "_delta_log").mkdir(parents=True)
     types = {"key": "string", "value": "binary", "timestamp": "long"}
     fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
@@ -307,9 +311,9 @@ spark.stop()
 
 
 def run_with_jars(command: list[str]) -> None:
-    """In a process of its own: Delta's jars must be there when the JVM starts. The first one fetches them.
+    """In a separate process: Delta's jars must be present when the JVM starts. The first one downloads them.
 
-    Delta puts the state of a table, and Spark what it groups, into 50 and 200 tasks; here a few do.
+    Delta splits the state of a table, and Spark groups, into 50 and 200 tasks; here few tasks suffice.
     """
     few = ("spark.databricks.delta.snapshotPartitions=2", "spark.sql.shuffle.partitions=2")
     arguments = " ".join([*(f"--conf {one}" for one in few), "pyspark-shell"])
@@ -324,7 +328,7 @@ def run_with_jars(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("write", [by_hand, *([by_delta] if SOAK else [])])
-def test_a_delta_table(write: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_delta_table_is_imported(write: Callable[[Path], None], tmp_path: Path) -> None:
     logs = log_dir(tmp_path / "logs")
     write(tmp_path / "table")
     command = ["import", str(tmp_path / "table"), "--format", "delta", "--topic", "orders", "--log-dirs", str(logs)]

@@ -1,4 +1,4 @@
-"""Imports: what is decided, what segments hold, and what an earlier run's record is good for."""
+"""Imports: what is decided, what segments contain, and how an earlier run's record is used."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def facts(case: Case, root: Path) -> PartitionFacts:
     return case.replicas(LOCAL, root)[0].facts
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_a_record_is_read_back_as_written() -> None:
     record = ImportRecord("an id", 15, 39, (15, 24), 0xFFFFFFFF, 24, "begun")
     assert parse_record(record.encode()) == record
 
@@ -65,7 +65,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     "data",
     [b"", b"{}", b"[]", b'{"version": 1}', ImportRecord("a", 0, 1, (0,), 1, 1, "done").encode().replace(b"1", b"2", 1)],
 )
-def test_a_record_that_cannot_be_read_is_corrupt(data: bytes, tmp_path: Path) -> None:
+def test_an_unreadable_record_is_corrupt(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_record(data)
     root = made(EMPTY, tmp_path)
@@ -84,11 +84,11 @@ def test_a_record_that_cannot_be_read_is_corrupt(data: bytes, tmp_path: Path) ->
         (((0, 0), (2, 15)), 3, ((0, 0), (3, 15))),  # 2 has no records and never will
     ],
 )
-def test_the_entries_that_a_replica_needs(before, epoch, after) -> None:
+def test_a_replica_needs_these_entries(before, epoch, after) -> None:
     assert with_epoch(before, epoch, 15) == after
 
 
-def test_the_newest_epoch_of_any_replica_counts(tmp_path: Path) -> None:
+def test_the_latest_epoch_of_any_replica_is_used(tmp_path: Path) -> None:
     replicas = TWO_REPLICAS.replicas(LOCAL, made(TWO_REPLICAS, tmp_path))
     assert newest_epoch(replicas, 15) == newest_epoch(replicas[::-1], 15) == 3
     assert newest_epoch(replicas[1:], 15) == 0
@@ -97,7 +97,7 @@ def test_the_newest_epoch_of_any_replica_counts(tmp_path: Path) -> None:
         newest_epoch(replicas, 14)
 
 
-def test_what_forbids_an_import(tmp_path: Path) -> None:
+def test_obstacles_to_an_import(tmp_path: Path) -> None:
     found = facts(BEHIND, made(BEHIND, tmp_path))
     assert refusals(found, RULES) == []
     assert "did not stop cleanly" in refusals(replace(found, clean_shutdown=False), RULES)[0]
@@ -107,7 +107,7 @@ def test_what_forbids_an_import(tmp_path: Path) -> None:
     assert refusals(replace(found, problems=("broken",)), RULES) == ["broken"]
 
 
-def test_records_behind_records_only_on_purpose(tmp_path: Path) -> None:
+def test_appending_to_records_needs_a_flag(tmp_path: Path) -> None:
     root = made(BEHIND, tmp_path)
     with pytest.raises(Refused, match=r"log start offset is 0, and its log end offset is 15.*--append"):
         BEHIND.plan(LOCAL, root, append=False)
@@ -115,7 +115,7 @@ def test_records_behind_records_only_on_purpose(tmp_path: Path) -> None:
     assert EMPTY.plan(LOCAL, made(EMPTY, tmp_path / "empty"), append=False).base_offset == 0
 
 
-def test_replicas_must_end_together(tmp_path: Path) -> None:
+def test_replicas_must_have_the_same_log_end(tmp_path: Path) -> None:
     root = made(TWO_REPLICAS, tmp_path)
     log = root / "broker-1" / PARTITION / f"{10:020d}.log"
     log.write_bytes(log_of(range(10, 14)))
@@ -123,7 +123,7 @@ def test_replicas_must_end_together(tmp_path: Path) -> None:
         TWO_REPLICAS.plan(LOCAL, root)
 
 
-def test_the_topic_id_must_be_known_and_one(tmp_path: Path) -> None:
+def test_the_topic_id_must_be_known_and_unique(tmp_path: Path) -> None:
     root = made(TWO_REPLICAS, tmp_path)
     other = root / "broker-1" / PARTITION / "partition.metadata"
     other.write_text("version: 0\ntopic_id: BBBBBBBBBBBBBBBBBBBBBQ")
@@ -139,7 +139,7 @@ def test_the_topic_id_must_be_known_and_one(tmp_path: Path) -> None:
         TWO_REPLICAS.plan(LOCAL, root)
 
 
-def test_producers_at_the_end(tmp_path: Path) -> None:
+def test_producers_at_the_end_are_in_the_snapshot(tmp_path: Path) -> None:
     root = made(BEHIND, tmp_path)
     assert producers_at_end(LOCAL, facts(BEHIND, root)) == PRODUCERS
     (partition(root) / f"{15:020d}.snapshot").write_bytes(PRODUCERS[:-1])
@@ -165,7 +165,7 @@ def test_producers_at_the_end(tmp_path: Path) -> None:
         (".index", None, "missing"),
     ],
 )
-def test_an_active_segment_that_was_not_closed_is_not_rolled(suffix, change, why, tmp_path: Path) -> None:
+def test_an_unclosed_active_segment_is_not_rolled(suffix, change, why, tmp_path: Path) -> None:
     root = made(BEHIND, tmp_path)
     path = partition(root) / f"{10:020d}{suffix}"
     if change is None:
@@ -179,7 +179,7 @@ def test_an_active_segment_that_was_not_closed_is_not_rolled(suffix, change, why
     assert facts(BEHIND, root).segments[-1].base_offset == 10
 
 
-def test_an_import_is_known_again_though_a_broker_went_on_behind_it(tmp_path: Path) -> None:
+def test_an_import_is_recognised_although_a_broker_continued_after_it(tmp_path: Path) -> None:
     root = made(BEHIND, tmp_path)
     BEHIND.run(LOCAL, root)
     path = partition(root) / "keytail-import"
@@ -194,7 +194,7 @@ def test_an_import_is_known_again_though_a_broker_went_on_behind_it(tmp_path: Pa
         BEHIND.plan(LOCAL, root, "another", append=False)
 
 
-def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
+def test_an_uncertain_state_is_refused(tmp_path: Path) -> None:
     root = made(BEHIND, tmp_path)
     (partition(root) / "keytail-import").write_bytes(ImportRecord("one", 15, 39, (15,), 1, 24, "begun").encode())
     assert BEHIND.plan(LOCAL, root).states == ("new",)
@@ -205,7 +205,7 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     assert BEHIND.plan(LOCAL, root, "another").states == ("new",)
 
 
-def test_other_batches_where_the_import_was_to_begin_are_not_taken_for_it(tmp_path: Path) -> None:
+def test_other_batches_at_the_start_of_the_import_are_not_mistaken_for_it(tmp_path: Path) -> None:
     """Stopped after the roll, before the commit; then a broker led the partition."""
     root = made(BEHIND, tmp_path)
     write_segment(partition(root), 15, log_of([15, 16], 7), "")
@@ -229,7 +229,7 @@ def found(root: Path) -> list[Rec]:
     return all_records([batch for log in logs for batch in decode_log(log.read_bytes())])
 
 
-def test_segments_end_by_size_and_hold_what_was_given(tmp_path: Path) -> None:
+def test_segments_end_by_size_and_contain_the_given_records(tmp_path: Path) -> None:
     records = some_records(200, 0)
     writer, root = write(tmp_path, records, pieces=7)
     written = writer.finish()
@@ -248,7 +248,7 @@ def test_segments_end_by_size_and_hold_what_was_given(tmp_path: Path) -> None:
             assert log.size_bytes + first_of_next.size > EMPTY.segment_bytes
 
 
-def test_no_timestamp_is_the_time_of_the_import(tmp_path: Path) -> None:
+def test_records_without_timestamp_get_the_time_of_the_import(tmp_path: Path) -> None:
     records = [replace(rec, timestamp=-1) if rec.offset % 3 else rec for rec in some_records(20, 0)]
     write(tmp_path, records)[0].finish()
     expected = [replace(rec, timestamp=NOW_MS) if rec.timestamp == -1 else rec for rec in records]
@@ -263,14 +263,14 @@ def test_append_time_is_that_of_the_import(tmp_path: Path) -> None:
     assert {batch.timestamp_type for batch in decode_log(log.read_bytes())} == {1}
 
 
-def test_a_record_without_key_is_refused_where_it_would_be_lost(tmp_path: Path) -> None:
+def test_a_record_without_key_is_refused_if_it_would_be_lost(tmp_path: Path) -> None:
     records = [replace(rec, key=None) if rec.offset == 17 else rec for rec in some_records(20, 0)]
     with pytest.raises(Refused, match="row 17 of the partition has no key"):
         write(tmp_path, records, pieces=2, keys_required=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_wherever_pieces_end_batches_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_do_not_depend_on_where_pieces_end(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     records = [replace(rec, headers=() if seed == 1 else rec.headers) for rec in some_records(rng.randrange(1, 150), 0)]
     whole, root = write(tmp_path / "whole", records, codec=seed % 2)
@@ -295,7 +295,7 @@ def test_wherever_pieces_end_batches_are_the_same(seed: int, tmp_path: Path, mon
         assert replace(written, segments=()) == replace(expected, segments=())
 
 
-def test_a_record_that_no_consumer_may_get_is_refused_and_nothing_stays(
+def test_a_record_that_no_consumer_could_read_is_refused_and_no_file_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_segments, "CHUNK_BYTES", 1)
@@ -312,7 +312,7 @@ def test_a_record_that_no_consumer_may_get_is_refused_and_nothing_stays(
     assert sorted(partition(root).iterdir()) == before
 
 
-def test_a_partition_is_made_as_a_broker_has_it(tmp_path: Path) -> None:
+def test_a_created_partition_is_as_a_broker_creates_it(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir(mode=0o750)
     make_partition(LOCAL, str(tmp_path / "d"), "orders", 3, TOPIC_ID)
     path = tmp_path / "d" / "orders-3"
@@ -326,7 +326,7 @@ def test_a_partition_is_made_as_a_broker_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_any_records_come_back_from_any_state(name: str, tmp_path: Path) -> None:
+def test_any_records_are_read_back_from_any_state(name: str, tmp_path: Path) -> None:
     case, rng = CASES[name], random.Random(name)
     root = made(case, tmp_path)
     plan = case.plan(LOCAL, root)

@@ -1,4 +1,5 @@
-"""The two ways of an import, past the JVM and through Spark's rows: the same bytes of both, and which is taken when.
+"""The two strategies of an import, without the JVM and through Spark's rows: the same bytes of both, and when each is
+chosen.
 
 KEYTAIL_SEED repeats one random source.
 """
@@ -66,7 +67,7 @@ def random_rows(rng: random.Random, count: int) -> list[Row]:
 
 
 def write_file(path: Path, rows: list[Row], rng: random.Random, times: pa.DataType, kind: pa.DataType) -> None:
-    """Arrow's types differ from file to file, Parquet's do not. Some row groups are empty."""
+    """Arrow's types differ between files, Parquet's do not. Some row groups are empty."""
     scale = 1000 if times == pa.timestamp("us", "UTC") else 1
 
     def strings(at: int) -> pa.Array:
@@ -93,7 +94,7 @@ def write_file(path: Path, rows: list[Row], rng: random.Random, times: pa.DataTy
 
 
 @pytest.mark.parametrize("seed", seeds(1))
-def test_both_ways_give_the_same_bytes(
+def test_both_strategies_give_the_same_bytes(
     seed: int, go: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     rng = random.Random(seed)
@@ -136,7 +137,7 @@ def test_both_ways_give_the_same_bytes(
 
 
 def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[Any, ...]]]]:
-    """What the tasks of all slices pack, in the order of places: partition, task, records."""
+    """Return what the tasks of all slices pack, in order: partition, task, records."""
     columns = {name: name for name in pq.read_schema(path).names}
     slices = cut([_look_into(str(path), columns)], 1)
     cells = []
@@ -150,7 +151,7 @@ def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[A
 
 
 @pytest.mark.parametrize("seed", [1, *seeds(7)])
-def test_cells_in_the_order_of_their_places_are_the_source(
+def test_cells_in_order_are_the_source(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
@@ -173,7 +174,7 @@ def test_cells_in_the_order_of_their_places_are_the_source(
     assert {partition for partition, _, _ in passed} == set(expected) - {2}
 
 
-def test_numbers_without_a_partition_come_to_a_task_as_empty_cells(tmp_path: Path) -> None:
+def test_a_task_without_records_gets_empty_cells(tmp_path: Path) -> None:
     own = [0, 4, -1, 2**40, 1, 7, 4]
     table = pa.table({"key": [b"k"] * 7, "value": [b"v"] * 7, "partition": pa.array(own, pa.int64())})
     pq.write_table(table, tmp_path / "s.parquet")
@@ -183,7 +184,7 @@ def test_numbers_without_a_partition_come_to_a_task_as_empty_cells(tmp_path: Pat
     ]  # fmt: skip
 
 
-def test_a_large_row_group_is_never_whole_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_row_group_is_never_entirely_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_cells, "CHUNK_BYTES", 1 << 20)
     values = [b"%d" % number + bytes(990) for number in range(60_000)]
     table = pa.table({"key": pa.nulls(len(values), pa.binary()), "value": values})
@@ -210,7 +211,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
         list(pack_slice(one, columns, PARTITIONS, ()))
 
 
-def test_cells_in_scratch_files_are_read_in_any_order_and_none_stays_after_an_error(tmp_path: Path) -> None:
+def test_cells_in_scratch_files_are_read_in_any_order_and_none_is_left_after_an_error(tmp_path: Path) -> None:
     columns = {"key": "key", "value": "value"}
     for name, count in (("a", 300), ("b", 20)):
         keys = [b"%s%d" % (name.encode(), number) for number in range(count)]
@@ -257,7 +258,9 @@ NAMES = {"key": "key", "value": "value", "partition": "region"}
         (PARQUET, ["file:///a/%6bey=3/b.parquet"], "column key is in the names of directories"),
     ],
 )
-def test_what_needs_rows_before_a_file_is_opened(source: Source, uris: list[str], why: str | None) -> None:
+def test_formats_that_need_rows_are_known_before_a_file_is_opened(
+    source: Source, uris: list[str], why: str | None
+) -> None:
     told = rows_needed(source, uris, NAMES)
     assert told is None if why is None else why in str(told)
 
@@ -290,7 +293,7 @@ KINDS = {"key": "binary", "value": "string", "timestamp": "bigint", "headers": "
         ("headers", pa.list_(pa.struct({"key": DICTIONARY, "value": pa.binary()})), "headers has the type list"),
     ],
 )
-def test_which_types_need_rows(role: str, kind: pa.DataType, why: str | None, tmp_path: Path) -> None:
+def test_types_that_need_rows(role: str, kind: pa.DataType, why: str | None, tmp_path: Path) -> None:
     schema = pa.schema(PLAIN | {role: kind})
     pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
     kinds = KINDS | ({role: "timestamp"} if "timestamp[" in str(kind) else {})
@@ -298,7 +301,7 @@ def test_which_types_need_rows(role: str, kind: pa.DataType, why: str | None, tm
     assert told is None if why is None else why in str(told)
 
 
-def test_times_of_96_bits_and_files_that_differ_need_rows(tmp_path: Path) -> None:
+def test_timestamps_of_96_bits_and_different_files_need_rows(tmp_path: Path) -> None:
     table = pa.schema(PLAIN | {"timestamp": pa.timestamp("ns", "UTC")}).empty_table()
     pq.write_table(table, tmp_path / "old.parquet", use_deprecated_int96_timestamps=True)
     old = _look_into(str(tmp_path / "old.parquet"), ROLES)
@@ -315,7 +318,7 @@ def test_times_of_96_bits_and_files_that_differ_need_rows(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["a partition folder", "96 bits", "no footer"])
-def test_where_rows_are_needed_they_are_taken(
+def test_rows_are_used_if_needed(
     how: str, go: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     folder = tmp_path / "source" / ("partition=1" if how == "a partition folder" else "")

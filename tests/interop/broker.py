@@ -1,7 +1,7 @@
 """A real Kafka broker for tests, 4.3.1 or another version: KRaft on one node, 127.0.0.1, free ports.
 
-`Broker` starts on a log dir (formatting it if need be), tells what it logged, and stops by SIGTERM to its own
-process. Talking to it is left to broker_client.py, and what should be true of it to the tests.
+`Broker` starts on a log dir (formatting it if needed), returns what it logged, and stops by SIGTERM to its own process.
+broker_client.py communicates with it, and the tests check it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_ID = 1
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 120.0
 
-# Every broker of these tests has one replica of everything, and nothing that acts on old data by itself.
+# Every broker of these tests has one replica of everything, and no task that changes old data by itself.
 PROPERTIES: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
@@ -66,7 +66,7 @@ _LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} \[(?P<thread>.*?)\] (?P<level>[A-Z]+
 
 
 class LogLine(NamedTuple):
-    """One message of the broker."""
+    """One message in the broker's log."""
 
     level: str
     logger: str
@@ -76,8 +76,8 @@ class LogLine(NamedTuple):
 class Broker:
     """One broker on one or more log dirs; `with Broker(...) as broker` starts it and stops it cleanly.
 
-    A broker with ZooKeeper is a subclass (tests/versions_of_kafka). `work_dir` takes its configuration and its
-    log. The ports stay the same over restarts of one object.
+    A broker with ZooKeeper is a subclass (tests/versions_of_kafka). `work_dir` contains its configuration and its log.
+    The ports are kept over restarts of one object.
     """
 
     ready_text = "Kafka Server started"
@@ -94,8 +94,8 @@ class Broker:
         uid: int | None = None,
         java_options: Sequence[str] | None = None,
     ) -> None:
-        """`uid`: the user and group that the process runs as; only root may say so. `java_options` None: it starts with
-        an archive of its classes, where there is one."""
+        """`uid`: the user and group that the process runs as; only root may set it. `java_options` None: it starts with
+        an archive of its classes, if there is one."""
         self.log_dirs = [log_dirs] if isinstance(log_dirs, Path) else list(log_dirs)
         self.log_file = work_dir / "broker.log"
         self.version = version
@@ -115,7 +115,7 @@ class Broker:
         return f"127.0.0.1:{self._ports[0]}"
 
     def start(self) -> None:
-        """Format what was never formatted, start, and return when the broker serves."""
+        """Format the log dirs if they are new, start, and return when the broker serves."""
         assert self._process is None
         self._work_dir.mkdir(parents=True, exist_ok=True)
         config = self._write_config()
@@ -130,7 +130,7 @@ class Broker:
         self._wait_until_ready()
 
     def stop(self) -> None:
-        """SIGTERM, and wait: afterwards each log dir has its clean-shutdown file, or this raises."""
+        """Send SIGTERM, and wait: afterwards each log dir has its clean-shutdown file, or this raises."""
         process = self._process
         assert process is not None, "the broker is not running"
         process.send_signal(signal.SIGTERM)
@@ -154,7 +154,7 @@ class Broker:
             atexit.unregister(self.kill)
 
     def log_lines(self) -> list[LogLine]:
-        """What the broker logged since its last start."""
+        """Return what the broker logged since its last start."""
         with self.log_file.open("rb") as log:
             log.seek(self._started_at)
             text = log.read().decode(errors="replace")
@@ -226,7 +226,7 @@ class Broker:
 
 
 def tool(name: str) -> str:
-    """The path of the JDK's java or javac."""
+    """Return the path of the JDK's java or javac."""
     home = os.environ.get("JAVA_HOME")
     path = str(Path(home, "bin", name)) if home else shutil.which(name)
     if path is None or not Path(path).exists():

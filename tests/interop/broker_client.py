@@ -1,7 +1,7 @@
 """Kafka's own clients for tests: producers, consumers and an admin client in one JVM, driven from Python.
 
-The JVM outlives the broker it talks to, so a producer can go on where it stopped. Records come and go as plain
-values; starting the broker is left to broker.py.
+The JVM outlives the broker that it uses, so a producer can continue where it stopped. Records are plain values;
+broker.py starts brokers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BrokerClient:
         atexit.register(self.close)
 
     def connect(self, broker: Broker) -> None:
-        """Talk to this broker from now on. Producers keep the address they were made with."""
+        """Use this broker from now on. Producers keep the address with which they were created."""
         self._ask("connect", bootstrap=broker.bootstrap)
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> None:
@@ -63,17 +63,17 @@ class BrokerClient:
         self._ask("alter_configs", topic=topic, configs=dict(configs))
 
     def describe_topics(self) -> dict[str, dict[str, Any]]:
-        """Every topic, internal ones too: `partitions`, `id`, and `configs` set on the topic itself."""
+        """Return every topic, internal ones too: `partitions`, `id`, and `configs` set on the topic itself."""
         answer: dict[str, dict[str, Any]] = self._ask("describe_topics")
         return answer
 
     def describe_log_dirs(self) -> dict[str, dict[str, Any]]:
-        """By path: `error` (None when online) and `size_bytes` by "topic-partition"."""
+        """Return by path: `error` (None when online) and `size_bytes` by "topic-partition"."""
         answer: dict[str, dict[str, Any]] = self._ask("describe_log_dirs", node=NODE_ID)
         return answer
 
     def describe_producers(self, topic: str, partition: int) -> list[dict[str, int]]:
-        """The partition's live producers: producer_id, epoch, last_sequence, last_timestamp_ms, and
+        """Return the partition's live producers: producer_id, epoch, last_sequence, last_timestamp_ms, and
         transaction_start_offset, -1 outside of a transaction."""
         answer: list[dict[str, int]] = self._ask("describe_producers", topic=topic, partition=partition)
         return answer
@@ -89,7 +89,7 @@ class BrokerClient:
         idempotent: bool = False,
         transactional_id: str | None = None,
     ) -> list[int]:
-        """One batch of (timestamp, key, value[, headers]) by the producer of that name; the offsets it got.
+        """Send one batch of (timestamp, key, value[, headers]) by the producer of that name; return the offsets.
 
         The settings count when the name is new: the producer lives until `close_producer`.
         """
@@ -106,16 +106,16 @@ class BrokerClient:
         return answer
 
     def produce_file(self, topic: str, path: Path, *, codec: str, batch_bytes: int) -> float:
-        """Seconds of sending every record of a file (count, then timestamp, key and value with lengths, big-endian) and
-        of the flush, by a producer of its own; it reads the file before."""
+        """Return the seconds of sending every record of a file (count, then timestamp, key and value with lengths,
+        big-endian) and of the flush, by a separate producer; it reads the file before."""
         answer: float = self._ask("produce_file", topic=topic, path=str(path), codec=codec, batch_bytes=batch_bytes)
         return answer
 
     def transaction(
         self, producer: str, step: str, transactional_id: str | None = None, *, timeout_ms: int = 60_000
     ) -> None:
-        """`step` is begin, commit or abort; the first begin makes the producer, which ends what an earlier one of
-        its transactional id left open. The broker aborts a transaction that is open for `timeout_ms`."""
+        """`step` is begin, commit or abort; the first begin creates the producer, which ends what an earlier one of its
+        transactional id left open. The broker aborts a transaction that is open for `timeout_ms`."""
         self._ask("transaction", producer=producer, step=step, transactional_id=transactional_id, timeout_ms=timeout_ms)
 
     def send_offsets(self, producer: str, group: str, topic: str, partition: int, offset: int) -> None:
@@ -123,7 +123,7 @@ class BrokerClient:
         self._ask("send_offsets", producer=producer, group=group, topic=topic, partition=partition, offset=offset)
 
     def abort_transaction(self, topic: str, partition: int, start_offset: int) -> None:
-        """Have the partition's leader abort the open transaction that begins there, as an administrator does."""
+        """Make the partition's leader abort the open transaction that begins there, as an administrator does."""
         self._ask("abort_transaction", topic=topic, partition=partition, start_offset=start_offset)
 
     def close_producer(self, producer: str) -> None:
@@ -140,7 +140,8 @@ class BrokerClient:
         sequence: int,
         codec: str = "none",
     ) -> tuple[str, int]:
-        """One batch with this producer id, epoch and first sequence: error name ("NONE") and base offset."""
+        """Send one batch with this producer id, epoch and first sequence: return error name ("NONE") and base offset.
+        """
         answer = self._ask(
             "raw_produce",
             topic=topic,
@@ -154,12 +155,12 @@ class BrokerClient:
         return answer["error"], answer["base_offset"]
 
     def consume(self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted") -> list[Served]:
-        """Every record of these partitions, from the start to the end that each has now."""
+        """Return every record of these partitions, from the start to the current end of each."""
         rows = self._ask("consume", partitions=[list(one) for one in partitions], isolation=isolation)
         return sorted((from_wire(row) for row in rows), key=lambda record: record[:3])
 
     def first_from(self, topic: str, partition: int, offsets: Iterable[int]) -> list[int | None]:
-        """For each offset, that of the first record a consumer gets which begins there; None at the end."""
+        """Return for each offset that of the first record that a consumer gets from there; None at the end."""
         asked = list(offsets)
         answer: list[int | None] = self._ask("first_from", topic=topic, partition=partition, offsets=asked)
         return answer
@@ -167,13 +168,14 @@ class BrokerClient:
     def offsets(
         self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted"
     ) -> dict[str, tuple[int, int]]:
-        """Log start and log end offset, by "topic-partition"; for read_committed the end is the last stable one."""
+        """Return log start and log end offset, by "topic-partition"; for read_committed the end is the last stable one.
+        """
         answer = self._ask("offsets", partitions=[list(one) for one in partitions], isolation=isolation)
         return {name: (start, end) for name, (start, end) in answer.items()}
 
     def wait_until_decided(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Until no transaction is open. A commit returns before its markers are in the partitions: the coordinator
-        writes them later, and a read_committed consumer that is quick sees less.
+        """Wait until no transaction is open. A commit returns before its markers are in the partitions: the coordinator
+        writes them later, and a fast read_committed consumer sees less.
         """
         asked, give_up = list(partitions), time.monotonic() + 60
         while self.offsets(asked) != (stable := self.offsets(asked, isolation="read_committed")):
@@ -181,8 +183,8 @@ class BrokerClient:
             time.sleep(0.05)
 
     def wait_until_quiet(self, partitions: Iterable[tuple[str, int]], quiet_s: float = 1.0) -> None:
-        """Until no record has come for a second: behind the markers of a transaction its coordinator still writes that
-        it is complete."""
+        """Wait until no record has arrived for a second: after the markers of a transaction, its coordinator writes
+        that it is complete."""
         asked = list(partitions)
         ends, since_s = self.offsets(asked), time.monotonic()
         while time.monotonic() - since_s < quiet_s:
@@ -193,26 +195,26 @@ class BrokerClient:
     def offsets_for_times(
         self, topic: str, partition: int, timestamps_ms: Iterable[int]
     ) -> list[tuple[int, int] | None]:
-        """For each time, (offset, timestamp) of the first record at or after it, or None."""
+        """Return for each time (offset, timestamp) of the first record at or after it, or None."""
         times = list(timestamps_ms)
         answer = self._ask("offsets_for_times", topic=topic, partition=partition, timestamps=times)
         return [None if found is None else (found[0], found[1]) for found in answer]
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
-        """Raise the log start offset. Kafka allows it only where the policy has `delete`."""
+        """Raise the log start offset. Kafka allows it only if the policy has `delete`."""
         self._ask("delete_records", topic=topic, partition=partition, before_offset=before_offset)
 
     def commit_offsets(self, group: str, topic: str, partition: int, offsets: Iterable[int], note: str = "") -> None:
-        """Commit each offset in turn, a request each."""
+        """Commit each offset in turn, one request each."""
         self._ask("commit_offsets", group=group, topic=topic, partition=partition, offsets=list(offsets), note=note)
 
     def committed_offsets(self, group: str) -> dict[str, int]:
-        """The group's offsets by "topic-partition"."""
+        """Return the group's offsets by "topic-partition"."""
         answer: dict[str, int] = self._ask("committed_offsets", group=group)
         return answer
 
     def delete_group(self, group: str) -> None:
-        """Forget a group: tombstones in __consumer_offsets."""
+        """Delete a group: this writes tombstones to __consumer_offsets."""
         self._ask("delete_group", group=group)
 
     def close(self) -> None:
@@ -246,7 +248,7 @@ class BrokerClient:
 
 
 def to_wire(record: Served) -> list[Any]:
-    """A record as a JSON array: fields in order, bytes as base64."""
+    """Return a record as a JSON array: fields in order, bytes as base64."""
     headers = [[name, _text(value)] for name, value in record.headers]
     return [*record[:5], _text(record.key), _text(record.value), headers]
 
@@ -279,7 +281,8 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def client_command(main_class: str, heap: str) -> list[str]:
-    """Of one of the programs in broker_java/, which are compiled once for each state of them."""
+    """Return the command line of one of the programs in broker_java/, which are compiled once for each state of them.
+    """
     path = class_path(with_logging=True)
     with compiling():
         classes = compiled(sorted((HERE / "broker_java").glob("*.java")), path)

@@ -1,6 +1,6 @@
-"""What the stories told with a real broker have in common: running keytail, reading the broker's log, comparing.
+"""Shared by scenarios with a real broker: running keytail, reading the broker's log, comparing.
 
-Which story is told, and what must be true in it, is in the test modules.
+The scenarios and their checks are in the test modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HARMLESS = (
     "The config `log.cleaner.enable` is deprecated",
     "Error processing append operation on partition",  # the gap in sequences that test_broker.py provokes
 )
-# The quorum and the network, which know nothing of logs, and warn when a machine is slow or a node stops.
+# The quorum and the network, which do not concern logs, and warn when a machine is slow or a node stops.
 ELSEWHERE = re.compile(
     r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager|RequestSendThread|network\.Processor)$"
     r"|\.raft\.|Raft"
@@ -39,14 +39,14 @@ REPAIRS = re.compile(
 NO_REPAIRS = (
     "clean shutdown file was found",
     "Reloading from producer snapshot and rebuilding producer state",
-    "due to log start offset",  # the cleaner drops segments of a topic that deletes too
+    "due to log start offset",  # the cleaner also removes segments of a topic with delete
 )
 
 State = dict[bytes | None, bytes]
 
 
 def start_client() -> BrokerClient:
-    """Kafka's clients; where there is no Kafka the test is skipped with the reason, or fails."""
+    """Kafka's clients; without Kafka the test is skipped with the reason, or fails."""
     try:
         return BrokerClient()
     except KafkaUnavailable as reason:
@@ -56,7 +56,7 @@ def start_client() -> BrokerClient:
 
 
 def keytail(verb: str, *arguments: str | Path) -> list[dict[str, Any]]:
-    """Run the command as a user does; its rows."""
+    """Run the command as a user does; return its rows."""
     command = [str(KEYTAIL), verb, *map(str, arguments), "--output", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 3), f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"
@@ -75,7 +75,7 @@ def complaints(lines: Iterable[LogLine]) -> list[LogLine]:
 
 
 def repairs(lines: Iterable[LogLine]) -> list[LogLine]:
-    """What loading says about mending a log; the metadata log always starts with recovery."""
+    """Return messages about repairs of a log while loading; the metadata log always starts with recovery."""
     return [
         line
         for line in lines
@@ -87,7 +87,7 @@ def repairs(lines: Iterable[LogLine]) -> list[LogLine]:
 
 
 def state_of(records: Iterable[Served]) -> dict[int, State]:
-    """By partition, what a table of the topic holds: each key's newest value, tombstones taken out."""
+    """Return, by partition, the contents of a table of the topic: each key's latest value, without tombstones."""
     tables: dict[int, State] = defaultdict(dict)
     for record in records:
         if record.value is None:

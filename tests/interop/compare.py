@@ -1,8 +1,7 @@
-"""Whether two partition directories hold the same result of a round: promise 3, file by file.
+"""Whether two partition directories contain the same result of a round: promise 3, file by file.
 
-Uncompressed logs and their indexes must be the same bytes. Where Kafka compressed a batch again only the
-bytes of that batch may differ, with its length and checksum; then the indexes must be those of the log beside
-them.
+Uncompressed logs and their indexes must be the same bytes. If Kafka compressed a batch again, only the bytes of that
+batch may differ, with its length and checksum; then the indexes must match the log beside them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ TIMED = (".log", ".index", ".timeindex")
 
 
 def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[str]:
-    """Every difference in words; empty when the directories hold the same result."""
+    """Return every difference as text; empty if the directories contain the same result."""
     theirs, mine = sorted(os.listdir(kafka)), sorted(os.listdir(ours))
     found = []
     if theirs != mine:
@@ -31,7 +30,7 @@ def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[s
     for name in both:
         if not name.endswith(TIMED) and (kafka / name).read_bytes() != (ours / name).read_bytes():
             found.append(f"{name}: bytes differ")
-    # Opening a log touches the indexes of its active segment, and only Kafka opened it.
+    # Opening a log changes the indexes of its active segment, and only Kafka opened it.
     active = max(logs, default="").removesuffix(".log")
     for name in both:
         if name.endswith(TIMED) and not (name.startswith(active) and not name.endswith(".log")):

@@ -1,6 +1,6 @@
-"""The `kafka` fixture: one JVM with Kafka's storage classes for all tests of a process, of other folders too.
+"""The `kafka` fixture: one JVM with Kafka's storage classes for all tests of a process, also of other folders.
 
-Where Java, Maven or the jars are missing its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
+Without Java, Maven or the jars its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def kafka() -> Kafka:
 
 @functools.cache
 def _harness() -> Kafka:
-    """A fixture that is imported is another in each module; what it gives is not."""
+    """An imported fixture is a different one in each module; its value is not."""
     harness = Kafka()
     atexit.register(harness.close)
     return harness
@@ -38,7 +38,7 @@ def _harness() -> Kafka:
 
 @pytest.fixture
 def fast_dir() -> Iterator[Path]:
-    """A directory in memory where there is one: thousands of fsyncs then cost nothing."""
+    """A directory in memory, if there is one: thousands of fsyncs are free there."""
     memory = Path("/dev/shm")
     parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="keytail-", dir=parent))

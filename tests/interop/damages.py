@@ -1,7 +1,7 @@
-"""Ways to damage one healthy partition, each with the file and place that an inspection must name, and how real
-Kafka can be asked whether it takes it for damage too.
+"""Ways to damage one healthy partition, each with the file and position that an inspection must report, and how real
+Kafka can be asked whether it considers it damage too.
 
-A damage is a function of a generator and the partition's directory. None: this log has nothing to do it to.
+A damage is a function of a generator and the partition's directory. None: it is impossible on this log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keytail.format.producers import encode_snapshot, parse_snapshot
 from tests.interop.kafka import Kafka, KafkaError
 from tests.reference.varints import crc32c
 
-# Not among them: offsets that are not consecutive, which a cleaned log never are.
+# Not among them: offsets that are not consecutive, which a cleaned log never has.
 _DUMP_SIGNS = (
     "Mismatches in",
     "Found timestamp mismatch",
@@ -30,7 +30,7 @@ Witness = Callable[[Kafka, Path], bool]
 
 @dataclass(frozen=True)
 class Damage:
-    """`kinds`: any of them names it. `byte_position` None: of the whole file. `witness`: whether Kafka agrees."""
+    """`kinds`: any of them is correct. `byte_position` None: of the whole file. `witness`: whether Kafka agrees."""
 
     kinds: tuple[str, ...]
     path: Path
@@ -39,7 +39,7 @@ class Damage:
 
 
 def batches(log: Path) -> list[tuple[int, bytes]]:
-    """Position and bytes of each batch of a healthy segment."""
+    """Return position and bytes of each batch of a healthy segment."""
     data, at, found = log.read_bytes(), 0, []
     while at < len(data):
         size = 12 + struct.unpack_from(">i", data, at + 8)[0]
@@ -152,7 +152,7 @@ def wrong_record_count(rng: random.Random, partition: Path) -> Damage | None:
     stated = count + rng.choice([-1, 1])
     _write_at(log, position, _signed(batch[:57] + struct.pack(">i", stated) + batch[61:]))
     kinds = ("record-count", "record", "decompress", "max-timestamp")
-    # Of a batch that states none Kafka reads nothing, and so sees nothing.
+    # In a batch that declares no records Kafka reads nothing, and so finds nothing.
     return Damage(kinds, log, position, _dump_complains(log, "--deep-iteration") if stated else None)
 
 
@@ -191,9 +191,9 @@ def index_position(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def index_offset(rng: random.Random, partition: Path) -> Damage | None:
-    """An offset in front of the batch that the entry points to: who looks for it there does not find it.
+    """An offset before the batch that the entry points to: a search for it there does not find it.
 
-    Not the offset behind: where the next batch ends with it, it is what a broker before 4.0 writes for both batches.
+    Not the offset after: if the next batch ends with it, it is what a broker before 4.0 writes for both batches.
     """
     chosen = _entry(rng, partition, ".index", 8)
     if chosen is None:
@@ -291,7 +291,7 @@ def snapshot_bit(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def snapshot_entry(rng: random.Random, partition: Path) -> Damage | None:
-    """Of a log that was never cleaned every field of an entry can be told from it."""
+    """In a log that was never cleaned every field of an entry can be derived from it."""
     file = _pick(rng, partition, ".snapshot", least_bytes=56)
     if file is None:
         return None
@@ -323,7 +323,7 @@ def epochs_line(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def epochs_moved(rng: random.Random, partition: Path) -> Damage | None:
-    """An entry behind the first one begins too late: its first batch then is of the epoch before."""
+    """An entry after the first one begins too late: its first batch then belongs to the previous epoch."""
     file = partition / "leader-epoch-checkpoint"
     lines = file.read_text().splitlines()
     if len(lines) < 4:
@@ -361,5 +361,5 @@ ANYWHERE = (
     index_offset, time_entry, zeroed_time_index, lost_index, snapshot_bit, epochs_line, fatal_name,
     log_start_beyond, high_watermark_beyond,
 )  # fmt: skip
-# Only a log that nobody cleaned tells all that these change.
+# Only a log that was never cleaned shows all that these change.
 NEVER_CLEANED = (wrong_leader_epoch, lost_aborted_entry, other_aborted_entry, snapshot_entry, epochs_moved)

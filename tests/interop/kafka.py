@@ -1,7 +1,7 @@
-"""A real Kafka's storage classes for tests: one long-lived JVM that speaks a line of JSON each way.
+"""A real Kafka's storage classes for tests: one long-lived JVM with one line of JSON in each direction.
 
-Resolves Kafka's jars with Maven once, compiles java/ when it changed, restarts the JVM after a crash, and
-turns an exception on Kafka's side into KafkaError. What the answers mean is left to the tests.
+Resolves Kafka's jars with Maven once, compiles java/ when it changed, restarts the JVM after a crash, and turns an
+exception on Kafka's side into KafkaError. The tests interpret the answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TARGET = HERE / "target"
 VERSION = "4.3.1"
 CLOCK_MS = 1_700_000_000_000
 LOAD_FACTOR = 0.9
-# Whatever the loader logs (DEBUG included) says that it deleted, renamed, recovered or cut something.
+# The loader's messages (DEBUG included) about something deleted, renamed, recovered or truncated.
 REPAIR_SIGNS = (
     " LogLoader: ",
     "Found invalid messages",
@@ -61,7 +61,7 @@ class SegmentSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Opened:
-    """What every command on a partition tells: Kafka's own numbers for it, and what it logged (from INFO)."""
+    """The result of every command on a partition: Kafka's own numbers for it, and what it logged (from INFO)."""
 
     log_start_offset: int
     log_end_offset: int
@@ -81,13 +81,13 @@ class Opened:
 
     @property
     def repaired(self) -> list[str]:
-        """The lines that say that the loader found something to repair: empty after a clean shutdown."""
+        """Return the lines about repairs by the loader: empty after a clean shutdown."""
         return [line for line in self.messages if any(sign in line for sign in REPAIR_SIGNS)]
 
 
 @dataclass(frozen=True)
 class Cleanable(Opened):
-    """What LogCleanerManager and LogToClean say about a log: the numbers of the choice."""
+    """What LogCleanerManager and LogToClean report about a log: the numbers of the selection."""
 
     first_dirty_offset: int
     first_uncleanable_dirty_offset: int
@@ -119,7 +119,8 @@ class Cleaned(Cleanable):
 
 @dataclass(frozen=True)
 class Retained(Opened):
-    """A log after UnifiedLog.deleteOldSegments: how many segments went, the leader epochs (epoch, start), the files."""
+    """A log after UnifiedLog.deleteOldSegments: how many segments were removed, the leader epochs (epoch, start), the
+    files."""
 
     deleted: int
     epochs: tuple[tuple[int, int], ...]
@@ -142,8 +143,8 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded(Opened):
-    """A directory as Kafka's loader left it. `batches` (when asked for) are header fields by name;
-    `fetch_mismatches` are (asked offset, expected, got); `timestamps` maps asked time to (time, offset)."""
+    """A directory as Kafka's loader left it. `batches` (if requested) are header fields by name; `fetch_mismatches` are
+    (requested offset, expected, got); `timestamps` maps the requested time to (time, offset)."""
 
     records: tuple[Record, ...]
     batches: tuple[dict[str, Any], ...]
@@ -151,16 +152,16 @@ class Loaded(Opened):
     files: tuple[str, ...]
     fetch_mismatches: tuple[tuple[int, int | None, int | None], ...] = ()
     timestamps: dict[int, tuple[int, int] | None] = field(default_factory=dict)
-    # When asked for: per producer id, epoch, last sequence, first and last data offset, timestamp,
-    # coordinator epoch, first offset of the open transaction (-1: none); per aborted transaction producer id,
-    # first, last and last stable offset; the offsets that a read_committed consumer is given.
+    # If requested: per producer id, epoch, last sequence, first and last data offset, timestamp, coordinator epoch,
+    # first offset of the open transaction (-1: none); per aborted transaction producer id, first, last and last stable
+    # offset; the offsets that a read_committed consumer gets.
     producers: tuple[tuple[int, ...], ...] = ()
     aborted: tuple[tuple[int, ...], ...] = ()
     committed: tuple[int, ...] = ()
 
 
 class Indexes(NamedTuple):
-    """What LogSegment.recover makes of a `.log` file; `txn_index` is None when it makes none."""
+    """The result of LogSegment.recover for a `.log` file; `txn_index` is None if it writes none."""
 
     offset_index: bytes
     time_index: bytes
@@ -169,7 +170,7 @@ class Indexes(NamedTuple):
 
 
 class Dumped(NamedTuple):
-    """What DumpLogSegments did: its exit status, both streams, and the seconds without the JVM's start."""
+    """The result of DumpLogSegments: its exit status, both streams, and the seconds without the JVM's start."""
 
     status: int
     out: str
@@ -178,7 +179,7 @@ class Dumped(NamedTuple):
 
 
 def slots_for(map_max_entries: int) -> int:
-    """The smallest number of SkimpyOffsetMap slots (at least 2) in which exactly that many keys fit."""
+    """Return the smallest number of SkimpyOffsetMap slots (at least 2) in which exactly that many keys fit."""
     slots = max(2, int(map_max_entries / LOAD_FACTOR))
     while int(slots * LOAD_FACTOR) < map_max_entries:
         slots += 1
@@ -246,7 +247,7 @@ def step_raw(batches: bytes, leader_epoch: int = 0) -> dict[str, Any]:
 
 
 def step_roll(base_offset: int | None = None) -> dict[str, Any]:
-    """Begin a new segment, at the log end offset or (never below it) at the base given."""
+    """Start a new segment, at the log end offset or (never below it) at the given base."""
     return {"roll": True if base_offset is None else base_offset}
 
 
@@ -255,7 +256,7 @@ def step_clock(clock_ms: int) -> dict[str, Any]:
 
 
 def step_delete_records(log_start_offset: int) -> dict[str, Any]:
-    """Raise the log start offset as a DeleteRecords request does; segments stay."""
+    """Raise the log start offset as a DeleteRecords request does; segments remain."""
     return {"log_start_offset": log_start_offset}
 
 
@@ -279,7 +280,7 @@ class Kafka:
         return _opened(Opened, self._ask("append", partition, options, steps=list(steps), settle=settle))
 
     def cleanable(self, partition: Path, *, checkpoint: int | None = None, **options: Any) -> Cleanable:
-        """The cleaner's numbers for a log whose cleaner checkpoint is given (None: no entry)."""
+        """Return the cleaner's numbers for a log whose cleaner checkpoint is given (None: no entry)."""
         return _opened(Cleanable, self._ask("cleanable", partition, options, checkpoint=checkpoint))
 
     def clean(
@@ -294,7 +295,7 @@ class Kafka:
         only_if_cleanable: bool = False,
         **options: Any,
     ) -> Cleaned:
-        """One round of Kafka's cleaner at `clock_ms`, then a clean shutdown; no `.deleted` file remains."""
+        """Run one round of Kafka's cleaner at `clock_ms`, then a clean shutdown; no `.deleted` file remains."""
         return _opened(
             Cleaned,
             self._ask(
@@ -311,7 +312,7 @@ class Kafka:
         )
 
     def expire(self, partition: Path, **options: Any) -> Retained:
-        """Retention at `clock_ms` as a broker applies it, then a clean shutdown; no `.deleted` file remains."""
+        """Apply retention at `clock_ms` as a broker does, then a clean shutdown; no `.deleted` file remains."""
         return _opened(Retained, self._ask("expire", partition, options))
 
     def load(
@@ -327,8 +328,8 @@ class Kafka:
     ) -> Loaded:
         """Open a directory in any state (`clean=False`: after an unclean shutdown) and read all of it.
 
-        `fetch` reads again from every record's offset and the offset after it through the indexes;
-        `timestamps` are looked up as ListOffsets does. Afterwards the log is closed cleanly.
+        `fetch` reads again from every record's offset and the offset after it through the indexes; `timestamps` are
+        looked up as ListOffsets does. Afterwards the log is closed cleanly.
         """
         return _opened(
             Loaded,
@@ -345,7 +346,7 @@ class Kafka:
         )
 
     def recover(self, partition: Path, base_offset: int, *, configs: Mapping[str, Any] | None = None) -> Indexes:
-        """The indexes that LogSegment.recover builds from one `.log`; the directory is not touched."""
+        """Return the indexes that LogSegment.recover builds from one `.log`; the directory is unchanged."""
         with tempfile.TemporaryDirectory() as work_dir:
             answer = self._ask(
                 "recover", partition, {"configs": configs or {}}, base_offset=base_offset, work_dir=work_dir
@@ -354,22 +355,22 @@ class Kafka:
         return Indexes(index, timeindex, _bytes(answer["txnindex"]), answer["truncated_bytes"])
 
     def lock(self, log_dir: Path) -> bool:
-        """Take the broker lock of a log dir and keep it; False when somebody else has it."""
+        """Take the broker lock of a log dir and keep it; False if another process holds it."""
         return bool(self.request({"command": "lock", "dir": str(log_dir)})["held"])
 
     def unlock(self, log_dir: Path) -> None:
-        """Give it back as a broker does at shutdown, unlinking the file."""
+        """Release it as a broker does at shutdown, unlinking the file."""
         self.request({"command": "unlock", "dir": str(log_dir)})
 
     def read_checkpoint(self, path: Path) -> dict[str, int]:
-        """A text checkpoint of a log dir, by "topic-partition"."""
+        """Return a text checkpoint of a log dir, by "topic-partition"."""
         return dict(self.request({"command": "read_checkpoint", "path": str(path)})["entries"])
 
     def write_checkpoint(self, path: Path, entries: Mapping[str, int]) -> None:
         self.request({"command": "write_checkpoint", "path": str(path), "entries": dict(entries)})
 
     def dump(self, *arguments: str | Path, out: Path | None = None) -> Dumped:
-        """DumpLogSegments with these arguments; standard output into the file `out` when one is named."""
+        """Run DumpLogSegments with these arguments; standard output into the file `out` if given."""
         request: dict[str, Any] = {"command": "dump", "arguments": [str(word) for word in arguments]}
         if out is not None:
             request["out"] = str(out)
@@ -391,7 +392,7 @@ class Kafka:
     ) -> Opened:
         """Write one large log of uniformly chosen keys (16 bytes), closed segments only, active one empty.
 
-        The first `clean_records` have a key each, in order, as a log that has been cleaned.
+        The first `clean_records` have distinct keys, in order, as in a log that has been cleaned.
         """
         shape = {
             "records": records,
@@ -412,8 +413,8 @@ class Kafka:
         first_dirty_offset: int | None = None,
         **options: Any,
     ) -> tuple[list[float], list[float], Cleaned]:
-        """One timed round on each directory in turn: seconds of each doClean, by the clock and by the processors,
-        and the last round's numbers."""
+        """Run one measured round on each directory in turn: return seconds of each doClean, elapsed and CPU, and the
+        last round's numbers."""
         answer = self._ask(
             "bench_clean",
             partitions[0],
@@ -425,7 +426,7 @@ class Kafka:
         return list(answer["seconds"]), list(answer["cpu_seconds"]), _opened(Cleaned, answer)
 
     def bench_recover(self, partition: Path, base_offsets: Sequence[int], **options: Any) -> float:
-        """Seconds of LogSegment.recover of these segments, which writes their indexes anew, in place."""
+        """Return seconds of LogSegment.recover of these segments, which rewrites their indexes in place."""
         answer = self._ask("bench_recover", partition, options, base_offsets=list(base_offsets))
         return float(answer["seconds"])
 
@@ -471,7 +472,7 @@ class Kafka:
         return self.request(request)
 
     def request(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """One command as it goes over the pipe, and its answer."""
+        """Send one command through the pipe, and return its answer."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -503,10 +504,10 @@ class Kafka:
 
 
 def class_path(*, with_logging: bool = False) -> str:
-    """Kafka's jars and the compiled harness, resolved and compiled if need be.
+    """Return Kafka's jars and the compiled harness, resolved and compiled if needed.
 
-    The harness answers with Kafka's log messages through its own binding; `with_logging` is for a broker
-    process: without the harness and with a binding that writes to standard error.
+    The harness answers with Kafka's log messages through its own binding; `with_logging` is for a broker process:
+    without the harness and with a binding that writes to standard error.
     """
     if with_logging:
         return broker_class_path(VERSION)
@@ -517,14 +518,15 @@ def class_path(*, with_logging: bool = False) -> str:
 
 
 def broker_class_path(version: str) -> str:
-    """The jars of a version of Kafka, resolved if need be, with a logging binding that writes to standard error."""
+    """Return the jars of a version of Kafka, resolved if needed, with a logging binding that writes to standard error.
+    """
     with compiling():
         return os.pathsep.join(str(jar) for jar in sorted(kafka_jars(version).glob("*.jar")))
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """One process at a time: two begin at once."""
+    """Allow one process at a time: two may start at once."""
     TARGET.mkdir(exist_ok=True)
     with (TARGET / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -540,7 +542,7 @@ def _java() -> str:
 
 
 def jar_folder(version: str) -> Path:
-    """Where the jars of a version are, or will be."""
+    """Return where the jars of a version are, or will be."""
     return TARGET / version / "jars"
 
 
@@ -551,7 +553,7 @@ def kafka_jars(version: str = VERSION) -> Path:
 
 
 def fetched_jars(pom: Path, jars: Path, version: str, profiles: Sequence[str] = ()) -> Path:
-    """`jars`, filled by Maven with the dependencies of `pom` once for each state of it."""
+    """Return `jars`, filled by Maven with the dependencies of `pom` once for each state of it."""
     stamp = jars.with_suffix(".stamp")
     digest = hashlib.sha256(pom.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest and jars.is_dir():
@@ -573,8 +575,8 @@ def fetched_jars(pom: Path, jars: Path, version: str, profiles: Sequence[str] = 
 
 
 def compiled(sources: Sequence[Path], path: str) -> Path:
-    """target/classes/<digest of sources and class path>, compiled by javac once; a JVM at work keeps the classes it
-    began with."""
+    """target/classes/<digest of sources and class path>, compiled by javac once; a running JVM keeps the classes with
+    which it started."""
     digest = hashlib.sha256(b"".join([path.encode(), *(source.read_bytes() for source in sources)])).hexdigest()
     classes = TARGET / "classes" / digest[:16]
     if classes.is_dir():

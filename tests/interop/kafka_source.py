@@ -1,4 +1,4 @@
-"""Spark's own Kafka source in a session, to be held against."""
+"""Spark's own Kafka source in a session, for comparisons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyspark
 
 from tests.interop.broker import Broker
 
-# What it needs, by name: the token provider, which is for Kerberos alone, is not published in every version of the
+# Its dependencies, by name: the token provider, which is only for Kerberos, is not published in every version of the
 # others.
 PACKAGES = (
     f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}",

@@ -1,8 +1,8 @@
-"""One log cleaned by Kafka and by something else, side by side, several rounds with more traffic between.
+"""One log cleaned by Kafka and by another cleaner, side by side, several rounds with more traffic between.
 
-In mode "each" every round starts both from Kafka's result of the one before; in "drift" and "measured" each side
-goes on from its own; "damaged" is "each" for a side whose transaction indexes were wrong. What the rounds
-happened to exercise is counted; fuzz.py draws logs and shrinks failures.
+In mode "each" every round starts both from Kafka's previous result; in "drift" and "measured" each side continues from
+its own; "damaged" is "each" for a side whose transaction indexes were wrong. The cases that the rounds covered are
+counted; fuzz.py draws logs and shrinks failures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CHOICE = (
     "rewrite_checkpoint",
 )
 
-# By parts of what Kafka's cleaner throws: what ours does there (a dull twin, which knows no limits, ValueError).
+# By parts of Kafka's exceptions: what keytail does in that case (the reference model, which knows no limits, raises
+# ValueError).
 NO_ROOM = ("IllegalArgumentException", "Attempt to append to a full")
 OLD_EMPTIED = ("IllegalStateException", "Empty batches are only supported for magic v2")
 THROWN: dict[tuple[str, str], tuple[str, ...]] = {
@@ -44,7 +45,7 @@ THROWN: dict[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What holds for one round, on both sides. `map_max_entries` None: more than there are keys."""
+    """The circumstances of one round, for both sides. `map_max_entries` None: more than there are keys."""
 
     configs: Mapping[str, Any]
     now_ms: int
@@ -58,9 +59,9 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the other side chose (values by names of CHOICE) and where its round ended, None if none ran.
+    """What the other side selected (values by names of CHOICE) and where its round ended, None if none ran.
 
-    `rounds` of groups it was written in, each installed before the next.
+    `rounds` of groups in which it was written, each installed before the next.
     """
 
     choice: Mapping[str, Any]
@@ -69,14 +70,14 @@ class Outcome:
 
 
 class Side(Protocol):
-    """Cleans partition t-0 of a log dir in place. Raises where it refuses."""
+    """Cleans partition t-0 of a log dir in place. Raises if it refuses."""
 
     def __call__(self, log_dir: Path, now: Circumstances) -> Outcome: ...
 
 
 Mode = Literal["each", "drift", "measured", "damaged"]
 Draw = Callable[[Opened, int | None], Circumstances]
-# Runs once more and says whether there was still something to do, which it then did on a copy of its own.
+# Runs once more and returns whether there was still something to do, which it then did on a separate copy.
 Again = Callable[[Path, Circumstances], bool]
 
 @dataclass
@@ -91,13 +92,13 @@ class Round:
 
 
 class Difference(AssertionError):
-    """Kafka's result and ours are not what the mode promises."""
+    """The results of Kafka and keytail differ from what the mode promises."""
 
 
 class Case:
-    """One random log: `source` is what ours begins a round with, `kafka` and `ours` what the two make of it.
+    """One random log: `source` is the input of keytail's round, `kafka` and `ours` the two results.
 
-    `keeps_magic`: messages of magic 0 and 1 are left with it.
+    `keeps_magic`: messages of magic 0 and 1 keep it.
     """
 
     keeps_magic = False
@@ -113,7 +114,7 @@ class Case:
         self.rounds: list[Round] = []
 
     def play(self, ours: Side, round_: Round, draw: Draw | None = None) -> bool:
-        """One round. False when Kafka's cleaner threw, and there is no result to go on from."""
+        """Run one round. False if Kafka's cleaner threw, and there is no result to continue from."""
         self.rounds.append(round_)
         drifts = self.mode in ("drift", "measured")
         first = self.kafka if drifts and self.kafka.exists() else self.source
@@ -143,7 +144,7 @@ class Case:
         try:
             outcome = ours(self.ours, now)
         except KeytailError as refusal:
-            # Kafka brings a deleted value back here, and the proof forbids it (DECISIONS.md 17).
+            # Kafka restores a deleted value here, and the proof forbids it (DECISIONS.md 17).
             if not self._forbidden_revival(refusal, now):
                 raise
             self.seen["refused: a deleted value would come back"] += 1
@@ -171,7 +172,7 @@ class Case:
         return opened
 
     def _clamped(self, round_: Round, opened: Opened) -> Circumstances:
-        """The circumstances drawn, for a log that lost some of its traffic since."""
+        """Return the circumstances drawn, for a log that lost some of its traffic since."""
         now = round_.now
         assert now is not None
         start, end = opened.log_start_offset, opened.log_end_offset
@@ -203,7 +204,7 @@ class Case:
             raise Difference(f"another end: Kafka's {end_offset}, ours {outcome.end_offset}")
 
     def _fills_otherwise(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> bool:
-        """A full map ends the round with what it holds; from inside a segment that depends on entries of which no
+        """A full map ends the round with what it contains; from inside a segment that depends on entries of which no
         data is left (CLEANING.md, "Aborted data and the map"), and a wrong index may have lost them."""
         inside = now.checkpoint is not None and not self._is_base(now.checkpoint)
         if self.mode != "damaged" or not inside or not theirs.cleaned or outcome.end_offset is None:
@@ -214,7 +215,7 @@ class Case:
         return True
 
     def _again(self, again: Again, now: Circumstances) -> None:
-        """Promise 4: keytail once more at the same clock changes nothing, wherever the round was not cut short."""
+        """Promise 4: keytail again at the same clock changes nothing, unless the round was limited."""
         before = _contents(self.ours)
         if again(self.ours, now):
             self.seen["rounds cut short by the map"] += 1
@@ -224,9 +225,9 @@ class Case:
             self.seen["second runs that changed nothing"] += 1
 
     def _set_mtimes(self, log_dir: Path, round_: Round) -> None:
-        """Times to the nanosecond, and not the same for the files of a segment: only the log's counts.
+        """Set times to the nanosecond, different for the files of a segment: only the log's counts.
 
-        Only of what no round has cleaned: results that drift apart keep the times that they were given.
+        Only for files that no round has cleaned: results that drift apart keep the times that they got.
         """
         if round_.files_seed is None and self.mode in ("each", "damaged"):
             return
@@ -266,7 +267,7 @@ class Case:
         }
 
     def _served_alike(self, now: Circumstances) -> None:
-        """Kafka opens our result without repairing anything and reads what it reads from its own."""
+        """Kafka opens keytail's result without repairs and reads the same as from its own."""
         theirs, mine = self.loaded(self.kafka, now), self.loaded(self.ours, now)
         if mine.repaired or mine.fetch_mismatches:
             raise Difference(f"our result was repaired: {mine.repaired}, or misread: {mine.fetch_mismatches}")
@@ -295,10 +296,10 @@ class Case:
         self.seen["compressed batches"] += sum(batch["codec"] != "none" for batch in headers)
 
     def _committed_alike(self, theirs: Loaded, mine: Loaded, now: Circumstances) -> None:
-        """The same committed records, but for superseded ones after a round that begins inside a segment.
+        """Assert the same committed records, except superseded ones after a round that begins inside a segment.
 
-        There an entry whose data is gone, or none, decides what Kafka's map leaves out (CLEANING.md 11.4), and of
-        such an entry the log cannot say whether it is right.
+        There an entry whose data is removed, or none, decides what Kafka's map leaves out (CLEANING.md 11.4), and the
+        log does not show whether such an entry is valid.
         """
         by_marker = sorted(mine.aborted, key=lambda entry: entry[2])
         for number, (_, _, _, stable) in enumerate(by_marker):
@@ -307,7 +308,7 @@ class Case:
         different = set(theirs.committed) ^ set(mine.committed)
         if not different:
             return
-        # Those that neither side takes for aborted, and both kept something newer of.
+        # Those that neither side considers aborted, and of which both retained a later one.
         before = set(self.harness.load(self.source / "t-0", transactions=True, **self._opening(now)).committed)
         both = set(theirs.committed) & set(mine.committed)
         newest: dict[bytes | None, int] = {}
@@ -330,7 +331,7 @@ class Case:
         )
 
     def _refused_or_right(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
-        """Where Kafka's cleaner throws: ours changes nothing, or keeps each key's newest and invents nothing.
+        """If Kafka's cleaner throws, keytail changes nothing, or retains each key's latest record and adds nothing.
 
         Which of the two is known for each kind of exception; another answer is a difference.
         """
@@ -400,12 +401,13 @@ def _contents(log_dir: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def _headers(loaded: Loaded) -> list[dict[str, Any]]:
-    """What every batch says of itself, whichever segment it lies in; a codec may take other bytes for it."""
+    """Return the header of every batch, whichever segment it is in; a codec may produce other bytes for it."""
     return [{k: v for k, v in batch.items() if k not in ("segment", "bytes")} for batch in loaded.batches]
 
 
 def newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
-    """Offset of the newest record of each key that is neither a tombstone nor aborted, by the markers alone."""
+    """Return the offset of the latest record of each key that is neither a tombstone nor aborted, by the markers alone.
+    """
     newest: dict[bytes, tuple[int, bytes | None]] = {}
     open_data: dict[int, list[Rec]] = {}
     for path in sorted(partition.glob("*.log")):
@@ -426,7 +428,7 @@ def newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
 
 
 def doubled_offsets(partition: Path, end_offset: int) -> set[int]:
-    """Offsets below `end_offset` of records whose key has a value and a tombstone there."""
+    """Return offsets below `end_offset` of records whose key has a value and a tombstone there."""
     offsets: dict[bytes, set[int]] = {}
     values: dict[bytes, set[bool]] = {}
     for path in sorted(partition.glob("*.log")):

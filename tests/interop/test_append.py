@@ -1,7 +1,7 @@
 """The same sets of batches to Kafka's UnifiedLog and to PartitionLog: after each, the same bytes in every file.
 
-Random settings and traffic: batches as producers, coordinators and leaders send them, sent twice, out of sequence,
-too large or damaged, rolls, starts and stops. KEYTAIL_APPEND_LOGS says how many logs, KEYTAIL_SEED which.
+Random settings and traffic: batches as producers, coordinators and leaders send them, sent twice, out of sequence, too
+large or damaged, rolls, starts and stops. KEYTAIL_APPEND_LOGS sets how many logs, KEYTAIL_SEED which.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
 LOGS = int(os.environ.get("KEYTAIL_APPEND_LOGS", "60"))
 HOUR_MS = 3_600_000
 MAX_MESSAGE_BYTES = 700
-# What a broker finds wrong with a producer when the segment is ended; all else it refuses before.
+# What a broker finds wrong with a producer when the segment is ended; everything else is refused before.
 AFTER_A_ROLL = ("InvalidProducerEpochException", "InvalidTxnStateException", "OutOfOrderSequenceException")
 
 
 class Drawn(random.Random):
-    """Gives what Kafka drew."""
+    """Returns what Kafka drew."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Drawn(random.Random):
 
 @dataclass
 class Sender:
-    """A producer: who it is, what it sends next, and what it sent since the last start."""
+    """A producer: its identity, what it sends next, and what it sent since the last start."""
 
     producer_id: int
     epoch: int = 0
@@ -59,7 +59,7 @@ class Sender:
 
 @dataclass
 class Writer:
-    """Steps for one log. It knows what the log end offset is after each."""
+    """Steps for one log. Keeps track of the log end offset after each."""
 
     rng: random.Random
     config: AppendConfig
@@ -74,8 +74,8 @@ class Writer:
 
     def write(self) -> None:
         rng = self.rng
-        # Some share a place in a broker's table, on which the order in a snapshot depends. Of 64 places none has more
-        # than seven: with eight, the order may be another than ours (the test below).
+        # Some share a slot in a broker's table, on which the order in a snapshot depends. Of 64 slots none has more
+        # than seven: with eight, the order may differ from keytail's (the test below).
         ids = [1, 2, 17, 33, 4001, 2**31, 2**32 + 1, 2**40 + 16, 65536, 131072, *range(90, 110)]
         ids = rng.choice([ids, range(0, 40_000, 1000), range(0, 28 * 16, 16), range(40)])
         self.senders = [Sender(producer_id) for producer_id in rng.sample(ids, rng.randint(1, rng.choice([16, 26])))]
@@ -109,7 +109,7 @@ class Writer:
         if self.rng.random() < 0.3:
             self.start = self.rng.randint(self.start, self.end)  # as DeleteRecords asks for
             for sender in self.senders:
-                sender.in_transaction = False  # the snapshot that knew of it may be gone
+                sender.in_transaction = False  # the snapshot with this producer may be removed
         self.open()
         for sender in self.senders:
             sender.sent.clear()
@@ -158,7 +158,7 @@ class Writer:
         self.give(data, "leader")
 
     def do_follower(self) -> None:
-        """A set as the leader has it: gaps, several batches, markers in between, epochs that go on."""
+        """A set as the leader has it: gaps, several batches, markers between them, increasing epochs."""
         parts = []
         for _ in range(self.rng.randint(1, 5) if self.large_sets else 1):
             if self.rng.random() < 0.1:
@@ -172,7 +172,7 @@ class Writer:
         self.give(b"".join(parts), "follower")
 
     def do_crowd(self) -> None:
-        """Many producers in one set: how many make a broker's table double."""
+        """Many producers in one set: their number makes a broker's table double."""
         senders = self.rng.sample(self.senders, min(self.rng.choice([7, 8, 12, 13, 14]), len(self.senders)))
         records = [Rec(self.end + i, self.clock_ms, None, b"") for i in range(len(senders))]
         batches = [self.batch([r], s, self.epoch) for r, s in zip(records, senders, strict=True)]
@@ -187,7 +187,7 @@ class Writer:
         self.end = records[-1].offset + 1
         data = self.batch(records, sender, self.epoch)
         if sender is not None:
-            sender.sent.clear()  # its offsets differ, not its sequences: sent again it would be known
+            sender.sent.clear()  # its offsets differ, not its sequences: sent again it would be recognised
         return data
 
     def marker(self, offset: int) -> bytes | None:
@@ -213,13 +213,13 @@ class Writer:
             self.give(data, "coordinator")
 
     def do_again(self) -> None:
-        """A batch that its producer sent before: up to five of them are known."""
+        """A batch that its producer sent before: up to five of them are recognised."""
         sender = self.rng.choice(self.senders)
         if sender.sent:
             self.give(self.rng.choice(sender.sent), "leader")
 
     def do_new_epoch(self) -> None:
-        """Two in a row, each with a batch of the same sequences: what was sent in the one is new in the other."""
+        """Two in a row, each with a batch of the same sequences: sent in the first one, they are new in the other."""
         sender, records = self.rng.choice(self.senders), self.records(0)
         for _ in range(2):
             sender.epoch, sender.sequence = sender.epoch + 1, 0
@@ -252,7 +252,7 @@ class Writer:
             self.give(data, "leader", self.known_epoch())
 
     def known_epoch(self) -> int:
-        """Kafka notes the epoch of a batch that it then refuses; so one that is noted already."""
+        """Kafka records the epoch of a batch that it then refuses; so this uses one that is recorded already."""
         for step in reversed(self.steps):
             if step.get("as") in ("leader", "coordinator", "follower") and step.get("good", True):
                 self.epoch = step["leader_epoch"]
@@ -263,7 +263,7 @@ class Writer:
         self.refused(encode_batch([Rec(0, 5, b"k", self.rng.randbytes(MAX_MESSAGE_BYTES))]), "leader")
 
     def do_larger_than_a_segment(self) -> None:
-        """Only where its epoch is noted already, since the start: one that no batch followed is forgotten there."""
+        """Only if its epoch is recorded since the start: one that no batch followed is lost there."""
         since = next(n for n, step in enumerate(reversed(self.steps)) if "open" in step)
         if any(step.get("as") == "leader" and step.get("good", True) for step in self.steps[len(self.steps) - since :]):
             size = self.config.segment_bytes
@@ -293,7 +293,7 @@ class Writer:
 
 
 def random_config(rng: random.Random, *, large_sets: bool) -> AppendConfig:
-    # A set of several batches that fills an index on the way makes Kafka fail behind the write.
+    # A set of several batches that fills an index on the way makes Kafka fail after the write.
     index_bytes = 4000 if large_sets else rng.choice([12, 24, 30, 40, 60, 100, 1000])
     return AppendConfig(
         segment_bytes=rng.choice([1500, 2500, 6000]) if large_sets else rng.choice([800, 1500, 6000]),
@@ -331,7 +331,7 @@ def files(path: Path) -> dict[str, list[int]]:
 
 
 class Replay:
-    """Our side of the steps, held against Kafka's answers."""
+    """keytail's side of the steps, compared with Kafka's answers."""
 
     def __init__(self, path: Path, config: AppendConfig, seen: Counter[str]) -> None:
         path.mkdir(parents=True)
@@ -357,7 +357,7 @@ class Replay:
             self.log.abandon()
 
     def compare(self, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-        """A broker notes the epoch of a set that it then refuses; we do when a set with that epoch is taken."""
+        """A broker records the epoch of a set that it then refuses; keytail when a set with that epoch is accepted."""
         if ours == theirs:
             self.epoch_refused = False
         elif self.epoch_refused:
@@ -412,7 +412,7 @@ class Replay:
             self.epoch_refused |= answer["refused"] in AFTER_A_ROLL
             renews = f"{log.segments[-1]:020d}.index" not in answer["files"]
             if answer["refused"] in AFTER_A_ROLL and (makes_new or renews):
-                # A broker ends the segment before it refuses; we refuse first (APPEND.md).
+                # A broker ends the segment before it refuses; keytail refuses first (APPEND.md).
                 self.seen["refused after a roll"] += 1
                 log.roll(now_ms=self.clock_ms)
             return
@@ -458,8 +458,8 @@ def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: 
         assert all(seen[name] for name in wanted), seen
 
 
-def test_producers_that_crowd_one_place_are_the_same_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
-    """Of a broker's table; log/append/APPEND.md, "Producers", says where the order departs."""
+def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
+    """Of a broker's table; log/append/APPEND.md, "Producers", explains where the order departs."""
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
     batches = [
         encode_batch([Rec(0, CLOCK_MS, b"k", b"v")], producer_id=i, producer_epoch=0, base_sequence=0) for i in ids

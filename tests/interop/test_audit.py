@@ -1,4 +1,5 @@
-"""Random logs that Kafka wrote, as replicas cleaned at other times by Kafka's Cleaner and keytail: none may differ."""
+"""Random logs that Kafka wrote, as replicas cleaned at different times by Kafka's Cleaner and keytail: none may differ.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ ENOUGH_LOGS = 50
 
 
 class Broker:
-    """One replica, and who cleans it: `kafka`, `keytail` or nobody."""
+    """One replica, and its cleaner: `kafka`, `keytail` or nobody."""
 
     def __init__(self, kafka: Kafka, path: Path, cleaner: str) -> None:
         self.kafka, self.path, self.cleaner = kafka, path, cleaner
@@ -38,7 +39,7 @@ class Broker:
         return self.kafka.append(self.path / "t-0", steps, **options).log_end_offset
 
     def clean(self, traffic: Traffic, end: int) -> bool:
-        """Whether anything was cleaned; what either cleaner refuses stays as it is."""
+        """Whether anything was cleaned; partitions that either cleaner refuses are unchanged."""
         now = Circumstances(
             traffic.configs, traffic.clock_ms, 0, end, end, self.checkpoint, None, traffic.producer_id_expiration_ms
         )
@@ -67,7 +68,7 @@ class Broker:
         (self.path / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":42}')
 
 
-def test_replicas_cleaned_by_whom_and_when_they_like_do_not_differ(
+def test_replicas_cleaned_by_either_cleaner_at_any_time_do_not_differ(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(differential, "IN_ROUNDS", 0)

@@ -1,8 +1,7 @@
 """A real broker on a log dir that keytail compacted: it starts without recovery or complaint and serves it.
 
-One story, told once for the module: the golden log dir gets live traffic, the broker stops, keytail compacts,
-the broker starts, takes more traffic, and restarts, at last with its own cleaner on. Each test looks at one
-promise.
+One scenario for the module: the golden log dir gets live traffic, the broker stops, keytail compacts, the broker
+starts, takes more traffic, and restarts, finally with its own cleaner on. Each test checks one promise.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ SHRINKING = (
     " cleaned-horizon-ahead cleaned-horizon-past transactional __consumer_offsets"
 ).split()
 UNTOUCHED = "recent one-segment empty events __transaction_state".split()
-# Where a tombstone may be gone after compaction: elsewhere its horizon lies a day or more ahead.
+# Where a tombstone may be removed by compaction: elsewhere its horizon is a day or more ahead.
 TOMBSTONES_MAY_GO = ("cleaned-horizon-past",)
-LIVE = ("idempotent", "zstd", "append-time")  # topics with idempotent producers of today
+LIVE = ("idempotent", "zstd", "append-time")  # topics with idempotent producers of this run
 RAW_PRODUCER = 800_001  # no broker hands out such an id in a test
 
 
 @dataclass
 class Story:
-    """What was seen: `before` compaction, `after` it, `later` (more traffic, another restart), `cleaned` (by the
+    """What was observed: `before` compaction, `after` it, `later` (more traffic, another restart), `cleaned` (by the
     broker's own cleaner)."""
 
     log_dir: Path
@@ -70,7 +69,7 @@ class Story:
         return [record for record in self.served[when] if record.topic == topic]
 
     def settled(self, when: str, topic: str) -> list[Served]:
-        """Without what was aborted."""
+        """Return the records without aborted ones."""
         return self.committed[when] if topic == "transactional" else self.of(when, topic)
 
 
@@ -132,7 +131,7 @@ def _ask_for_sequences(seen: Story, client: BrokerClient, last_batches: list[tup
 
 
 def _fetch_from_anywhere(seen: Story, client: BrokerClient) -> None:
-    """Begin to consume at offsets all over each partition, each found through an index."""
+    """Consume from offsets all over each partition, each found through an index."""
     for topic, number in golden.partitions():
         start, end = seen.offsets["after"][f"{topic}-{number}"]
         asked = sorted({start + (end - start) * step // 24 for step in range(25)})
@@ -146,7 +145,7 @@ def _cleaner_checkpoint(log_dir: Path, topic: str) -> int:
 
 
 def _wait_for_cleaner(seen: Story, topic: str) -> None:
-    """Until the broker's cleaner went on where keytail stopped."""
+    """Wait until the broker's cleaner continued where keytail stopped."""
     give_up = time.monotonic() + 60
     while _cleaner_checkpoint(seen.log_dir, topic) < seen.offsets["after"][f"{topic}-0"][1]:
         assert time.monotonic() < give_up, "the broker's cleaner did not go on"
@@ -154,8 +153,8 @@ def _wait_for_cleaner(seen: Story, topic: str) -> None:
 
 
 def _live_traffic(client: BrokerClient, topic: str) -> tuple[str, int, int]:
-    """Idempotent producers of today: one stops early, so that its last batch ends up in a segment that is
-    cleaned, its keys superseded. Gives the last batch of the raw one: topic, sequence, base offset."""
+    """Idempotent producers of this run: one stops early, so that its last batch is in a segment that is cleaned, its
+    keys superseded. Returns the last batch of the raw one: topic, sequence, base offset."""
     now_ms = int(time.time() * 1000)
     last = (topic, -1, -1)
     for number in range(40):
@@ -171,7 +170,7 @@ def _live_traffic(client: BrokerClient, topic: str) -> tuple[str, int, int]:
             )
             assert error == "NONE"
             last = (topic, sequence, base_offset)
-    # Supersedes what the early and the raw producer wrote, and rolls past it.
+    # Supersedes what the early and the raw producer wrote, and rolls after it.
     for number in range(4):
         records = [(now_ms + 100, b"user-%05d" % key, b"newer %d" % number * 8) for key in range(200)]
         records += [(now_ms + 100, b"raw-%d" % key, b"newer") for key in range(10)]
@@ -211,11 +210,11 @@ def _go_on(seen: Story, client: BrokerClient) -> None:
         client.commit_offsets(f"group-{number}", "none", 1, [500 + number])
 
 
-def test_golden_log_dir_is_served_as_it_was(story: Story) -> None:
+def test_the_golden_log_dir_is_served_unchanged(story: Story) -> None:
     assert story.served["golden"] == [from_wire(row) for row in golden.record_rows()]
 
 
-def test_every_partition_was_compacted_or_left_for_a_reason(story: Story) -> None:
+def test_every_partition_was_compacted_or_skipped_with_a_reason(story: Story) -> None:
     status = {(row["topic"], row["partition"]): row["status"] for row in story.rows}
     assert status.keys() == set(golden.partitions())
     for (topic, number), found in status.items():
@@ -234,7 +233,7 @@ def test_only_a_brokers_own_files_are_left(story: Story) -> None:
 
 
 @pytest.mark.parametrize("when", ["after", "later", "cleaned"])
-def test_broker_starts_without_recovery_or_complaint(story: Story, when: str) -> None:
+def test_the_broker_starts_without_recovery_or_complaint(story: Story, when: str) -> None:
     lines = story.log[when]
     count = len(golden.partitions())
     skipped = [line.text for line in lines if line.text.startswith("Skipping recovery of")]
@@ -255,7 +254,7 @@ def test_every_record_served_was_there_before(story: Story) -> None:
         assert record == before[record[:3]]
 
 
-def test_a_consumer_may_begin_anywhere(story: Story) -> None:
+def test_a_consumer_may_start_at_any_offset(story: Story) -> None:
     for (topic, number), answers in story.first_from.items():
         offsets = [r.offset for r in story.of("after", topic) if r.partition == number]
         for asked, found in answers.items():
@@ -264,7 +263,7 @@ def test_a_consumer_may_begin_anywhere(story: Story) -> None:
 
 
 @pytest.mark.parametrize("topic", SHRINKING)
-def test_newest_record_of_every_key_is_there(story: Story, topic: str) -> None:
+def test_the_latest_record_of_every_key_is_there(story: Story, topic: str) -> None:
     before, after = story.settled("before", topic), story.settled("after", topic)
     assert len(after) < len(before), "nothing was compacted"
     assert state_of(after) == state_of(before)
@@ -275,9 +274,9 @@ def test_newest_record_of_every_key_is_there(story: Story, topic: str) -> None:
         assert newest[key] == record
 
 
-def test_tombstones_past_their_horizon_are_gone(story: Story, tmp_path: Path) -> None:
+def test_tombstones_past_their_horizon_are_removed(story: Story, tmp_path: Path) -> None:
     (topic,) = TOMBSTONES_MAY_GO
-    # Those that the broker's cleaner had already kept for a while; the newer ones only get their horizon now.
+    # Those that the broker's cleaner had already kept for a while; the later ones only get their horizon now.
     cleaned_to = _cleaner_checkpoint(golden.unpack(tmp_path), topic)
     old = [r for r in story.of("before", topic) if r.value is None and r.offset < cleaned_to]
     assert old
@@ -285,11 +284,11 @@ def test_tombstones_past_their_horizon_are_gone(story: Story, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("topic", UNTOUCHED)
-def test_other_topics_are_as_they_were(story: Story, topic: str) -> None:
+def test_other_topics_are_unchanged(story: Story, topic: str) -> None:
     assert story.of("after", topic) == story.of("before", topic)
 
 
-def test_what_was_aborted_is_gone(story: Story) -> None:
+def test_aborted_records_are_removed(story: Story) -> None:
     [end] = [row["end_dirty_offset"] for row in story.rows if row["topic"] == "transactional"]
     committed = {record.offset for record in story.committed["before"]}
     aborted = [r.offset for r in story.of("before", "transactional") if r.offset not in committed]
@@ -322,7 +321,7 @@ def test_a_gap_in_sequences_is_recognised(story: Story) -> None:
     assert story.out_of_order == "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
-def test_idempotent_producers_go_on(story: Story) -> None:
+def test_idempotent_producers_continue(story: Story) -> None:
     assert story.went_on
     for name, (offset,) in story.went_on.items():
         assert offset >= story.offsets["after"][f"{name.split()[0]}-0"][1]
@@ -347,7 +346,7 @@ def test_a_restart_changes_nothing(story: Story) -> None:
     assert old == story.served["after"]
 
 
-def test_the_brokers_own_cleaner_goes_on_from_there(story: Story) -> None:
+def test_the_brokers_own_cleaner_continues_from_there(story: Story) -> None:
     assert story.offsets["cleaned"] == story.offsets["later"]
     assert len(story.of("cleaned", "zstd")) < len(story.of("later", "zstd"))
     for topic in SHRINKING:

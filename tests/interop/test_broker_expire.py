@@ -1,4 +1,4 @@
-"""A real broker on a log dir that `expire` was run on: it starts without recovery, serves the rest, and writes on."""
+"""A real broker on a log dir on which `expire` was run: it starts without recovery, serves the rest, and appends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.interop.broker_story import complaints, keytail, repairs, start_clien
 
 pytestmark = pytest.mark.interop
 
-# Policies and limits that take part of a log, all of it, and what lies below its log start alone.
+# Policies and limits that remove part of a log, all of it, and only what is below its log start.
 SETTINGS = (
     "events:retention.bytes=40000 events:retention.ms=-1"
     " transactional:cleanup.policy=delete transactional:retention.bytes=20000 transactional:retention.ms=-1"
@@ -22,7 +22,7 @@ SETTINGS = (
 
 @pytest.mark.one_of("a broker starts on what was removed or saved")
 def test_a_broker_starts_on_what_is_left_and_serves_it(tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = tmp_path_factory.mktemp("broker")  # a path without words that tell of repairs
+    root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
     log_dir = golden.unpack(root)
     config = [word for setting in SETTINGS for word in ("--topic-config", setting)]
     rows = keytail("expire", "--config", root / "server.properties", *config, "--execute")

@@ -1,7 +1,7 @@
-"""A broker starts on what `compact --output-dir` has made: the log dirs that another one has left, compacted elsewhere.
+"""A broker starts on the output of `compact --output-dir`: the log dirs of another broker, compacted elsewhere.
 
-It opens the partitions without recovery, serves of each key the newest record, and goes on from there; the log dirs
-themselves are as they were. Without `meta.properties` no broker starts.
+It opens the partitions without recovery, serves the latest record of each key, and appends; the source log dirs are
+unchanged. Without `meta.properties` no broker starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RECORD = "keytail-output.json"
 
 
 @pytest.mark.one_of("a broker starts on what a command left")
-def test_a_broker_goes_on_from_what_was_made_out_of_place(tmp_path: Path) -> None:
+def test_a_broker_continues_on_a_compaction_out_of_place(tmp_path: Path) -> None:
     log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
     before = [from_wire(row) for row in golden.record_rows()]  # what its own broker served
     ends = {
@@ -52,7 +52,7 @@ def test_a_broker_goes_on_from_what_was_made_out_of_place(tmp_path: Path) -> Non
     skipped = f"Skipping recovery of {len(golden.partitions())} logs from {out} since clean shutdown file was found"
     assert any(line.text == skipped for line in lines)
     assert {path.parent.name for path in out.rglob(RECORD)} == recorded, "it leaves what it does not know"
-    # Its metadata log has gone on, which is what tells that somebody lives there now.
+    # Its metadata log has continued, which shows that a broker uses it now.
     command = [KEYTAIL, "compact", *given]
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 1
@@ -71,7 +71,7 @@ def _look(client: BrokerClient, before: list, ends: dict) -> None:
         assert {key: newest_of(of[0])[key] for key in newest_of(of[1])} == newest_of(of[1])
 
 
-def test_no_broker_starts_where_the_target_is_not_whole(tmp_path: Path) -> None:
+def test_no_broker_starts_on_an_incomplete_target(tmp_path: Path) -> None:
     log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
     given = ("--log-dirs", log_dir, "--config", log_dir.parent / "server.properties", "--output-dir", out)
     keytail("compact", *given, *golden.topic_config_arguments(), "--topic", "none|zstd", "--execute")

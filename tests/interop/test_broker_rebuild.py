@@ -1,4 +1,4 @@
-"""A real broker on a log dir whose indexes were all lost, and made anew: it recovers nothing, and answers as before."""
+"""A real broker on a log dir whose indexes were all lost, and rebuilt: it recovers nothing, and answers as before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ INDEXES = (".index", ".timeindex", ".txnindex")
 
 
 def answers(client: BrokerClient) -> dict[str, object]:
-    """Of every partition: all records, what is committed, where fetches from all over it begin, offsets for times."""
+    """Return of every partition: all records, committed ones, where fetches from all over it begin, offsets for times.
+    """
     rng = random.Random(1)
     everything = golden.partitions()
     found: dict[str, object] = {"offsets": client.offsets(everything), "served": client.consume(everything)}
@@ -36,7 +37,7 @@ def answers(client: BrokerClient) -> dict[str, object]:
 def test_a_broker_starts_on_rebuilt_indexes_without_recovery_and_serves_by_offset_and_time(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    root = tmp_path_factory.mktemp("broker")  # a path without words that tell of repairs
+    root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
     log_dir = golden.unpack(root)
     broker = Broker(log_dir, root / "work")
     with start_client() as client:

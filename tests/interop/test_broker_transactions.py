@@ -1,8 +1,8 @@
-"""Transactions through a real broker and keytail: what consumers see, what coordinators know, and what goes on.
+"""Transactions through a real broker and keytail: what consumers see, what coordinators know, and what continues.
 
-One story, told once: producers' transactions interleave over many segments, two are left open when the broker
-stops, keytail compacts all that it finds without being told a topic, and the broker starts again; the open ones
-are aborted, and it all happens once more. What every partition must hold is worked out from what was sent.
+One scenario: producers' transactions interleave over many segments, two are left open when the broker stops, keytail
+compacts everything that is due without a list of topics, and the broker starts again; the open ones are aborted, and
+everything is repeated. The expected contents of every partition follow from what was sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.interop.kafka import Kafka
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
 START_MS = 1_700_000_000_000
-RECENT_MS = int(time.time() * 1000) - 3_600_000  # a broker that starts forgets producers of long ago
+RECENT_MS = int(time.time() * 1000) - 3_600_000  # a broker that starts expires old producers
 SEED = 20_260_413
 SMALL_SEGMENTS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384"}
 LEDGER = (("ledger", 0), ("ledger", 1))  # transactions are left open in the first one
@@ -35,11 +35,11 @@ INTERNAL = (*((OFFSETS, number) for number in range(3)), (TRANSACTIONS, 0))
 EVERYTHING = (*LEDGER, MOMENTS, *INTERNAL)
 GROUPS = tuple(f"group-{number}" for number in range(6))
 LOOKUPS = 1_500
-LONG_MS = 900_000  # as long as a broker allows: the story must not be overtaken
+LONG_MS = 900_000  # as long as a broker allows: it must not expire during the scenario
 
 
 class Sent(NamedTuple):
-    """A record that the broker took. `transaction` is the name of what it was part of, or empty."""
+    """A record that the broker accepted. `transaction` is the name of its transaction, or empty."""
 
     offset: int
     timestamp_ms: int
@@ -50,7 +50,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class Ledger:
-    """All that was sent to the topic, by partition, and how the transactions ended."""
+    """All records sent to the topic, by partition, and how the transactions ended."""
 
     client: BrokerClient
     chance: random.Random
@@ -70,7 +70,7 @@ class Ledger:
         return name
 
     def send(self, producer: str, number: int, size: int, keys: int = 160) -> None:
-        """One batch, in the running transaction of the producer if it has one."""
+        """Send one batch, in the running transaction of the producer if it has one."""
         name = self.running.get(producer, "")
         self.count += 1
         records = []
@@ -95,7 +95,7 @@ class Ledger:
             self.groups |= self.pending[name]
 
     def traffic(self, steps: int) -> None:
-        """Interleaved steps of five transactional producers and a plain one; nothing of theirs stays open."""
+        """Interleaved steps of five transactional producers and a plain one; none of them leaves a transaction open."""
         for _ in range(steps):
             producer = f"tx-{self.chance.randrange(5)}"
             if self.chance.random() < 0.1:
@@ -118,7 +118,8 @@ class Ledger:
         return not record.transaction or self.ended.get(record.transaction) == "commit"
 
     def after_compaction(self, number: int, end_offset: int) -> list[Sent]:
-        """What a round that ended there leaves: below it the newest of each key among what was not aborted."""
+        """Return what a round with this end leaves: below it the latest of each key among records that were not
+        aborted."""
         below = [r for r in self.sent[number] if r.offset < end_offset and self.is_settled(r)]
         newest = {record.key: record.offset for record in below}
         return [r for r in self.sent[number] if r.offset >= end_offset or newest.get(r.key) == r.offset]
@@ -126,7 +127,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class View:
-    """What the broker says at one moment. `stable` are the last stable offsets."""
+    """What the broker returns at one moment. `stable` are the last stable offsets."""
 
     offsets: dict[str, tuple[int, int]]
     stable: dict[str, int]
@@ -156,7 +157,7 @@ class View:
 
 @dataclass
 class Story:
-    """`before` compaction, `after` it, and once more: `before again` (all is settled by then), `after again`."""
+    """`before` compaction, `after` it, and once more: `before again` (no transaction is open), `after again`."""
 
     log_dir: Path
     ledger: Ledger
@@ -174,7 +175,7 @@ class Story:
     answers: dict[str, list[tuple[int, int] | None]] = field(default_factory=dict)
 
     def compact(self, when: str, properties: Path) -> None:
-        """All that is due, as told by the broker's own file and its metadata log."""
+        """Compact all that is due, by the broker's own file and its metadata log."""
         self.rows[when] = _by_name(keytail("compact", "--config", properties, "--execute"))
         self.planned[when] = _by_name(keytail("plan", "--config", properties))
         ends = {number: self.rows[when][f"ledger-{number}"]["end_dirty_offset"] for _, number in LEDGER}
@@ -230,7 +231,7 @@ def _before(story: Story, client: BrokerClient) -> None:
     client.create_topic("ledger", 2, SMALL_SEGMENTS)
     client.create_topic("moments", 1, SMALL_SEGMENTS)
     ledger = story.ledger
-    ledger.begin("tx-0")  # makes the coordinators' topics
+    ledger.begin("tx-0")  # creates the coordinators' topics
     ledger.note("tx-0", GROUPS[0], 1)
     ledger.end("tx-0", "commit")
     for topic in (OFFSETS, TRANSACTIONS):
@@ -249,7 +250,7 @@ def _before(story: Story, client: BrokerClient) -> None:
 
 
 def _moments(client: BrokerClient) -> list[int]:
-    """A quarter of the records keep their keys, the others but for the last have them superseded; times to ask."""
+    """A quarter of the records keep their keys, all others except the last have them superseded; times for look-ups."""
     count, step_ms = 4_000, 60_000
     chance = random.Random(SEED)
     for first in range(0, count, 20):
@@ -262,7 +263,7 @@ def _moments(client: BrokerClient) -> list[int]:
 
 
 def _kafkas_own(kafka: Kafka, story: Story, root: Path) -> list[tuple[int, int] | None]:
-    """What Kafka answers after a first round of its own cleaner on a copy of the same log."""
+    """Return what Kafka answers after a first round of its own cleaner on a copy of the same log."""
     copy = root / "copy" / "moments-0"
     shutil.copytree(story.log_dir / "moments-0", copy)
     kafka.clean(copy, configs=SMALL_SEGMENTS)
@@ -272,7 +273,7 @@ def _kafkas_own(kafka: Kafka, story: Story, root: Path) -> list[tuple[int, int] 
 
 
 def _go_on(story: Story, client: BrokerClient) -> None:
-    """Coordinators and producers of old and new names; then what was left open is aborted, in two ways."""
+    """Use coordinators and producers of old and new names; then abort what was left open, in two ways."""
     ledger = story.ledger
     ledger.traffic(60)
     ledger.begin("new")
@@ -281,7 +282,7 @@ def _go_on(story: Story, client: BrokerClient) -> None:
     ledger.end("new", "commit")
     client.commit_offsets(GROUPS[2], "ledger", 1, [4712])
     first, second = story.left_open
-    # The same transactional id in another producer, as when the client was started anew.
+    # The same transactional id in another producer, as when the client was restarted.
     ledger.ended_as(first, "abort")
     client.transaction("open-a anew", "begin", transactional_id="open-a")
     ledger.running["open-a anew"] = "open-a anew"
@@ -310,7 +311,7 @@ def _right_answers(served: Sequence[Served], times: Sequence[int]) -> list[tuple
 ROUNDS = ("after", "after again")
 
 
-def test_the_traffic_has_what_the_story_is_about(story: Story) -> None:
+def test_the_traffic_has_the_cases_of_the_scenario(story: Story) -> None:
     """Aborted, committed and plain records of many keys; transactions that span segments and interleave."""
     before = story.views["before"]
     for topic, number in LEDGER:
@@ -326,7 +327,7 @@ def test_the_traffic_has_what_the_story_is_about(story: Story) -> None:
 
 
 @pytest.mark.parametrize("when", ROUNDS)
-def test_all_that_is_due_is_compacted_without_naming_it(story: Story, when: str) -> None:
+def test_all_that_is_due_is_compacted_without_a_list_of_topics(story: Story, when: str) -> None:
     rows = story.rows[when]
     assert rows.keys() == {f"{topic}-{number}" for topic, number in EVERYTHING}
     assert {name: row["status"] for name, row in rows.items() if name.startswith("ledger")} == {
@@ -340,7 +341,7 @@ def test_all_that_is_due_is_compacted_without_naming_it(story: Story, when: str)
         assert rows["moments-0"]["segments_after"] < rows["moments-0"]["segments_before"] / 2
 
 
-def test_nothing_from_the_open_transaction_on_is_touched(story: Story) -> None:
+def test_nothing_from_the_open_transaction_on_is_changed(story: Story) -> None:
     first = story.ledger.first_offset(story.left_open[0])
     row = story.rows["after"]["ledger-0"]
     assert row["end_dirty_offset"] == max(base for base in story.bases if base <= first) > 0
@@ -354,7 +355,7 @@ def test_nothing_from_the_open_transaction_on_is_touched(story: Story) -> None:
 
 @pytest.mark.parametrize("when", ROUNDS)
 @pytest.mark.parametrize("number", [0, 1])
-def test_uncommitted_readers_see_the_newest_of_what_was_not_aborted(story: Story, when: str, number: int) -> None:
+def test_uncommitted_readers_see_the_latest_of_what_was_not_aborted(story: Story, when: str, number: int) -> None:
     seen = _seen(story.views[when].records(("ledger", number)))
     assert seen == [record[:4] for record in story.expected[when][number]]
     assert len(seen) < len(story.views[f"before{when[5:]}"].records(("ledger", number)))
@@ -374,7 +375,7 @@ def test_committed_readers_see_nothing_aborted_or_open(story: Story, when: str, 
 
 
 @pytest.mark.parametrize("when", ROUNDS)
-def test_what_was_aborted_is_gone_where_it_was_compacted(story: Story, when: str) -> None:
+def test_aborted_records_are_removed_where_it_was_compacted(story: Story, when: str) -> None:
     for topic, number in LEDGER:
         end = story.rows[when][f"{topic}-{number}"]["end_dirty_offset"]
         aborted = {r.offset for r in story.ledger.sent[number] if r.transaction in story.aborted[when]}
@@ -403,8 +404,8 @@ def test_the_broker_starts_without_recovery_or_complaint(story: Story, when: str
 
 
 @pytest.mark.parametrize("when", ["before", "after", "before again", "after again"])
-def test_groups_have_the_offsets_that_were_committed(story: Story, when: str) -> None:
-    """Those of aborted transactions, and of the one left open, never show."""
+def test_groups_have_the_committed_offsets(story: Story, when: str) -> None:
+    """Those of aborted transactions, and of the open one, are never visible."""
     found = {group: offsets["ledger-0"] for group, offsets in story.views[when].groups.items() if "ledger-0" in offsets}
     assert found == story.expected_groups[when]
     assert len(found) > 3
@@ -418,7 +419,7 @@ def test_group_offsets_are_the_same_after_compaction(story: Story) -> None:
 
 
 @pytest.mark.parametrize("when", ROUNDS)
-def test_the_coordinators_logs_keep_the_newest_of_each_key(story: Story, when: str) -> None:
+def test_the_coordinators_logs_retain_the_latest_of_each_key(story: Story, when: str) -> None:
     before, after = story.views[f"before{when[5:]}"], story.views[when]
     for one in INTERNAL:
         assert newest_of(after.records(one, "read_committed")) == newest_of(before.records(one, "read_committed"))
@@ -427,7 +428,7 @@ def test_the_coordinators_logs_keep_the_newest_of_each_key(story: Story, when: s
             assert {*_seen(after.records(one))} <= {*_seen(before.records(one))}
 
 
-def test_what_was_left_open_can_be_aborted(story: Story) -> None:
+def test_open_transactions_can_be_aborted(story: Story) -> None:
     """By its own transactional id, then by an administrator: the last stable offset moves past each."""
     first, second = (story.ledger.first_offset(name) for name in story.left_open)
     assert story.views["after"].stable["ledger-0"] == first
@@ -439,7 +440,7 @@ def test_what_was_left_open_can_be_aborted(story: Story) -> None:
     assert not left, "compacted in the second round"
 
 
-def test_transactions_go_on_after_compaction(story: Story) -> None:
+def test_transactions_continue_after_compaction(story: Story) -> None:
     newer = story.views["before again"].records(LEDGER[0], "read_committed")
     by_offset = {record.offset: record.transaction for record in story.ledger.sent[0]}
     seen = {by_offset[record.offset].rpartition(" ")[0] for record in newer}
@@ -451,10 +452,10 @@ def test_nothing_is_left_to_do(story: Story, when: str) -> None:
     assert {row["status"] for row in story.planned[when].values()} <= {"clean", "skipped"}
 
 
-def test_time_lookups_are_right_straight_after_the_first_round(
+def test_time_lookups_are_correct_after_the_first_round(
     story: Story, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kafka's own first round leaves segments without a byte, which pass for the newest of all times."""
+    """Kafka's own first round leaves segments without a byte, which count as the latest of all times."""
     before, after = (story.views[when].records(MOMENTS) for when in ("before", "after"))
     assert story.answers["before"] == _right_answers(before, story.times)
     right = _right_answers(after, story.times)

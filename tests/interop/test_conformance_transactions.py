@@ -1,7 +1,7 @@
 """Behaviours of sections B to E of tests/CONFORMANCE.md with transactions, by number, on logs worked out by hand.
 
 Kafka's cleaner and keytail clean copies of each and must leave the same bytes, indexes of aborted transactions
-included; what they leave is said here.
+included; the expected result is in each test.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ IDLE: dict[str, Any] = {"expiration_ms": 1}  # no producer is active, and none's
 
 
 def append(pair: Pair, *steps: Any) -> None:
-    """Go on writing to the partition that the last round left."""
+    """Append to the partition that the last round left."""
     wire = [step_raw(step) if isinstance(step, bytes) else step for step in steps]
     opened = pair.kafka.append(pair.source / "t-0", wire, **pair.opening(pair.circumstances()))
     pair.log_end_offset = opened.log_end_offset
 
 
 def consumed(pair: Pair, now_ms: int = LATER) -> Loaded:
-    """What Kafka serves of our copy after the last round."""
+    """Return what Kafka serves from keytail's copy after the last round."""
     return pair.kafka.load(pair.ours / "t-0", transactions=True, **pair.opening(pair.circumstances(now_ms=now_ms)))
 
 
 def aborted_in_files(pair: Pair) -> dict[int, list[tuple[int, int]]]:
-    """First and last offsets of the entries of each transaction index, by segment."""
+    """Return first and last offsets of the entries of each transaction index, by segment."""
     found = {}
     for path in sorted((pair.ours / "t-0").glob("*.txnindex")):
         entries = parse_txn_index(path.read_bytes())
@@ -55,7 +55,7 @@ def test_control_batches_and_aborted_data_supersede_nothing(kafka: Kafka, fast_d
 
 
 def test_a_users_key_that_looks_like_a_markers_removes_no_marker(kafka: Kafka, fast_dir: Path) -> None:
-    """19: as key, it is the newest of its kind behind two markers, in the clean section and in the dirty one."""
+    """19: as key, it is the latest of its kind after two markers, in the clean section and in the dirty one."""
     steps = [data(0, b"a"), marker(1, "COMMIT"), data(2, b"b"), marker(3, "COMMIT"), ROLL, one(4, COMMIT_KEY)]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(5)], **IDLE)
     for checkpoint in (4, 0):
@@ -78,7 +78,7 @@ def test_messages_of_an_impossible_magic_inside_are_cleaned(kafka: Kafka, fast_d
 
 
 def test_an_aborted_last_batch_stays_empty_until_its_producer_writes_again(kafka: Kafka, fast_dir: Path) -> None:
-    """24: and with it the marker, so that nobody takes the empty batch for an open transaction."""
+    """24: and with it the marker, so that the empty batch is not mistaken for an open transaction."""
     pair = Pair(kafka, fast_dir, [data(0, b"a"), marker(1, "ABORT"), one(2, b"b"), ROLL, one(3)])
     for _ in range(2):
         pair.round()
@@ -94,8 +94,8 @@ def test_an_aborted_last_batch_stays_empty_until_its_producer_writes_again(kafka
     assert aborted_in_files(pair) == {}
 
 
-def test_sequences_that_begin_at_0_again_let_old_batches_and_markers_go(kafka: Kafka, fast_dir: Path) -> None:
-    """26: as a group coordinator writes, every transaction from sequence 0; the offset says which batch is last."""
+def test_sequences_that_restart_at_0_allow_old_batches_and_markers_to_be_removed(kafka: Kafka, fast_dir: Path) -> None:
+    """26: as a group coordinator writes, every transaction from sequence 0; the offset decides which batch is last."""
     steps = [step for n in (0, 2, 4) for step in (data(n, b"a"), marker(n + 1, "COMMIT"))]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(6)])
     pair.round()
@@ -110,8 +110,8 @@ def test_sequences_that_begin_at_0_again_let_old_batches_and_markers_go(kafka: K
     assert producer[:5] == (7, 0, 0, 4, 4)  # id, epoch, last sequence, first and last data offset
 
 
-def test_aborted_records_go_whatever_their_key_and_beyond_the_map_too(kafka: Kafka, fast_dir: Path) -> None:
-    """28: keys that nobody wrote again, keyless records, and data behind where a full map ended."""
+def test_aborted_records_are_removed_whatever_their_key_and_beyond_the_map_too(kafka: Kafka, fast_dir: Path) -> None:
+    """28: keys that were not written again, keyless records, and data after the end of a full map."""
     steps = [one(0, b"x"), data(1, b"only here"), one(2, b"y"), data(3, b"nor there", sequence=1), data(4, None, 8)]
     ends = [marker(5, "ABORT", 8), marker(6, "ABORT"), one(7, b"x")]
     pair = Pair(kafka, fast_dir, [*steps, *ends, ROLL, one(8)], **IDLE)
@@ -122,10 +122,10 @@ def test_aborted_records_go_whatever_their_key_and_beyond_the_map_too(kafka: Kaf
 
 
 @pytest.mark.parametrize("kind", ["COMMIT", "ABORT"])
-def test_a_marker_waits_for_the_last_of_its_data_then_a_round_and_a_horizon(
+def test_a_marker_waits_for_the_removal_of_its_data_then_a_round_and_a_horizon(
     kafka: Kafka, fast_dir: Path, kind: str
 ) -> None:
-    """29, 30: an aborted transaction's entry goes when the marker gets its horizon."""
+    """29, 30: an aborted transaction's entry is removed when the marker gets its horizon."""
     steps = [data(0, b"a"), data(1, b"b", sequence=1), marker(2, kind), one(3, b"a"), one(4, b"c")]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(5)], **IDLE)
     entries = {0: [(0, 2)]} if kind == "ABORT" else {}
@@ -147,7 +147,7 @@ def test_a_marker_waits_for_the_last_of_its_data_then_a_round_and_a_horizon(
 
 @pytest.mark.parametrize("segment_bytes", [1, 1_000_000], ids=["each segment by itself", "one group"])
 def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir: Path, segment_bytes: int) -> None:
-    """31: data of three segments, whose markers lie behind them; only what was aborted goes."""
+    """31: data of three segments, whose markers are after them; only aborted data is removed."""
     steps = [
         *(data(0, b"a", 7), data(1, b"b", 8), ROLL),
         *(data(2, b"c", 7, sequence=1), data(3, b"d", 8, sequence=1), one(4, b"x"), ROLL),
@@ -167,8 +167,8 @@ def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir:
     assert pair.offsets() == [1, 3, 4, 5, 6, 7] and aborted_in_files(pair) == {}
 
 
-def test_every_pass_with_a_tiny_map_leaves_the_right_aborted_transactions(kafka: Kafka, fast_dir: Path) -> None:
-    """32: passes rewrite more segments each; entries outlive their data by a pass, each beside its marker."""
+def test_every_pass_with_a_tiny_map_leaves_the_correct_aborted_transactions(kafka: Kafka, fast_dir: Path) -> None:
+    """32: each pass rewrites more segments; entries outlive their data by a pass, each beside its marker."""
     steps: list[Any] = []
     for n in range(0, 24, 6):
         steps += [data(n, b"aborted", 7), data(n + 1, b"%d" % n, 8), newer(n + 2, b"k%d" % n, b"k%d" % (n + 1))]

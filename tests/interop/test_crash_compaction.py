@@ -1,8 +1,8 @@
 """Kafka's own loader opens every state that a stopped compaction, its recovery or the run after it leaves.
 
-It finds each key's newest record, nothing that was not there and the same log end (promises 1 and 2), each record
-again through the indexes, and can read the checkpoint; and from every state in which a recovery ends, our next run
-leaves what a round of Kafka's cleaner leaves (promise 5).
+It finds each key's latest record, nothing that was not there and the same log end (promises 1 and 2), each record again
+through the indexes, and can read the checkpoint; and from every state in which a recovery ends, the next run leaves
+what a round of Kafka's cleaner leaves (promise 5).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_kafka_loses_nothing_whenever_a_compaction_stops(
 
 
 def is_new(path: Path, seen: set[str]) -> bool:
-    """Whether these names and contents were not looked at before; scratch does not count."""
+    """Whether these names and contents were not checked before; scratch files do not count."""
     if not path.exists():
         return False
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix != ".clean")
@@ -87,7 +87,7 @@ def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, model: 
 
 
 def judge_transactions(log: Log, loaded: Loaded) -> None:
-    """The open transactions, the last stable offset, and what readers of committed data are given."""
+    """Return the open transactions, the last stable offset, and what readers of committed data get."""
     open_from = log.transactions.open_from
     stable = min(open_from.values(), default=log.end)
     assert loaded.last_stable_offset == stable
@@ -104,7 +104,7 @@ def clean_with_kafka(
     checkpoints: dict[str, int],
     cleaned: set[str],
 ) -> None:
-    """Of the state in which a recovery ended: our next run beside a round of Kafka's cleaner."""
+    """For the state in which a recovery ended: the next run compared with a round of Kafka's cleaner."""
     new = [log for log in log_dir.logs if log.compacted and is_new(root / log.name, cleaned)]
     if not new:
         return

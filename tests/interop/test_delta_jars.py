@@ -1,4 +1,4 @@
-"""`python -m keytail.run.delta_jars`: what it fetches is what --delta-jars asks for and a table needs."""
+"""`python -m keytail.run.delta_jars`: it downloads what --delta-jars requires and a table needs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ print(spark.read.format("delta").load(sys.argv[2]).count())
 """
 
 
-def test_jars_are_fetched_and_do(tmp_path: Path) -> None:
-    """In processes of their own: they end the JVM that they have started."""
+def test_jars_are_downloaded_and_sufficient(tmp_path: Path) -> None:
+    """In separate processes: they end the JVM that they have started."""
     jars = tmp_path / "jars"
     told = run("-m", "keytail.run.delta_jars", str(jars))
     assert told.split() == sorted(path.name for path in jars.iterdir())

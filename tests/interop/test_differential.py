@@ -1,7 +1,7 @@
 """Promise 3: one round of keytail leaves what one round of Kafka's cleaner leaves, on random logs.
 
-KEYTAIL_FUZZ_LOGS changes how many in all, KEYTAIL_SEED repeats a run (log n of a seed and a test is always the
-same log), KEYTAIL_FUZZ_LOG plays that log alone.
+KEYTAIL_FUZZ_LOGS sets how many in total, KEYTAIL_SEED repeats a run (log n of a seed and a test is always the same
+log), KEYTAIL_FUZZ_LOG plays that log alone.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_a_round_leaves_what_kafkas_cleaner_leaves(
 def test_batches_in_pieces_leave_what_kafkas_cleaner_leaves(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As batches are taken that open to more than memory is for, here those of more than one record."""
+    """As batches are read that decompress to more than memory allows, here those of more than one record."""
     take_in_pieces(monkeypatch)
     run_cases(kafka, fast_dir, keytail_round, logs=max(1, round(LOGS * 0.1)), again=run_again, **BOTH)
 
@@ -84,10 +84,10 @@ def test_batches_in_pieces_leave_what_kafkas_cleaner_leaves(
 @pytest.mark.parametrize(
     "options, share", [(PLAIN, 0.05), (TRANSACTIONS, 0.1), (BOTH, 0.05)], ids=["plain", "transactional", "both"]
 )
-def test_results_that_go_their_own_ways_stay_the_same(
+def test_results_that_drift_apart_remain_equal(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
-    """Each side goes on from its own result. Not compressed: else sizes differ, and with them the grouping."""
+    """Each side continues from its own result. Not compressed: otherwise sizes differ, and with them the grouping."""
     logs = max(1, round(LOGS * share))
     run_cases(
         kafka, fast_dir, keytail_round, logs=logs, mode="drift", codecs=["none"], again=run_again, **options
@@ -97,7 +97,7 @@ def test_results_that_go_their_own_ways_stay_the_same(
 @pytest.mark.parametrize(
     "options, share", [(PLAIN, 0.05), (TRANSACTIONS, 0.1), (BOTH, 0.05)], ids=["plain", "transactional", "both"]
 )
-def test_measured_grouping_serves_the_same_for_ever(
+def test_measured_grouping_always_serves_the_same(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
     """Segments differ, records, batches and checkpoints do not: rounds begin and end at segments of both."""
@@ -115,7 +115,7 @@ def test_measured_grouping_serves_the_same_for_ever(
 
 
 def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, fast_dir: Path) -> None:
-    """Deleted, cut, of another segment, an entry missing or wrong: the log itself says what was aborted."""
+    """Deleted, truncated, of another segment, an entry missing or wrong: the log itself shows what was aborted."""
     rng = random.Random(SEED)
     damages: Counter[str] = Counter()
 
@@ -135,7 +135,7 @@ def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, f
 
 
 def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
-    """Spoil one transaction index of a segment that the round replaces; what was done."""
+    """Damage one transaction index of a segment that the round replaces; return what was done."""
     bases = [base for base in sorted(int(path.stem) for path in partition.glob("*.log")) if base < end_offset]
     indexes = {base: partition / f"{base:020d}.txnindex" for base in bases}
     full = [path for path in indexes.values() if path.exists() and path.stat().st_size]
@@ -164,7 +164,7 @@ def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
 
 @pytest.mark.parametrize("mode", ["drift", "measured"])
 def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
-    """Tombstones, markers and emptied batches are gone when Kafka's are, and in the end all are."""
+    """Tombstones, markers and emptied batches are removed when Kafka removes them, and in the end all are."""
     removed = 0
     for number in range(max(1, round(LOGS * 0.02))):
         rng = random.Random(f"{SEED}-{number}")
@@ -184,7 +184,7 @@ def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast
             clock_ms = traffic.clock_ms + day * 2 * DAY_MS
             if day:
                 records = [(clock_ms, b"key of the day %d" % day, b"value", ())]
-                if day == 1:  # nothing of the first day stays, so that no marker is needed for it
+                if day == 1:  # nothing of the first day is retained, so that no marker is needed for it
                     records += [(clock_ms, key, None, ()) for key in traffic.keys]
                 steps = [step_clock(clock_ms), step_batch(records), step_roll()]
             options = {**traffic.options, "clock_ms": clock_ms}
@@ -193,7 +193,7 @@ def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast
             boundary = boundary or case.now.log_end_offset
         served = case.loaded(case.ours, case.now)
         old = [batch for batch in served.batches if batch["last_offset"] < boundary]
-        # A record's time may lie years ahead, and its producer then does not expire.
+        # A record's time may be years ahead, and its producer then does not expire.
         active = {producer[0] for producer in served.producers}
         idle = [batch for batch in old if batch["producer_id"] not in active]
         assert not [batch for batch in idle if batch["control"] or not batch["records"]], f"log {number}"
@@ -247,9 +247,10 @@ def keytail_round(
 
 
 def in_rounds(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]:
-    """Clean with a scratch bound: it must leave what one round leaves, and nothing in between is lost to a consumer.
+    """Clean with a scratch bound: it must leave what one pass leaves, and no intermediate state loses a record for
+    consumers.
 
-    The end offset, and how many rounds it took. `stops`: another run goes on after the first round as well.
+    Return the end offset, and the number of passes. `stops`: another run continues after the first pass as well.
     """
     partition, whole, stopped = Path(task.partition_path), home / "whole" / "t-0", home / "stopped" / "t-0"
     for copy in (whole, stopped):
@@ -262,13 +263,13 @@ def in_rounds(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
         assert not lost or inside, f"newest of their keys, gone or back after round {number}: {sorted(lost)}"
 
     inside = task.first_dirty_offset not in [segment.base_offset for segment in task.segments]
-    # Where an earlier round began at a checkpoint that no cleaning had reached, what counts as clean may hold a
-    # value and its tombstone: the tombstone goes in time, and the value is back, as with Kafka's cleaner.
+    # If an earlier round began at a checkpoint that no cleaning had reached, the clean section may contain a value and
+    # its tombstone: the tombstone is removed in time, and the value is visible again, as with Kafka's cleaner.
     doubled = doubled_offsets(partition, task.first_dirty_offset)
     try:
         clean(replace(task, partition_path=str(whole), max_scratch_bytes=None))
     except KeytailError as refusal:
-        # What only the last group shows ends its round: as in Kafka, those before it are replaced.
+        # A reason to stop in the last group ends its round: as in Kafka, those before it are replaced.
         with pytest.raises(type(refusal)):
             clean(task, nothing_lost)
         shutil.rmtree(partition)
@@ -293,7 +294,8 @@ def in_rounds(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
 def clean(
     task: CleaningTask, on_round: Callable[[Path, int], None] | None = None, *, rounds: int | None = None
 ) -> tuple[int, int]:
-    """As the driver does it: the end offset, and how many rounds there were. With `rounds` it stops after so many."""
+    """Clean as the driver does: return the end offset, and the number of passes. With `rounds` it stops after that
+    many."""
     number = 0
     while True:
         number += 1
@@ -332,7 +334,7 @@ measured_round = partial(keytail_round, grouping="measured")
 
 
 def run_again(log_dir: Path, now: Circumstances, *, grouping: Grouping = "kafka") -> bool:
-    """Once more at the same clock, with the checkpoint that the round left. True when its map had been too small."""
+    """Clean again at the same clock, with the checkpoint that the round left. True if its map had been too small."""
     if now.checkpoint is not None:
         write_offsets(LOCAL, str(log_dir / "cleaner-offset-checkpoint"), {("t", 0): now.checkpoint})
     _, choice = keytail_choice(log_dir, now, force=True)

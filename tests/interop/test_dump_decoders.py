@@ -1,6 +1,7 @@
-"""Every record type of `__consumer_offsets` and `__transaction_state`, at every version, opened by Kafka and by us.
+"""Every record type of `__consumer_offsets` and `__transaction_state`, at every version, decoded by Kafka and by
+keytail.
 
-The bytes are made from our own tables of fields: a wrong table makes bytes that Kafka reads otherwise.
+The bytes are encoded with keytail's own tables of fields: a wrong table produces bytes that Kafka reads differently.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def message(rng: random.Random, layout: Message, version: int) -> bytes:
 
 
 def subscription(rng: random.Random, data: bytes) -> bytes:
-    """A group whose members speak the consumer protocol, some of them not well."""
+    """A group whose members use the consumer protocol, some of them incorrectly."""
     layout = coordinator._OFFSETS_TOPIC[2].value
     version = rng.randrange(4)  # not flexible: lengths are easy to write
     head = struct.pack(">h8siHH", 8, b"consumer", 3, 0, 0)
@@ -134,7 +135,7 @@ def test_every_type_at_every_version(kafka: Kafka, tmp_path: Path, topic: str, f
         assert theirs.status == 0
         opened = [line for line in ours.out.splitlines() if "payload: {" in line or "<DELETE>" in line]
         assert len(opened) == len(found) - 3
-        # What is wrong with a key is said in words of one's own.
+        # Errors in a key are reported in keytail's own words.
         assert_same(*(text.replace("skipping. ", "skipping.\n") for text in (theirs.out, ours.out)))
     except AssertionError as difference:
         difference.add_note(f"KEYTAIL_SEED={SEED}")

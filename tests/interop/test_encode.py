@@ -1,4 +1,5 @@
-"""Batches from columns beside those of Kafka's own builder, read back by Kafka's own reader; keys hashed by both.
+"""Batches from columns compared with those of Kafka's own builder, read back by Kafka's own reader; keys hashed by
+both.
 
 KEYTAIL_SEED repeats a run.
 """

@@ -31,7 +31,7 @@ DRAWS = 4  # of settings, clocks and high watermarks for one log
 
 
 def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A log of few batches a segment, whose segments have ages of every sort, in any order; steps and configs."""
+    """A log of few batches per segment, whose segments have ages of every kind, in any order; steps and configs."""
     steps: list[dict[str, Any]] = []
     epoch = offset = 0
     for _ in range(rng.randint(1, 8)):
@@ -59,7 +59,8 @@ def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def make_log(kafka: Kafka, rng: random.Random, path: Path) -> tuple[dict[str, Any], int]:
-    """A closed log in `path` by Kafka itself; the configs that it was written with and its log start offset."""
+    """Write a closed log in `path` with Kafka itself; return the configs with which it was written and its log start
+    offset."""
     if rng.random() < 0.5:
         steps, configs = aged_traffic(rng)
         start = next((step["log_start_offset"] for step in steps if "log_start_offset" in step), 0)
@@ -79,7 +80,7 @@ def set_file_times(rng: random.Random, path: Path) -> None:
 
 
 def draw_settings(rng: random.Random, facts: Any, ages: list[int]) -> tuple[dict[str, Any], int, int]:
-    """Settings, clock and high watermark, often such that a limit is met exactly."""
+    """Draw settings, clock and high watermark, often such that a limit is met exactly."""
     now_ms = CLOCK_MS + rng.choice([0, 1, DAY_MS, rng.randint(0, 12 * DAY_MS)])
     sizes = [segment.log_bytes for segment in facts.segments]
     total = sum(sizes)
@@ -100,7 +101,7 @@ def draw_settings(rng: random.Random, facts: Any, ages: list[int]) -> tuple[dict
 
 
 def as_log_dir(log_dir: Path, start: int, end: int, high_watermark: int) -> None:
-    """What a broker leaves beside the partition. It notes a log start only above the first segment's base."""
+    """Write what a broker leaves beside the partition. It records a log start only above the first segment's base."""
     (log_dir / ".kafka_cleanshutdown").touch()
     first = min(int(path.stem) for path in (log_dir / "t-0").glob("*.log"))
     notes = {"replication-offset-checkpoint": high_watermark, "recovery-point-offset-checkpoint": end}
@@ -129,7 +130,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_the_same_segments_go_and_the_rest_is_equal(
+def test_the_same_segments_are_removed_and_the_rest_is_equal(
     kafka: Kafka, fast_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counts: Counter[str] = Counter()

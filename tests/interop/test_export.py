@@ -1,5 +1,5 @@
-"""What `export` writes is what a read_committed consumer of a real broker folds to a map: beside the running broker,
-after it has stopped, brought up to date and exported anew.
+"""The output of `export` is what a read_committed consumer of a real broker aggregates to a map: beside the running
+broker, after it has stopped, updated and exported again.
 
 The log has transactions that were committed, aborted and left open, tombstones, headers and every codec.
 """
@@ -40,7 +40,7 @@ def spark() -> Any:
 
 
 def traffic(client: BrokerClient, rng: random.Random, batches: int, tag: str) -> None:
-    """Plain batches and transactions of all codecs, intertwined; a transaction of two partitions is left open."""
+    """Write plain batches and transactions of all codecs, interleaved; a transaction of two partitions is left open."""
     now_ms = time.time_ns() // 1_000_000
 
     def records() -> list[tuple[Any, ...]]:
@@ -101,7 +101,7 @@ def run(broker: Broker, to: Path, **flags: Any) -> list[ExportRow]:
     return export(Request(choice, str(to), Formats(), execute=True, **flags))
 
 
-def test_what_a_consumer_folds(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_equals_what_a_consumer_reads(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
     rng, lake = random.Random(SEED), tmp_path / "lake"
     broker = Broker(tmp_path / "logs", tmp_path / "work", properties={"log.flush.interval.messages": "1"})
@@ -143,7 +143,7 @@ def test_what_a_consumer_folds(spark: Any, tmp_path: Path, monkeypatch: pytest.M
 
 
 def compact_past(broker: Broker, client: BrokerClient) -> None:
-    """The broker's own cleaner, past the last exported offset."""
+    """Wait for the broker's own cleaner, past the last exported offset."""
     before = {n: client.offsets([(TOPIC, n)])[f"{TOPIC}-{n}"][1] for n in range(PARTITIONS)}
     client.alter_configs(TOPIC, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"})
     now_ms = time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""The harness itself: what is appended is what is loaded, and the cleaner does what tiny worked cases say."""
+"""The harness itself: what is appended is loaded, and the cleaner leaves what small worked cases expect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def values(kafka: Kafka, partition: Path, **options: Any) -> list[tuple[int, byt
     return [(record.offset, record.value) for record in kafka.load(partition, configs=SMALL, **options).records]
 
 
-def test_what_is_appended_is_what_is_loaded(kafka: Kafka, fast_dir: Path) -> None:
+def test_appended_records_are_loaded(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     sent: list[tuple[Any, ...]] = [
         (NOW, b"a", b"1", (("h", b"x"), ("h", None), ("", b""))),
@@ -58,7 +58,7 @@ def test_what_is_appended_is_what_is_loaded(kafka: Kafka, fast_dir: Path) -> Non
     assert loaded.timestamps == {NOW: (NOW, 0), NOW + 5: (NOW + 5, 1), NOW + 6: None}
 
 
-def test_a_follower_appends_offsets_times_and_horizons_as_they_are(kafka: Kafka, fast_dir: Path) -> None:
+def test_a_follower_appends_offsets_times_and_horizons_unchanged(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     batch = step_batch(
         [Record(7, NOW, b"a", b"1"), Record(9, NOW, b"b", None)],
@@ -93,7 +93,7 @@ def test_the_log_append_time_of_a_topic_is_the_clock(kafka: Kafka, fast_dir: Pat
     assert kafka.load(fast_dir / "t-0", configs=configs).records[0].timestamp_ms == NOW + 7
 
 
-def test_a_round_keeps_the_newest_of_each_key(kafka: Kafka, fast_dir: Path) -> None:
+def test_a_round_retains_the_latest_of_each_key(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     steps = [step_batch([(NOW, key, value)]) for key, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3"))]
     kafka.append(partition, [*steps, step_roll(), step_batch([(NOW, b"b", b"4")])], configs=SMALL)
@@ -118,7 +118,7 @@ def test_a_full_map_ends_the_round_inside_a_batch(kafka: Kafka, fast_dir: Path) 
     assert [offset for offset, _ in values(kafka, partition)] == [1, 3, 4]
 
 
-def test_a_tombstone_gets_a_horizon_and_leaves_when_it_has_passed(kafka: Kafka, fast_dir: Path) -> None:
+def test_a_tombstone_gets_a_horizon_and_is_removed_when_it_has_passed(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     steps = [step_batch([(NOW, b"a", None)]), step_batch([(NOW, b"b", b"2")]), step_roll()]
     kafka.append(partition, steps, configs=HORIZON)
@@ -148,7 +148,7 @@ def test_an_active_producers_last_batch_stays_empty(kafka: Kafka, fast_dir: Path
     assert [(batch["base_offset"], batch["records"]) for batch in loaded.batches] == [(1, 1)]
 
 
-def test_what_is_cleanable(kafka: Kafka, fast_dir: Path) -> None:
+def test_cleanable_segments_are_reported(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     batches = [step_batch([(NOW + number, b"a", b"1")]) for number in range(6)]
     steps = [*batches[:2], step_roll(), *batches[2:4], step_roll(), *batches[4:]]
@@ -201,13 +201,13 @@ def test_recover_gives_the_bytes_of_the_appends(kafka: Kafka, fast_dir: Path) ->
     assert sorted(os.listdir(partition)) == before
 
 
-def test_the_loader_tells_of_repairs_and_wrong_indexes(kafka: Kafka, fast_dir: Path) -> None:
+def test_the_loader_reports_repairs_and_wrong_indexes(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     steps = [step_batch([(NOW + number, b"k%d" % number, b"v" * 30)]) for number in range(40)]
     kafka.append(partition, [*steps, step_roll()], configs=SMALL)
     index = partition / f"{0:020d}.index"
     good = index.read_bytes()
-    # An index whose first entry lies about the position: every fetch behind it lands too far on.
+    # An index whose first entry has a wrong position: every fetch after it starts too late.
     index.write_bytes(good[:4] + (3000).to_bytes(4, "big"))
     loaded = kafka.load(partition, configs=SMALL, fetch=True)
     assert loaded.fetch_mismatches
@@ -268,14 +268,14 @@ def test_the_benchmarks_log_has_its_shape(kafka: Kafka, fast_dir: Path) -> None:
     assert (cleaned.records_read, cleaned.map_entries) == (2_050, cleaned.records_written)
 
 
-def test_a_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(KafkaUnavailable, match="no java"):
         Kafka()
 
 
-def test_kafkas_exceptions_come_back_and_the_jvm_stays(kafka: Kafka, fast_dir: Path) -> None:
+def test_kafkas_exceptions_are_returned_and_the_jvm_continues(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     with pytest.raises(KafkaError, match="Compacted topic cannot accept message without key") as caught:
         kafka.append(partition, [step_batch([(NOW, None, b"1")])], configs=SMALL)
@@ -286,7 +286,7 @@ def test_kafkas_exceptions_come_back_and_the_jvm_stays(kafka: Kafka, fast_dir: P
     assert caught.value.java_class == "NumberFormatException"
 
 
-def test_a_dead_jvm_is_started_again(kafka: Kafka, fast_dir: Path) -> None:
+def test_a_dead_jvm_is_restarted(kafka: Kafka, fast_dir: Path) -> None:
     kafka.append(fast_dir / "t-0", [step_batch([(NOW, b"a", b"1")])], configs=SMALL)
     with pytest.raises(RuntimeError, match="the JVM died with status 3 in halt"):
         kafka.request({"command": "halt"})
@@ -297,7 +297,7 @@ def test_a_dead_jvm_is_started_again(kafka: Kafka, fast_dir: Path) -> None:
     assert len(kafka.load(fast_dir / "t-0", configs=SMALL).records) == 1
 
 
-def test_the_lock_is_held_until_it_is_given_back(kafka: Kafka, fast_dir: Path) -> None:
+def test_the_lock_is_held_until_it_is_released(kafka: Kafka, fast_dir: Path) -> None:
     assert kafka.lock(fast_dir)
     other = Kafka()
     assert not other.lock(fast_dir)

@@ -1,7 +1,8 @@
-"""A real broker on what import wrote: it starts without a word of recovery, a consumer gets record for record what was
-given, also after a restart, producers go on where they stopped, and the broker's own cleaner compacts it.
+"""A real broker on the output of import: it starts without a message about recovery, a consumer gets record for record
+what was imported, also after a restart, producers continue where they stopped, and the broker's own cleaner compacts
+it.
 
-KEYTAIL_IMPORT_RECORDS says how many records there are in all.
+KEYTAIL_IMPORT_RECORDS sets the total number of records.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> Path:
 
 @dataclass
 class Story:
-    """What was given, what each consumer got, and what the broker said."""
+    """What was imported, what each consumer got, and what the broker logged."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     reports: dict[str, list[ImportRow]] = field(default_factory=dict)
@@ -94,7 +95,7 @@ def partitions(topic: str) -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    root = tmp_path_factory.mktemp("broker")  # a path without words that tell of repairs
+    root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
     told = Story(from_ms=time.time_ns() // 1_000_000)
     with start_client() as client, pytest.MonkeyPatch.context() as patch:
         broker = Broker(root / "logs", root / "work", properties={"message.max.bytes": "1000000"})
@@ -140,7 +141,7 @@ def _restart_and_let_the_broker_clean(told: Story, broker: Broker, client: Broke
         client.connect(broker)
         told.restarted = {topic: client.consume(partitions(topic)) for topic in told.rows}
         told.restart_lines = broker.log_lines()
-        # The active segment is not cleaned: one more record behind a roll makes the imported ones closed segments.
+        # The active segment is not cleaned: one more record after a roll makes the imported ones closed segments.
         client.alter_configs(COMPACTED, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0"})
         for round_ in range(2):
             for number in range(PARTITIONS):
@@ -161,14 +162,14 @@ def _cleaned_to(broker: Broker, number: int) -> int:
 
 
 def expected(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """By partition, in order: keys go where Kafka's producer sends them, others round."""
+    """Return records by partition, in order: keys are partitioned as by Kafka's producer, others round-robin."""
     of: dict[int, list[Row]] = defaultdict(list)
     for number, row in enumerate(rows):
         of[number % PARTITIONS if row[0] is None else partition_of(row[0], PARTITIONS)].append(row)
     return of
 
 
-def test_every_partition_got_what_its_row_says(story: Story) -> None:
+def test_every_partition_got_the_number_in_its_row(story: Story) -> None:
     for topic, rows in story.reports.items():
         assert [row.status for row in rows] == ["imported"] * PARTITIONS
         assert sum(row.records for row in rows) == len(story.rows[topic])
@@ -176,7 +177,7 @@ def test_every_partition_got_what_its_row_says(story: Story) -> None:
 
 
 @pytest.mark.parametrize("topic", [*CODECS, COMPACTED])
-def test_a_consumer_gets_record_for_record_what_was_given(story: Story, topic: str) -> None:
+def test_a_consumer_gets_record_for_record_what_was_imported(story: Story, topic: str) -> None:
     behind = len(story.before) if topic == LED_BEFORE else 0
     given = expected(story.rows[topic])
     got: dict[int, list[Served]] = defaultdict(list)
@@ -212,7 +213,7 @@ def test_a_restart_changes_nothing(story: Story) -> None:
         assert len(again) == end
 
 
-def test_a_producer_goes_on_behind_the_import(story: Story) -> None:
+def test_a_producer_continues_after_the_import(story: Story) -> None:
     """Idempotent: the broker knows its last sequence by the snapshot at the new log end."""
     end = len(expected(story.rows[LED_BEFORE])[0]) + len(story.before)
     assert story.produced_after == list(range(end, end + 7))

@@ -1,4 +1,5 @@
-"""Messages of magic 0 and 1 between Kafka's classes, ours and the dull twin: who reads what, who refuses what."""
+"""Messages of magic 0 and 1 between Kafka's classes, keytail and the reference model: which reads what, and which
+refuses what."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def text(data: bytes | None) -> str | None:
 
 
 def built(kafka: Kafka, records: Sequence[Rec], magic: int, codec: str, append_time: int | None) -> bytes:
-    """What Kafka's MemoryRecordsBuilder writes."""
+    """Return what Kafka's MemoryRecordsBuilder writes."""
     wire = [{"o": r.offset, "t": r.timestamp, "k": text(r.key), "v": text(r.value)} for r in records]
     request: dict[str, Any] = {"command": "legacy_build", "magic": magic, "codec": codec, "records": wire}
     if append_time is not None:
@@ -39,7 +40,7 @@ def built(kafka: Kafka, records: Sequence[Rec], magic: int, codec: str, append_t
 
 
 def kafkas(kafka: Kafka, data: bytes) -> list[dict[str, Any]]:
-    """What Kafka's MemoryRecords reads; `records` become Rec."""
+    """Return what Kafka's MemoryRecords reads; `records` become Rec."""
     batches: list[dict[str, Any]] = kafka.request({"command": "legacy_read", "bytes": text(data)})["batches"]
     for batch in batches:
         batch["records"] = [
@@ -68,7 +69,7 @@ def random_records(rng: random.Random, count: int) -> list[Rec]:
 
 
 @pytest.mark.parametrize(("magic", "codec", "append_time"), SHAPES)
-def test_what_kafka_builds_is_read_as_kafka_reads_it(
+def test_messages_built_by_kafka_are_read_as_kafka_reads_them(
     kafka: Kafka, magic: int, codec: str, append_time: int | None
 ) -> None:
     rng = chance()
@@ -88,7 +89,7 @@ def test_what_kafka_builds_is_read_as_kafka_reads_it(
 
 
 @pytest.mark.parametrize(("magic", "codec", "append_time"), SHAPES)
-def test_the_twin_writes_what_kafka_reads(kafka: Kafka, magic: int, codec: str, append_time: int | None) -> None:
+def test_the_model_writes_what_kafka_reads(kafka: Kafka, magic: int, codec: str, append_time: int | None) -> None:
     rng = chance()
     for _ in range(12):
         records = random_records(rng, rng.randint(1, 12))
@@ -122,17 +123,17 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_messages_are_read_as_kafka_reads_them(kafka: Kafka, name: str) -> None:
+def test_unusual_messages_are_read_as_kafka_reads_them(kafka: Kafka, name: str) -> None:
     (their,) = kafkas(kafka, ODD[name])
     batch, records = ours(ODD[name])
     assert "problem" not in their
     assert records == their["records"] == list(decode_message(ODD[name]).records)
     assert (batch.base_offset, batch.max_timestamp_ms) == (their["base_offset"], their["max_timestamp"])
-    # Kafka leaves an outer offset of 0 at 0, though records lie behind it.
+    # Kafka leaves an outer offset of 0 at 0, although records follow it.
     assert batch.last_offset == (2 if name == "offset 0" else their["last_offset"])
 
 
-# What Kafka's reader, which checks no checksum, takes and we do not: its cleaner would sign it anew.
+# Accepted by Kafka's reader, which verifies no checksum, and not by keytail: Kafka's cleaner would compute a new one.
 TAKEN_BY_KAFKA = {
     "checksum",
     "checksum inside",
@@ -149,7 +150,7 @@ TAKEN_BY_KAFKA = {
 
 
 @pytest.mark.parametrize("name", cases.WRONG)
-def test_what_we_refuse_and_kafka_takes_is_known(kafka: Kafka, name: str) -> None:
+def test_messages_that_keytail_refuses_and_kafka_accepts_are_known(kafka: Kafka, name: str) -> None:
     data = cases.WRONG[name]
     data = data[:8] + struct.pack(">i", len(data) - 12) + data[12:]
     (their,) = kafkas(kafka, data)

@@ -1,5 +1,5 @@
 """The lock of a log dir against real Java: a broker that runs, one that starts during a run, two runs at once, a lock
-file that is replaced, and what is left of a lock when its holder ends, fails or is killed."""
+file that is replaced, and the lock after its holder ends, fails or is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INDEXED = ("zstd", 0)
 
 
 class Paused(FileSystem):
-    """Waits before its first rename: by then everything is written, and nothing in its place."""
+    """Waits before its first rename: by then all files are written, and none is in its place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +52,14 @@ def run(verb: str, log_dir: Path, *flags: str) -> subprocess.CompletedProcess[st
 
 
 def ours(log_dir: Path) -> dict[str, tuple[bytes, int]]:
-    """All files but those of the metadata log: a node that is a controller too opens it before it asks for the lock."""
+    """Return all files except those of the metadata log: a node that is also a controller opens it before it requests
+    the lock."""
     return {name: facts for name, facts in snapshot(log_dir).items() if not name.startswith("__cluster_metadata-0/")}
 
 
 @contextlib.contextmanager
 def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
-    """A run of `rebuild-index --execute` that stands where it gives files their names; on leaving it goes on."""
+    """A run of `rebuild-index --execute` that is stopped where it gives files their names; on leaving it continues."""
     fs, rows = Paused(), []
     request = rebuild.Request(Choice(log_dirs=(str(log_dir),)), execute=True)
     thread = threading.Thread(target=lambda: rows.extend(rebuild.rebuild(request, fs)))
@@ -72,8 +73,8 @@ def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
 
 
 def test_a_broker_beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One that starts during a run ends at once, and the run ends as if nothing had been; one that runs is not
-    disturbed by a run that is to begin."""
+    """A broker that starts during a run ends at once, and the run is not affected; a running broker is not disturbed by
+    a run that starts."""
     root = tmp_path_factory.mktemp("broker")
     log_dir = golden.unpack(root)
     for path in (log_dir / f"{INDEXED[0]}-{INDEXED[1]}").glob("*.index"):
@@ -104,7 +105,7 @@ def test_a_broker_beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> None
 
 
 class Meanwhile(FileSystem):
-    """Does something between the opening of the lock file and its locking."""
+    """Acts between the opening of the lock file and its locking."""
 
     def __init__(self, *steps) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ def test_a_lock_file_that_a_broker_removes_while_it_stops_is_not_the_lock(tmp_pa
     assert not (tmp_path / ".lock").exists(), "a broker removes it"
 
 
-def test_a_broker_that_stops_and_starts_between_open_and_lock_has_it(tmp_path: Path, kafka: Kafka) -> None:
+def test_a_broker_that_stops_and_starts_between_open_and_lock_holds_it(tmp_path: Path, kafka: Kafka) -> None:
     def restarts() -> None:
         kafka.unlock(tmp_path)
         assert kafka.lock(tmp_path)
@@ -139,7 +140,7 @@ def test_a_broker_that_stops_and_starts_between_open_and_lock_has_it(tmp_path: P
     kafka.unlock(tmp_path)
 
 
-def test_a_lock_file_that_is_replaced_while_it_is_held_stays_with_whoever_locked_it(
+def test_a_lock_file_that_is_replaced_while_held_stays_with_its_holder(
     tmp_path: Path, kafka: Kafka
 ) -> None:
     with lock.hold([str(tmp_path)]):
@@ -151,7 +152,7 @@ def test_a_lock_file_that_is_replaced_while_it_is_held_stays_with_whoever_locked
     kafka.unlock(tmp_path)
 
 
-def test_a_run_that_fails_lets_go(tmp_path: Path, kafka: Kafka) -> None:
+def test_a_run_that_fails_releases_the_lock(tmp_path: Path, kafka: Kafka) -> None:
     with pytest.raises(ZeroDivisionError), lock.hold([str(tmp_path)]):
         raise ZeroDivisionError
     assert kafka.lock(tmp_path)
@@ -169,7 +170,7 @@ with hold([sys.argv[1]]):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_dies_loses_the_lock_even_if_what_it_started_lives(
+def test_a_process_that_ends_loses_the_lock_even_if_its_children_live(
     number: signal.Signals, tmp_path: Path, kafka: Kafka
 ) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -1,8 +1,8 @@
-"""Look-ups by keytail against a real broker: offsetsForTimes and fetches, on the golden logs and on random ones.
+"""Look-ups by keytail compared with a real broker: offsetsForTimes and fetches, on the golden logs and on random ones.
 
-The random logs have times that go back and forth, every codec and both timestamp types; some are compacted by
-Kafka's own cleaner, and copies of them have index files that are missing, empty or full of zeros when the broker
-starts. What keytail says beforehand is what the broker then answers.
+The random logs have times that rise and fall, every codec and both timestamp types; some are compacted by Kafka's own
+cleaner, and copies of them have index files that are missing, empty or full of zeros when the broker starts. keytail
+predicts what the broker then answers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Story:
             client.connect(broker)
             _random_topics(rng, client)
         for topic in RANDOM[:2]:
-            # In larger segments than before, or one without a byte passes for the newest, and all answers are none.
+            # In larger segments than before, or one without a byte counts as the latest, and all answers are none.
             larger = CONFIGS | {"internal.segment.bytes": "65536"}
             kafka.clean(seen.log_dir / f"{topic}-0", configs=larger, clock_ms=int(time.time() * 1000))
         for number, damage in enumerate(DAMAGES):
@@ -106,7 +106,7 @@ def _random_topics(rng: random.Random, client: BrokerClient) -> None:
 
 
 def _damage(partition: Path, damage: str, rng: random.Random) -> None:
-    """Of closed segments, each with a chance; the first in any case."""
+    """Remove files of closed segments, each with a probability; the first in any case."""
     for number, log in enumerate(sorted(partition.glob("*.log"))[:-1]):
         if number and rng.random() < 0.4:
             continue
@@ -134,7 +134,7 @@ def _survey(log_dir: Path) -> dict[Partition, PartitionFacts]:
 
 
 def _choose(rng: random.Random, seen: Story, partition: Partition, facts: PartitionFacts) -> None:
-    """Times around those of the segments, and offsets in, between and at the ends of all."""
+    """Return times around those of the segments, and offsets in, between and at the ends of all."""
     count = 60 if partition[0] in RANDOM else 12
     start, end = facts.log_start_offset, facts.log_end_offset
     largest = [segment.largest_timestamp_ms for segment in facts.segments]
@@ -155,7 +155,7 @@ def _ask_keytail(
 
 
 def _first_from(facts: PartitionFacts, offset: int) -> int | None:
-    """As a consumer sees it, which is not given what the broker wrote itself."""
+    """Return records as a consumer gets them, without those that the broker itself wrote."""
     record = lookup_offset(LOCAL, facts, offset).record
     while record is not None and record.control:
         record = lookup_offset(LOCAL, facts, record.offset + 1).record
@@ -167,7 +167,7 @@ def _answer(result: Lookup) -> tuple[int, int] | None:
 
 
 def _of_a_broker(result: Lookup) -> tuple[int, int] | None:
-    """What the notes say that a broker answers."""
+    """Return the broker's answer according to the notes."""
     for note in result.notes:
         if found := re.search(r"A broker that starts .* answers offset (\d+), timestamp (\d+)", note):
             return int(found[1]), int(found[2])
@@ -176,7 +176,7 @@ def _of_a_broker(result: Lookup) -> tuple[int, int] | None:
     return _answer(result)
 
 
-def test_answers_by_time_are_the_brokers(story: Story) -> None:
+def test_answers_by_time_equal_the_brokers(story: Story) -> None:
     compared = found = 0
     for partition, results in story.told_times.items():
         mine = dict(zip(story.times[partition], map(_of_a_broker, results), strict=True))
@@ -187,34 +187,34 @@ def test_answers_by_time_are_the_brokers(story: Story) -> None:
     assert found > compared / 3
 
 
-def test_fetches_begin_where_the_broker_begins(story: Story) -> None:
+def test_fetches_begin_where_the_brokers_begin(story: Story) -> None:
     assert story.told_offsets == story.broker_offsets
     assert sum(map(len, story.told_offsets.values())) > 200
     gaps = [asked - found for p in (("created", 0), ("appended", 0)) for asked, found in
             zip(story.offsets[p], story.told_offsets[p], strict=True) if found is not None]  # fmt: skip
-    assert any(gaps)  # compaction had removed what was asked for
+    assert any(gaps)  # compaction had removed the requested record
 
 
-def test_answers_beside_the_running_broker_are_its_own(story: Story) -> None:
+def test_answers_beside_the_running_broker_equal_its_own(story: Story) -> None:
     for partition, results in story.beside_times.items():
         assert [_of_a_broker(result) for result in results] == story.broker_times[partition], partition
     assert story.beside_offsets == story.broker_offsets
 
 
 @pytest.mark.parametrize("number", range(len(DAMAGES)), ids=DAMAGES)
-def test_damaged_indexes_are_told(number: int, story: Story) -> None:
+def test_damaged_indexes_are_reported(number: int, story: Story) -> None:
     results = story.told_times[DAMAGED, number]
     notes = {note for result in results for note in result.notes}
     says = {"zeros": "ends with zeros", "untrimmed": "was not trimmed", "empty time index": "is empty"}
     assert any(says.get(DAMAGES[number], "is missing") in note for note in notes)
-    # Read without the index, the answer is that of the sound log: by the records themselves.
+    # Read without the index, the answer is that of the valid log: by the records themselves.
     differs = [_answer(result) != _of_a_broker(result) for result in results]
     assert any(differs) == (DAMAGES[number] in ("no time index", "empty time index", "zeros"))
 
 
 @pytest.mark.parametrize("damage", [no_time_index, zeros])
 @pytest.mark.parametrize("recovery_point", [0, 21, 40])
-def test_after_an_unclean_shutdown_what_kafka_recovers_is_believed_as_it_will_be(
+def test_after_an_unclean_shutdown_recovered_indexes_are_predicted(
     damage: Damage, recovery_point: int, kafka: Kafka, tmp_path: Path
 ) -> None:
     partition = write_three_segments(tmp_path / "logs" / "t-0", damage)
@@ -227,7 +227,7 @@ def test_after_an_unclean_shutdown_what_kafka_recovers_is_believed_as_it_will_be
     assert told == [None if answer is None else (answer[1], answer[0]) for answer in answers]
 
 
-def test_records_and_their_places_are_right(story: Story) -> None:
+def test_records_and_their_positions_are_correct(story: Story) -> None:
     for partition in (("created", 0), ("appended", 0)):
         for result in story.beside_times[partition]:
             if result.record is not None:
@@ -239,7 +239,7 @@ def test_records_and_their_places_are_right(story: Story) -> None:
                 assert int.from_bytes(header[8:]) + 12 == record.batch_bytes
 
 
-def test_the_command_says_the_same(story: Story) -> None:
+def test_the_command_prints_the_same(story: Story) -> None:
     asked, expected = next(
         (asked, answer)
         for asked, answer in zip(story.times["created", 0], story.broker_times["created", 0], strict=True)

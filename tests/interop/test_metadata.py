@@ -1,7 +1,7 @@
 """The metadata log of a real broker: with snapshots, beside it while it runs, after a stop and after a crash.
 
-One story, told once: topics are made, changed, deleted and made again; the broker writes snapshots;
-each test looks at what keytail reads at one point.
+One scenario: topics are created, changed, deleted and created again; the broker writes snapshots; each test checks what
+keytail reads at one point.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OFTEN = {
     "metadata.log.max.record.bytes.between.snapshots": "2000",
     "metadata.max.idle.interval.ms": "4",
 }
-# Under the names of a broker's file, of which the first of several synonyms wins.
+# By the names in a broker's file, of which the first of several synonyms is effective.
 SYNONYMS = {
     "log.roll.hours": "3",
     "log.retention.hours": "9",
@@ -47,7 +47,7 @@ SYNONYMS = {
     "log.cleaner.delete.retention.ms": "12",
     "message.max.bytes": "2000000",
 }
-# The broker takes their values, and says that they are defaults.
+# The broker uses their values, and reports them as defaults.
 IN_HOURS_AND_MINUTES = {
     "segment.ms": "server.properties: log.roll.hours=3", "retention.ms": "server.properties: log.retention.minutes=70"
 }
@@ -94,7 +94,7 @@ class Story:
         self.found[when] = read(self.log_dir)
 
     def wait(self, what: Callable[[ClusterMetadata], bool]) -> None:
-        """Reads beside the broker until it is so: every read must succeed."""
+        """Read beside the broker until the condition holds: every read must succeed."""
         give_up = time.monotonic() + 60
         while not what(self.read_beside()):
             assert time.monotonic() < give_up, self.beside[-1]
@@ -117,7 +117,7 @@ def change(broker: Broker, *commands: str) -> None:
 
 
 def _without_old_segments(story: Story, copy: Path) -> Path:
-    """A copy of the log dir's metadata log as it is once its broker has dropped what the snapshot contains."""
+    """Copy the log dir's metadata log in the state in which its broker has removed what the snapshot contains."""
     shutil.copytree(story.log_dir / METADATA_DIR, copy / METADATA_DIR)
     logs = sorted((copy / METADATA_DIR).glob("*.log"))
     contained = [path for path, after in pairwise(logs) if int(after.stem) <= story.newest_snapshot]
@@ -148,7 +148,7 @@ def _settings(config: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _until_killed(story: Story, client: BrokerClient, work_dir: Path) -> None:
-    """This broker writes no snapshot, so its records stay open to doubt."""
+    """This broker writes no snapshot, so its records may still be uncommitted."""
     with Broker(story.log_dir, work_dir) as broker:
         client.connect(broker)
         change(broker, *LATER)
@@ -174,7 +174,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     yield story
 
 
-def test_the_newest_snapshot_stands_for_the_segments_before_it(story: Story) -> None:
+def test_the_latest_snapshot_replaces_the_segments_before_it(story: Story) -> None:
     assert story.without_old_segments is not None
     assert replace(story.without_old_segments, path="") == replace(story.found["stopped"], path="")
 
@@ -190,7 +190,7 @@ def test_topics_partitions_ids_and_configs_are_the_brokers_own(story: Story, whe
         assert newest == {key: value for key, value in topic["configs"].items() if key in KEPT}, name
 
 
-def test_every_setting_that_holds_and_its_source_are_the_brokers_own(story: Story) -> None:
+def test_every_effective_setting_and_its_source_are_the_brokers_own(story: Story) -> None:
     compared: set[str] = set()
     for topic, settings in story.settings.items():
         holding = story.described["stopped"][topic]["holding"]
@@ -208,7 +208,7 @@ def test_every_setting_that_holds_and_its_source_are_the_brokers_own(story: Stor
     assert compared >= {"DYNAMIC_TOPIC_CONFIG", "DYNAMIC_BROKER_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"}
 
 
-def test_what_is_long_committed_has_one_value(story: Story) -> None:
+def test_a_committed_setting_has_one_value(story: Story) -> None:
     found = story.found["stopped"]
     assert found.topic_configs["kept"] == {"cleanup.policy": ("compact",), "delete.retention.ms": ("6",)}
     assert found.topic_configs["again"] == {"cleanup.policy": ("delete",)}
@@ -217,14 +217,14 @@ def test_what_is_long_committed_has_one_value(story: Story) -> None:
     assert "log.retention.ms" not in found.cluster_configs
 
 
-def test_what_was_changed_just_before_a_crash_may_be_either(story: Story) -> None:
+def test_a_change_just_before_a_crash_may_be_either(story: Story) -> None:
     found = story.found["killed"]
     assert found.topic_configs["kept"]["cleanup.policy"] == ("compact", "delete")
     assert found.topic_configs["plain"]["retention.ms"] == (None, "9")
     assert found.topic_configs["late"] == {"cleanup.policy": ("compact",)}
 
 
-def test_every_read_beside_the_broker_gave_a_state_that_was(story: Story) -> None:
+def test_every_read_beside_the_broker_returned_an_actual_state(story: Story) -> None:
     assert len(story.beside) > 20
     offsets = [found.as_of_offset for found in story.beside]
     assert offsets == sorted(offsets)

@@ -1,8 +1,8 @@
-"""The oddities of Kafka's cleaner, one test each: held against Kafka itself, equal or departed from.
+"""The quirks of Kafka's cleaner, one test each: compared with Kafka itself, equal or departed from.
 
-"Equal": both clean copies of one partition to the same bytes, and the result shows what the oddity says.
-"Departed from": `lib/keytail/DECISIONS.md` says why. Numbers 1 to 35 are those of tests/compact/test_oddities.py,
-which has the oddities that a cleaner's result does not show.
+"Equal": both clean copies of one partition to the same bytes, and the result shows the quirk. "Departed from":
+`lib/keytail/DECISIONS.md` says why. Numbers 1 to 35 are those of tests/compact/test_oddities.py, which has the quirks
+that a cleaner's result does not show.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROLL = step_roll()
 
 
 class Pair:
-    """Partition t-0 in two copies. A round cleans both, compares them, and goes on from Kafka's."""
+    """Partition t-0 in two copies. A round cleans both, compares them, and continues from Kafka's."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Pair:
         expiration_ms: int = DAY_MS,
         **configs: Any,
     ) -> None:
-        """Of the steps, bytes are appended as a follower does."""
+        """Steps of type bytes are appended as by a follower."""
         self.kafka, self.expiration_ms, self.log_start_offset = kafka, expiration_ms, log_start_offset
         self.configs = {
             "cleanup.policy": "compact",
@@ -138,7 +138,7 @@ class Pair:
         )
 
     def our_round(self, now: Circumstances, **fields: Any) -> tuple[dict[str, Any], CleaningResult | None]:
-        """What was chosen, and the round's result if there was anything to clean."""
+        """Return the selection, and the round's result if there was anything to clean."""
         facts = survey(self.ours)
         config = compaction_config(now)
         unstable = first_unstable(LOCAL, facts, expiration_ms=self.expiration_ms, now_ms=now.now_ms)
@@ -170,7 +170,7 @@ class Pair:
         return choice, result
 
     def round(self, **circumstances: Any) -> Cleaned:
-        """One round on both sides, with the same choice and the same result."""
+        """Run one round on both sides, with the same selection and the same result."""
         now = self.circumstances(**circumstances)
         self.copies(now)
         theirs = self.kafka_round(now)
@@ -191,19 +191,19 @@ class Pair:
         return self.kafka.load(self.ours / "t-0", fetch=True, **self.opening(now))
 
     def unchanged(self) -> bool:
-        """Is our copy still what the round began with?"""
+        """Return whether keytail's copy is still the input of the round."""
         names = sorted(os.listdir(self.source / "t-0"))
         return names == sorted(os.listdir(self.ours / "t-0")) and all(
             (self.source / "t-0" / name).read_bytes() == (self.ours / "t-0" / name).read_bytes() for name in names
         )
 
     def batches(self) -> dict[int, Batch]:
-        """Of both sides after the last round, by base offset; without the active segment."""
+        """Return the segments of both sides after the last round, by base offset; without the active segment."""
         logs = sorted((self.source / "t-0").glob("*.log"))[:-1]
         return {batch.base_offset: batch for log in logs for batch in decode_any_log(log.read_bytes())}
 
     def offsets(self) -> list[int]:
-        """Of the records that the inactive segments hold."""
+        """Return the records in the inactive segments."""
         return [record.offset for batch in self.batches().values() for record in batch.records]
 
 
@@ -231,7 +231,7 @@ def marker(offset: int, kind: str, producer_id: int = 7, epoch: int = 0) -> byte
 
 
 def newer(offset: int, *keys: bytes) -> bytes:
-    """Plain records that supersede those keys."""
+    """Return plain records that supersede those keys."""
     return b"".join(one(offset + i, key) for i, key in enumerate(keys))
 
 
@@ -251,7 +251,7 @@ def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equ
     assert batches[3].records
     assert pair.round(checkpoint=2).end_offset == 4
     assert sorted(pair.batches()) == [0, 2, 3] and not pair.batches()[3].records
-    # The end of a full map protects nothing: batch 1 ends at the end offset, and goes.
+    # The end of a full map protects nothing: batch 1 ends at the end offset, and is removed.
     (fast_dir / "full").mkdir()
     pair = Pair(kafka, fast_dir / "full", steps)
     assert pair.round(max_entries=2).end_offset == 2
@@ -279,13 +279,15 @@ def test_18_04_a_full_map_is_full_for_a_known_key_too__equal(kafka: Kafka, fast_
     assert pair.offsets() == [0, 1, 2]
 
 
-def test_18_05_behind_the_mapped_range_batches_still_get_a_horizon__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_05_after_the_mapped_range_batches_still_get_a_horizon__equal(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [one(0, b"a"), one(1, b"b", None), ROLL, one(2)])
     assert pair.round(max_entries=1).end_offset == 1
     assert pair.batches()[1].delete_horizon_ms == NOW + RETENTION_MS
 
 
-def test_18_06_keyless_records_go_inside_the_range_only__equal_if_asked_to(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_06_keyless_records_are_removed_inside_the_range_only__equal_with_a_flag(
+    kafka: Kafka, fast_dir: Path
+) -> None:
     """Departed from without --drop-keyless: decision 2."""
     pair = Pair(kafka, fast_dir, [one(0, None), newer(1, b"a", b"b"), one(3, None), ROLL, one(4)])
     now = pair.circumstances(max_entries=1)
@@ -302,11 +304,11 @@ def test_18_07_the_last_of_a_key_within_a_batch_wins__equal(kafka: Kafka, fast_d
     pair = Pair(kafka, fast_dir, [many(0, (b"a", b"0"), (b"b", b"1"), (b"a", b"2")), ROLL, one(3)])
     pair.round()
     assert pair.offsets() == [1, 2]
-    pair.round()  # at its own offset in the map a record stays
+    pair.round()  # at its own offset in the map a record is retained
     assert pair.offsets() == [1, 2]
 
 
-def test_18_08_only_a_tombstone_that_stays_sets_the_batchs_horizon__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_08_only_a_retained_tombstone_sets_the_batchs_horizon__equal(kafka: Kafka, fast_dir: Path) -> None:
     superseded = many(0, (b"a", None), (b"b", b"1"))
     stays = many(2, (b"c", None), (b"d", b"3"))
     pair = Pair(kafka, fast_dir, [superseded, stays, one(4, b"a"), ROLL, one(5)])
@@ -315,7 +317,7 @@ def test_18_08_only_a_tombstone_that_stays_sets_the_batchs_horizon__equal(kafka:
     assert pair.batches()[2].delete_horizon_ms == NOW + RETENTION_MS
     pair.round(now_ms=NOW + RETENTION_MS - 1, checkpoint=4)
     assert pair.offsets() == [1, 2, 3, 4]
-    assert pair.batches()[2].delete_horizon_ms == NOW + RETENTION_MS  # it never moves
+    assert pair.batches()[2].delete_horizon_ms == NOW + RETENTION_MS  # it never changes
     pair.round(now_ms=NOW + RETENTION_MS, checkpoint=4)
     assert pair.offsets() == [1, 3, 4]
 
@@ -364,7 +366,7 @@ def test_18_11_emptied_batches_keep_their_marker__equal(kafka: Kafka, fast_dir: 
         pair.round()
         assert not pair.batches()[0].records
         assert pair.batches()[1].delete_horizon_ms is None
-    # With its marker gone the emptied batch would be an open transaction to whoever replays the log.
+    # Without its marker the emptied batch would be an open transaction to a reader of the log.
     for snapshot in (pair.ours / "t-0").glob("*.snapshot"):
         snapshot.unlink()
     replayed = pair.kafka.load(
@@ -397,7 +399,7 @@ def test_18_13_producers_expire_by_the_rounds_own_clock__equal(
 
 
 def test_18_14_nothing_is_cleaned_above_the_high_watermark__equal(kafka: Kafka, fast_dir: Path) -> None:
-    """Refused where none is known: decision 6."""
+    """Refused if none is known: decision 6."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, newer(2, b"a", b"a"), ROLL, one(4)])
     assert not pair.round(high_watermark=0).cleaned
     assert not pair.round(high_watermark=1).cleaned
@@ -410,7 +412,7 @@ def test_18_14_nothing_is_cleaned_above_the_high_watermark__equal(kafka: Kafka, 
 
 
 @pytest.mark.parametrize(("age_ms", "kept"), [(RETENTION_MS - 1, [0, 1, 2]), (RETENTION_MS, [1, 2])])
-def test_18_15_old_tombstones_go_by_the_time_of_their_file__equal(
+def test_18_15_old_tombstones_are_removed_by_the_time_of_their_file__equal(
     kafka: Kafka, fast_dir: Path, age_ms: int, kept: list[int]
 ) -> None:
     tombstone = encode_single(Rec(0, NOW, b"a", None), magic=1)
@@ -498,7 +500,7 @@ def test_18_18_malformed_header_keys__departed_from(kafka: Kafka, fast_dir: Path
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_18_19_batches_are_compressed_anew_with_their_own_codec_at_its_default_level__equal(
+def test_18_19_batches_are_recompressed_with_their_own_codec_at_its_default_level__equal(
     kafka: Kafka, fast_dir: Path, codec: int
 ) -> None:
     pairs = [(b"%d" % i, b"some text %d " % (i * i) * 40) for i in range(200)]
@@ -529,7 +531,7 @@ def test_18_20_the_leader_epoch_is_not_under_the_checksum__equal(kafka: Kafka, f
 
 @pytest.mark.parametrize("which", ["copied", "rebuilt"])
 def test_18_21_damaged_batches__departed_from(kafka: Kafka, fast_dir: Path, which: str) -> None:
-    """Decision 1: Kafka copies them, or signs them; keytail refuses the partition, changing nothing."""
+    """Decision 1: Kafka copies them, or computes new checksums; keytail refuses the partition, changing nothing."""
     copied, rebuilt = one(0, b"c", b"copied"), many(1, (b"a", b"superseded"), (b"b", b"rebuilt"))
     pair = Pair(kafka, fast_dir, [copied, rebuilt, one(3, b"a"), ROLL, one(4)])
     damaged = bytearray(pair.log().read_bytes())
@@ -563,7 +565,7 @@ def test_18_22_index_entries_name_last_offsets_at_the_starts_of_batches__equal(k
         assert list(struct.iter_unpack(">qi", time_index)) == [(NOW + 1, 2)]
 
 
-def test_18_23_indexes_have_no_unused_room__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_23_indexes_have_no_unused_space__equal(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"b", b"c"), ROLL, one(3)], preallocate="true", segment_bytes=1 << 20)
     pair.round()
     now = pair.circumstances()
@@ -621,7 +623,7 @@ def test_18_26_snapshots_and_checkpoints_are_compared_parsed__equal(kafka: Kafka
 # Files
 
 
-def test_18_28_snapshots_go_with_the_segments_they_were_named_by__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_28_snapshots_are_removed_with_the_segments_of_their_names__equal(kafka: Kafka, fast_dir: Path) -> None:
     steps = [one(0, b"a"), ROLL, one(1, b"b"), ROLL, one(2, b"c"), ROLL, one(3)]
     pair = Pair(kafka, fast_dir, steps, **{"internal_segment_bytes": 2 * len(one(0)) + len(one(0)) // 2})
     numbers = {int(path.stem) for path in (pair.source / "t-0").glob("*.snapshot")}
@@ -687,8 +689,8 @@ def test_18_34_the_lock_is_the_brokers__equal(kafka: Kafka, fast_dir: Path) -> N
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 5, b"\0" * 300, b"garbage " * 20, one(2)[:-1]], ids=len)
-def test_18_35_garbage_behind_an_inactive_segment__departed_from(kafka: Kafka, fast_dir: Path, garbage: bytes) -> None:
-    """Kafka's cleaner throws each time, and leaves the partition alone until the broker restarts: decision 1."""
+def test_18_35_garbage_after_an_inactive_segment__departed_from(kafka: Kafka, fast_dir: Path, garbage: bytes) -> None:
+    """Kafka's cleaner throws each time, and skips the partition until the broker restarts: decision 1."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, one(2)])
     size = pair.log().stat().st_size
     with pair.log().open("ab") as file:
@@ -706,7 +708,7 @@ def test_18_35_garbage_behind_an_inactive_segment__departed_from(kafka: Kafka, f
 
 
 @pytest.mark.parametrize(("lag_ms", "end_offset"), [(1000, 2), (1001, None), (999, 2)])
-def test_minimum_lag_leaves_out_what_is_strictly_younger(
+def test_minimum_lag_excludes_strictly_younger_segments(
     kafka: Kafka, fast_dir: Path, lag_ms: int, end_offset: int | None
 ) -> None:
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, one(2)], min_compaction_lag_ms=lag_ms)
@@ -733,7 +735,9 @@ def test_records_below_the_log_start_under_either_policy(kafka: Kafka, fast_dir:
 
 
 @pytest.mark.parametrize(("checkpoint", "first_dirty"), [(0, 3), (2, 3), (3, 3), (7, 7), (8, 3), (10**12, 3)])
-def test_checkpoints_beyond_either_end(kafka: Kafka, fast_dir: Path, checkpoint: int, first_dirty: int) -> None:
+def test_checkpoints_beyond_either_end_are_reset(
+    kafka: Kafka, fast_dir: Path, checkpoint: int, first_dirty: int
+) -> None:
     steps = [newer(0, b"a", b"b"), ROLL, newer(2, b"a", b"c", b"d", b"c"), ROLL, one(6)]
     pair = Pair(kafka, fast_dir, steps, log_start_offset=3)
     theirs = pair.round(checkpoint=checkpoint)
@@ -746,7 +750,7 @@ def test_a_log_start_in_the_active_segment_leaves_nothing_to_clean(kafka: Kafka,
     assert not pair.round().cleaned
 
 
-def test_offset_jumps_between_segments_do_not_stall(kafka: Kafka, fast_dir: Path) -> None:
+def test_offset_jumps_between_segments_do_not_stop_progress(kafka: Kafka, fast_dir: Path) -> None:
     steps = [
         newer(0, b"a", b"b"),
         step_roll(1000),
@@ -820,8 +824,8 @@ def test_batches_beyond_todays_largest_message_are_rebuilt_and_served__equal(kaf
         assert pair.offsets() == list(range(10))
 
 
-def test_zeros_behind_the_active_segment_of_a_crashed_broker_are_no_damage(kafka: Kafka, fast_dir: Path) -> None:
-    """Preallocated segments end so. What lies below the recovery point is cleaned: decision 5."""
+def test_zeros_after_the_active_segment_of_a_crashed_broker_are_no_damage(kafka: Kafka, fast_dir: Path) -> None:
+    """Preallocated segments end so. The log below the recovery point is cleaned: decision 5."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, newer(2, b"b", b"b"), ROLL, one(4)])
     with pair.log(4).open("ab") as file:
         file.write(bytes(10_000))
@@ -837,10 +841,10 @@ def test_zeros_behind_the_active_segment_of_a_crashed_broker_are_no_damage(kafka
     assert [record.offset for record in loaded.records] == [1, 2, 3, 4]
 
 
-def test_a_cut_last_batch_of_a_broker_that_says_it_stopped_cleanly_is_damage__departed_from(
+def test_an_incomplete_last_batch_after_a_clean_shutdown_is_damage__departed_from(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """Kafka ends the log before it, and writes on behind it: decision 1."""
+    """Kafka ends the log before it, and appends after it: decision 1."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, one(2)])
     size = pair.log(2).stat().st_size
     with pair.log(2).open("ab") as file:
@@ -858,7 +862,7 @@ def test_a_cut_last_batch_of_a_broker_that_says_it_stopped_cleanly_is_damage__de
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_an_emptied_last_batch_of_an_old_format__departed_from(kafka: Kafka, fast_dir: Path, wrapped: bool) -> None:
-    """Kafka throws, and leaves the partition alone until the broker restarts: decision 4."""
+    """Kafka throws, and skips the partition until the broker restarts: decision 4."""
     records = [Rec(1, NOW, b"a", None)]
     tombstone = encode_wrapper(records, GZIP, magic=1) if wrapped else encode_message(1, b"a", None, timestamp=NOW)
     steps = [one(0, b"b"), ROLL, tombstone, ROLL, one(2)]
@@ -875,10 +879,10 @@ def test_an_emptied_last_batch_of_an_old_format__departed_from(kafka: Kafka, fas
     assert pair.unchanged()
 
 
-def test_the_map_takes_committed_data_for_aborted_when_it_starts_behind_a_marker__equal(
+def test_the_map_treats_committed_data_as_aborted_when_it_starts_after_a_marker__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """CLEANING.md, "Aborted data and the map": the ABORT lies before the batch that the map starts with."""
+    """CLEANING.md, "Aborted data and the map": the ABORT is before the batch with which the map starts."""
     filler = [one(i, b"f%d" % i) for i in range(2, 5)]
     steps = [data(0, b"a"), marker(1, "ABORT"), *filler, data(5, b"x", sequence=1), marker(6, "COMMIT"),
              one(7, b"y"), data(8, b"x", sequence=2), marker(9, "COMMIT"), ROLL, one(10)]  # fmt: skip
@@ -889,7 +893,7 @@ def test_the_map_takes_committed_data_for_aborted_when_it_starts_behind_a_marker
     assert 5 not in pair.offsets() and 8 in pair.offsets()
 
 
-def test_a_horizon_beyond_the_end_of_time_is_none__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_a_horizon_beyond_the_largest_time_is_none__equal(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [one(0, b"a", None), ROLL, one(1)], delete_retention_ms=2**63 - 1)
     for _ in range(2):
         pair.round()
@@ -897,7 +901,7 @@ def test_a_horizon_beyond_the_end_of_time_is_none__equal(kafka: Kafka, fast_dir:
 
 
 def test_a_wrong_index_of_aborted_transactions__departed_from(kafka: Kafka, fast_dir: Path) -> None:
-    """Decision 13: Kafka believes the file, and aborted data stays as if committed; keytail asks the log."""
+    """Decision 13: Kafka trusts the file, and aborted data is retained as if committed; keytail reads the log."""
     steps = [data(0, b"a"), marker(1, "ABORT"), one(2, b"b"), ROLL, one(3)]
     pair = Pair(kafka, fast_dir, steps, expiration_ms=1)
     index = pair.log().with_suffix(".txnindex")
@@ -913,10 +917,10 @@ def test_a_wrong_index_of_aborted_transactions__departed_from(kafka: Kafka, fast
     assert pair.load_ours(now).repaired == []
 
 
-def test_replay_after_a_crash_starts_with_the_batch_that_holds_the_log_start__equal(
+def test_replay_after_a_crash_starts_with_the_batch_that_contains_the_log_start__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """An open transaction whose only batch lies across the log start is found without any snapshot."""
+    """An open transaction whose only batch is across the log start is found without any snapshot."""
     transaction = encode_batch(
         [Rec(i, NOW, b"%d" % i, b"v") for i in range(3)],
         producer_id=7, producer_epoch=0, base_sequence=0, transactional=True,

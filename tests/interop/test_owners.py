@@ -1,5 +1,5 @@
 """Compaction as one user, the broker as another: started as root it works as the broker's user, whose broker starts on
-the result; any other user is refused before the first write, with the user to run as. Needs root, to become others."""
+the result; any other user is refused before the first write, with the user to run as. Needs root, to switch users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     ROOT_ONLY,
 ]
 
-# The interpreter may lie where only root can read: all is imported, by a dry run, before root is given up.
+# The interpreter may be where only root can read: everything is imported, by a dry run, before root is given up.
 AS_ANOTHER = """
 import json, os, sys
 from typer.testing import CliRunner
@@ -40,7 +40,7 @@ print(json.dumps([[one.exit_code, f'{one.output}{one.exception!r}'] for one in d
 
 
 def run_as(uid: int, commands: list[list[str]]) -> list[tuple[int, str]]:
-    """Of each command its exit status and what it said."""
+    """Return the exit status of each command and its output."""
     command = [sys.executable, "-c", AS_ANOTHER, str(uid), json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -55,14 +55,14 @@ def owners(path: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def everything(path: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Times of directories tell of files that were made and removed again."""
+    """Times of directories show that files were created and removed again."""
     found = {str(one): one.stat() for one in [path, *path.rglob("*")]}
     return {name: (facts.st_mtime_ns, facts.st_ino, facts.st_uid, facts.st_size) for name, facts in found.items()}
 
 
 @pytest.fixture
 def open_dir(fast_dir: Path) -> Path:
-    """Others may go through to it: pytest's own directories are closed to them."""
+    """Let others pass through: pytest's own directories are closed to them."""
     fast_dir.chmod(0o755)
     return fast_dir
 
@@ -93,7 +93,7 @@ def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
     assert repairs(broker.log_lines()) == []
 
 
-def test_another_user_is_refused_before_the_first_write_and_told_whom_to_run_as(open_dir: Path) -> None:
+def test_another_user_is_refused_before_the_first_write_with_the_user_to_run_as(open_dir: Path) -> None:
     commands, what = [], []
     for verb in ("compact", "rebuild-index"):
         for mode in (0o755, 0o777):

@@ -1,4 +1,4 @@
-"""Index files that keytail makes anew are, byte for byte, those of Kafka's own recovery of the same logs."""
+"""Index files that keytail rebuilds equal, byte for byte, those of Kafka's own recovery of the same logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def index_files(partition: Path) -> dict[str, bytes]:
 
 
 def rebuild(log_dir: Path, traffic: Traffic, *, clean: bool = True, **more: bool) -> PartitionOutcome:
-    """What the verb does to the only partition of a log dir."""
+    """Return what the command does to the only partition of a log dir."""
     if clean:
         (log_dir / ".kafka_cleanshutdown").touch()
     (log_dir / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {traffic.log_start_offset}\n")
@@ -74,7 +74,7 @@ def copy_without(source: Path, target: Path, suffixes: tuple[str, ...] = INDEXES
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rebuilt_indexes_are_those_of_kafkas_recovery(kafka: Kafka, fast_dir: Path, kind: str) -> None:
+def test_rebuilt_indexes_equal_those_of_kafkas_recovery(kafka: Kafka, fast_dir: Path, kind: str) -> None:
     aborted = 0
     for number in range(LOGS):
         traffic = traffic_of(random.Random(f"{SEED} {kind} {number}"), kind)
@@ -93,7 +93,7 @@ def test_rebuilt_indexes_are_those_of_kafkas_recovery(kafka: Kafka, fast_dir: Pa
         assert len(found.wrong) == len(index_files(mine))
         again = rebuild(mine.parent, traffic, rebuild_all=True).result
         assert again is not None and not again.wrong
-        # What a broker had written is true, and the others of its files are made to what a recovery writes.
+        # Files that a broker had written are valid, and its others are changed to what a recovery writes.
         assert not rebuild(source.parent, traffic).result.wrong  # type: ignore[union-attr]
         rebuild(source.parent, traffic, rebuild_all=True, execute=True)
         assert index_files(source) == index_files(theirs)
@@ -101,8 +101,8 @@ def test_rebuilt_indexes_are_those_of_kafkas_recovery(kafka: Kafka, fast_dir: Pa
 
 
 @pytest.mark.parametrize("kind", ["idempotent", "transactional"])
-def test_cleaned_logs_are_sound_and_lose_no_aborted_transaction(kafka: Kafka, fast_dir: Path, kind: str) -> None:
-    """The log does not show any more where transactions began: what the files say of that stays."""
+def test_cleaned_logs_are_valid_and_lose_no_aborted_transaction(kafka: Kafka, fast_dir: Path, kind: str) -> None:
+    """The log no longer shows where transactions began: the files' contents about that are kept."""
     kept = 0
     for number in range(LOGS):
         traffic = traffic_of(random.Random(f"{SEED} cleaned {kind} {number}"), kind, delete_records=True)
@@ -132,7 +132,7 @@ def test_cleaned_logs_are_sound_and_lose_no_aborted_transaction(kafka: Kafka, fa
     assert (kept > 0) == (kind == "transactional")
 
 
-def test_what_the_transaction_index_says_is_served_alike_once_it_is_made_anew(kafka: Kafka, fast_dir: Path) -> None:
+def test_a_rebuilt_transaction_index_is_served_alike(kafka: Kafka, fast_dir: Path) -> None:
     """Also from a log start offset within a transaction, and on logs that were cleaned."""
     for number in range(LOGS):
         rng = random.Random(f"{SEED} served {number}")
@@ -152,7 +152,7 @@ def test_what_the_transaction_index_says_is_served_alike_once_it_is_made_anew(ka
         assert after.fetch_mismatches == ()
 
 
-def test_times_are_found_again(kafka: Kafka, fast_dir: Path) -> None:
+def test_times_are_found_through_rebuilt_indexes(kafka: Kafka, fast_dir: Path) -> None:
     for number in range(LOGS):
         rng = random.Random(f"{SEED} times {number}")
         traffic = traffic_of(rng, rng.choice(list(KINDS)))

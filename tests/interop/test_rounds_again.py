@@ -1,8 +1,8 @@
 """Promise 4 by cleaning again what is clean, from the log start: at one clock, and at later ones until nothing is left.
 
-Each round is held against Kafka's, on its own result: what goes, goes when Kafka removes it. What one clock may
-still change is said here: markers get their horizon a round after their data went, and the entries of aborted
-transactions leave the indexes with that; segments that shrank may merge, by Kafka's grouping and by age.
+Each round is compared with Kafka's, on its own result: records are removed when Kafka removes them. The changes still
+allowed at one clock: markers get their horizon a round after their data was removed, and the entries of aborted
+transactions are then removed from the indexes; segments that shrank may be merged, by Kafka's grouping and by age.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ NEVER_MISSED = (
 
 
 class Again:
-    """One log that is cleaned from its start on, again and again, by Kafka and by keytail."""
+    """One log that is cleaned from its start on, repeatedly, by Kafka and by keytail."""
 
     def __init__(self, kafka: Kafka, home: Path, traffic: Traffic, mode: Mode) -> None:
         self.case = Case(kafka, home, Counter(), mode)
         self.side = keytail_round if mode == "drift" else measured_round
         self.traffic = traffic
         self.expiration_ms = 3650 * DAY_MS
-        # Ages of segments change with what they lose, and sizes count before it for Kafka.
+        # Ages of segments change with what they lose, and Kafka uses the sizes before that.
         self.stays_grouped = mode == "measured" and traffic.configs["cleanup.policy"] == "compact"
         self.files: dict[str, tuple[bytes, int]] = {}
         self.batches: dict[int, tuple[Batch, bytes]] = {}
@@ -62,7 +62,7 @@ class Again:
         return self.files != before
 
     def until_nothing_changes(self, clock_ms: int, step_ms: int = 0) -> int:
-        """The clock at which it was so."""
+        """Return the clock at which it was so."""
         for _ in range(MOST_ROUNDS):
             if not self.round(clock_ms):
                 return clock_ms
@@ -70,7 +70,7 @@ class Again:
         raise AssertionError(f"still not the same after {MOST_ROUNDS} rounds")
 
     def _look(self) -> None:
-        """What the segments hold that are cleaned; to the others the traffic gives new times."""
+        """Return the contents of the segments that are cleaned; the traffic gives new times to the others."""
         paths = sorted((self.case.ours / "t-0").glob("*.*index")) + sorted((self.case.ours / "t-0").glob("*.log"))
         end = self.case.checkpoint or 0
         self.files = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths if int(path.stem) < end}
@@ -85,7 +85,7 @@ class Again:
 
 
 @pytest.mark.parametrize("mode", ["drift", "measured"])
-def test_rounds_again_end_where_nothing_changes(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
+def test_repeated_rounds_end_where_nothing_changes(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
     seen: Counter[str] = Counter()
     for number in range(LOGS):
         traffic = random_traffic(
@@ -117,7 +117,7 @@ def play(log: Again, seen: Counter[str]) -> None:
     steps.append(step_roll())
     log.round(clock_ms, steps)
 
-    # At one clock: all that the first round removed is gone, and markers without data are told when they may go.
+    # At one clock: everything that the first round removed is gone, and markers without data get their horizon.
     batches, entries, files = log.batches, log.entries, log.files
     assert batches
     log.round(clock_ms)
@@ -133,7 +133,7 @@ def play(log: Again, seen: Counter[str]) -> None:
     log.until_nothing_changes(clock_ms)
     assert (log.batches, log.entries) == (batches, entries)
 
-    # Up to a horizon nothing more, at the horizon all of it.
+    # Until a horizon nothing more, at the horizon all of it.
     horizons = [batch.delete_horizon_ms for batch, _ in batches.values() if batch.delete_horizon_ms is not None]
     for horizon_ms in sorted({h for h in horizons if h > clock_ms})[:3]:
         if horizon_ms - 1 > clock_ms:

@@ -1,5 +1,5 @@
-"""What salvage makes of logs that Kafka wrote and somebody spoiled: Kafka's loader takes it without a repair, and a
-real broker serves what is left of its partitions and goes on writing."""
+"""What salvage makes of damaged logs of Kafka: Kafka's loader accepts it without a repair, and a real broker serves
+what is left of its partitions and appends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) // 10 or 8
 
 
 def spoil(rng: random.Random, partition: Path) -> None:
-    """Bytes of one log file flipped, lost, or overwritten; or a file is gone."""
+    """Flip, remove or overwrite bytes of one log file; or remove a file."""
     logs = [path for path in sorted(partition.glob("*.log")) if path.stat().st_size]
     path = rng.choice(logs)
     data = bytearray(path.read_bytes())
@@ -51,7 +51,7 @@ def is_lost(record: Record, losses: list[tuple[int, int | None]]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kafkas_loader_takes_what_is_left_as_it_is(kafka: Kafka, fast_dir: Path, kind: str) -> None:
+def test_kafkas_loader_accepts_the_result_unchanged(kafka: Kafka, fast_dir: Path, kind: str) -> None:
     lost = 0
     for number in range(LOGS):
         rng = random.Random(f"{SEED} {kind} {number}")
@@ -75,7 +75,7 @@ def test_kafkas_loader_takes_what_is_left_as_it_is(kafka: Kafka, fast_dir: Path,
         if not found.gaps:  # no batch vanished from its first byte to its last
             assert list(after.records) == unlost, what
         lost += len(before.records) - len(after.records)
-        # The transactions that the result leaves open are those that are told of.
+        # The transactions that the result leaves open are those that are reported.
         still_open = {producer[0]: producer[7] for producer in after.producers if producer[7] >= 0}
         if found.certain and not any(path.suffix == ".snapshot" for path in source.iterdir()):
             told = {one.producer_id: one.first_offset for one in found.transactions if one.at_offset is None}

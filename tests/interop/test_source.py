@@ -1,4 +1,5 @@
-"""`kafka-log` beside Spark's own Kafka source, on the same topics of a running broker: the same rows, column by column.
+"""`kafka-log` compared with Spark's own Kafka source, on the same topics of a running broker: the same rows, column by
+column.
 
 The topics have transactions of every kind, every codec, headers, tombstones, and times by producer and by broker.
 """
@@ -63,7 +64,7 @@ def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: ob
 
 
 def wait_for_high_watermarks(broker: Broker, client: BrokerClient) -> None:
-    """Until they are in their file."""
+    """Wait until they are in their file."""
     partitions = [*((TOPIC, number) for number in range(PARTITIONS)), (BY_BROKER, 0)]
     path, give_up = str(broker.log_dirs[0] / "replication-offset-checkpoint"), time.monotonic() + 60
     ends = {name: end for name, (_, end) in client.offsets(partitions).items()}
@@ -72,7 +73,7 @@ def wait_for_high_watermarks(broker: Broker, client: BrokerClient) -> None:
         time.sleep(0.02)
 
 
-def test_the_rows_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
+def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     properties = {"log.flush.interval.messages": "1", "replica.high.watermark.checkpoint.interval.ms": "100"}
     broker = Broker(tmp_path / "logs", tmp_path / "work", properties=properties)

@@ -1,4 +1,5 @@
-"""A torn log cut by keytail beside the recovery of Kafka's loader; snapshots and leader epochs beside Kafka's own."""
+"""A torn log truncated by keytail compared with the recovery of Kafka's loader; snapshots and leader epochs compared
+with Kafka's own."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.interop
 
 
 def recovered_by_kafka(kafka: Kafka, torn: Torn, root: Path) -> tuple[Loaded, dict[int, bytes], dict[str, bytes]]:
-    """What a broker's loader makes of a copy: its answer, the logs, and all other files."""
+    """Return what a broker's loader makes of a copy: its answer, the logs, and all other files."""
     copy = root.with_name(f"{root.name}-for-kafka")
     shutil.copytree(root, copy)
     point = torn.checkpoints["recovery-point-offset-checkpoint"]
@@ -53,7 +54,7 @@ def recovered_by_kafka(kafka: Kafka, torn: Torn, root: Path) -> tuple[Loaded, di
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_kafka_does_what_the_row_says(number: int, kafka: Kafka, fast_dir: Path) -> None:
+def test_kafka_does_what_the_row_reports(number: int, kafka: Kafka, fast_dir: Path) -> None:
     build, broker, _ = ROWS[number]
     torn = Torn()
     torn.make(fast_dir / "d")
@@ -64,7 +65,7 @@ def test_kafka_does_what_the_row_says(number: int, kafka: Kafka, fast_dir: Path)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kafka_ends_alike_at_every_stop(case: str, kafka: Kafka, fast_dir: Path) -> None:
+def test_kafka_ends_in_the_same_state_from_every_stop(case: str, kafka: Kafka, fast_dir: Path) -> None:
     torn = CASES[case]
     torn.make(fast_dir / "origin")
     expected, counts = recovered_by_kafka(kafka, torn, fast_dir / "origin"), Counts()
@@ -80,7 +81,7 @@ def test_kafka_ends_alike_at_every_stop(case: str, kafka: Kafka, fast_dir: Path)
 
 
 def put_right(facts: PartitionFacts) -> list[SnapshotRow]:
-    """Leader epochs and snapshots, as a run does it."""
+    """Rebuild leader epochs and snapshots, as a run does."""
     reader, seen = SegmentReader(LOCAL), []
     for segment in facts.segments:
         for stride in reader.strides(f"{facts.path}/{segment.base_offset:020d}.log", segment.log_bytes):
@@ -107,8 +108,8 @@ def traffic_of(rng: random.Random, number: int, **more: Any) -> Traffic:
     traffic = random_traffic(
         rng, transactional=number % 2 == 0, delete_records=False, far_jumps=False, keyless=False, **more
     )
-    traffic.producer_id_expiration_ms = 2**31 - 1  # of those that expire only Kafka's own clock knows
-    traffic.configs["segment.index.bytes"] = 65_536  # a recovery fails where an index gets full
+    traffic.producer_id_expiration_ms = 2**31 - 1  # only Kafka's own clock decides which of them expire
+    traffic.configs["segment.index.bytes"] = 65_536  # a recovery fails where an index becomes full
     return traffic
 
 
@@ -123,7 +124,7 @@ def written(kafka: Kafka, rng: random.Random, number: int, root: Path, **more: A
 
 
 def torn_by_chance(rng: random.Random, root: Path) -> int:
-    """Tears a segment; the recovery point, at or below it."""
+    """Tear a segment; return the recovery point, at or below it."""
     logs = {base: log for base, log in logs_of(root).items() if log}
     base = rng.choice(sorted(logs)[-4:])
     log, batches = logs[base], decode_log(logs[base])
@@ -139,7 +140,7 @@ def torn_by_chance(rng: random.Random, root: Path) -> int:
 
 
 def forget_epochs(rng: random.Random, root: Path, point: int, end: int) -> None:
-    """The last entries were not written in time (a broker looks for them where it recovers), or one too many was."""
+    """The last entries were not written in time (a broker searches for them where it recovers), or one too many was."""
     path = root / PARTITION / "leader-epoch-checkpoint"
     entries = read_epochs(LOCAL, str(path))
     first = max(base for base in logs_of(root) if base <= point)
@@ -190,13 +191,13 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
 
 
 def known(loaded: Loaded) -> list[tuple[int, ...]]:
-    """Without the offset of the oldest batch in memory, of up to five: from a snapshot that is the newest one."""
+    """Without the offset of the oldest batch in memory, of up to five: from a snapshot that is the latest one."""
     return [producer[:3] + producer[4:] for producer in loaded.producers]
 
 
 def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> None:
-    """Cut, indexes, epochs and snapshots, before any broker saw it; but for the snapshot at the log end, which a
-    broker that recovers makes itself."""
+    """Truncation, indexes, epochs and snapshots, before any broker opened it; except the snapshot at the log end, which
+    a broker that recovers writes itself."""
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     for number in range(LOGS):
         rng = random.Random(f"{SEED}-{number}")
@@ -235,13 +236,13 @@ def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) ->
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """An index that a broker emptied is as good as none."""
+    """An index that a broker emptied counts as missing."""
     files = {path.name: path.read_bytes() for path in sorted((root / PARTITION).iterdir())}
     return {name: data for name, data in files.items() if data or not name.endswith(".txnindex")}
 
 
 def forgotten(path: Path, row: SnapshotRow, traffic: Traffic) -> set[int]:
-    """Producers that Kafka forgets where it loads the source of a new snapshot: idle too long, or without a time."""
+    """Producers that Kafka expires when it loads the source of a new snapshot: idle too long, or without a time."""
     if row.source is None:
         return set()
     return {
@@ -297,7 +298,7 @@ def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafk
     print(dict(seen))
 
 
-def test_the_snapshot_at_the_end_of_a_cleaned_log_is_the_one_that_kafka_makes(kafka: Kafka, fast_dir: Path) -> None:
+def test_the_snapshot_at_the_end_of_a_cleaned_log_equals_kafkas(kafka: Kafka, fast_dir: Path) -> None:
     """From an older one and what cleaning left: the last batch of each producer is there."""
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
@@ -320,7 +321,7 @@ def test_the_snapshot_at_the_end_of_a_cleaned_log_is_the_one_that_kafka_makes(ka
             rows = {row.offset: row for row in put_right(facts_of(root))}
             row = rows[end]
             seen[f"cleaned {cleaned.cleaned}, {row.problem.partition(': ')[0] or 'made'}"] += 1
-            if row.problem or row.source is None:  # with none at all Kafka forgets every producer
+            if row.problem or row.source is None:  # without any, Kafka loses every producer
                 continue
             gone = forgotten(path, row, traffic)
             seen["with expired producers"] += bool(gone)

@@ -1,5 +1,5 @@
-"""Undoing a compaction beside Kafka: its loader opens every state of it, and a real broker serves what was there
-before, also where it was started, and written to, between the two."""
+"""Undoing a compaction, with Kafka: its loader opens every state of it, and a real broker serves what was there before,
+even if it was started, and written to, between the two."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_kafka_loses_nothing_whenever_an_undo_stops(
 
 
 def keytail(*arguments: str | Path) -> str:
-    """Standard error of a run that ended well."""
+    """Return standard error of a run that succeeded."""
     with without_spark():
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
@@ -62,7 +62,7 @@ def keytail(*arguments: str | Path) -> str:
 
 
 def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
-    """Of the segments, with times; the active ones are a broker's to change."""
+    """Return the files of the segments, with times; a broker changes the active ones."""
     found = {}
     for partition in log_dir.iterdir():
         logs = sorted(partition.glob("*.log")) if partition.is_dir() else []
@@ -73,7 +73,7 @@ def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.one_of("a broker starts on what was removed or saved")
-def test_a_broker_serves_what_was_there_before_and_what_came_since(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_broker_serves_the_old_records_and_the_later_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("broker")
     log_dir, kept = golden.unpack(root), root / "kept"
     before = files(log_dir)

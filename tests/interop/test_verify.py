@@ -1,4 +1,4 @@
-"""`verify` on what real Kafka writes and cleans: nothing to find on healthy logs, each damage found at its place.
+"""`verify` on what real Kafka writes and cleans: no findings on healthy logs, each damage found at its position.
 
 KEYTAIL_SEED repeats a run, KEYTAIL_FUZZ_LOGS makes it longer.
 """
@@ -51,7 +51,7 @@ def findings(log_dir: Path) -> list[Finding]:
 def expect_nothing(
     log_dir: Path, now: Circumstances, seen: Counter[str], *, far_jumps: bool, thrown: bool = False
 ) -> None:
-    """`thrown`: Kafka's cleaner gave up here, and left what it had begun. `far_jumps`: the traffic may have jumps of
+    """`thrown`: Kafka's cleaner threw here, and left what it had begun. `far_jumps`: the traffic may have jumps of
     offsets that no cleaner made, which no broker's log has."""
     found = [finding for finding in findings(log_dir) if not (thrown and finding.kind == "leftover-cleaned")]
     if now.checkpoint is not None and now.checkpoint > now.log_end_offset:  # drawn so
@@ -65,7 +65,8 @@ def expect_nothing(
 
 
 def looked_at(log_dir: Path, now: Circumstances, *, ours: Side, seen: Counter[str], far_jumps: bool) -> Outcome:
-    """One of our rounds, with a look at what Kafka appended, at what its cleaner left, and at what ours leaves."""
+    """One of keytail's rounds, with a check of what Kafka appended, of what its cleaner left, and of what keytail
+    leaves."""
     expect_nothing(log_dir, now, seen, far_jumps=far_jumps)
     thrown = any(log_dir.parent.glob("kafka/t-0/*.cleaned"))
     expect_nothing(log_dir.parent / "kafka", now, seen, far_jumps=far_jumps, thrown=thrown)
@@ -84,7 +85,7 @@ def looked_at(log_dir: Path, now: Circumstances, *, ours: Side, seen: Counter[st
     ],
     ids=["transactional", "drift", "legacy", "plain"],
 )
-def test_nothing_is_found_on_healthy_logs(
+def test_healthy_logs_have_no_findings(
     kafka: Kafka, fast_dir: Path, mode: Mode, options: dict[str, Any], share: float
 ) -> None:
     seen: Counter[str] = Counter()
@@ -97,8 +98,8 @@ def test_nothing_is_found_on_healthy_logs(
 
 
 @pytest.mark.parametrize("cleaned", [False, True], ids=["as appended", "cleaned"])
-def test_each_damage_is_found_at_its_place(kafka: Kafka, fast_dir: Path, cleaned: bool) -> None:
-    """And where Kafka looks for it too (recovery, its dump tool, its loader), it agrees that it is damage."""
+def test_each_damage_is_found_at_its_position(kafka: Kafka, fast_dir: Path, cleaned: bool) -> None:
+    """If Kafka checks it too (recovery, its dump tool, its loader), it agrees that it is damage."""
     logs = max(3, LOGS // 75)
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS} cleaned={cleaned}", flush=True)
     done: Counter[str] = Counter()
@@ -136,7 +137,7 @@ def _is(finding: Finding, made: damages.Damage) -> bool:
 
 
 def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool) -> None:
-    """A log dir with one partition of random traffic, in which nothing is wrong."""
+    """A log dir with one partition of random traffic, without errors."""
     legacy = cleaned and rng.random() < 0.3
     traffic = random_traffic(rng, transactional=not legacy, legacy=legacy, delete_records=False, far_jumps=False)
     traffic.batches_a_round = (40, 80)
@@ -147,7 +148,7 @@ def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool
     if cleaned:
         try:
             kafka.clean(log_dir / "t-0", only_if_cleanable=True, **traffic.options)
-        except KafkaError as thrown:  # its cleaner gives up on a few logs of old formats: another one, then
+        except KafkaError as thrown:  # its cleaner throws on a few logs of old formats: then another one
             if OLD_EMPTIED[1] not in str(thrown):
                 raise
             shutil.rmtree(log_dir)
@@ -160,7 +161,7 @@ def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool
     assert findings(log_dir) == []
 
 
-def test_beside_a_broker_the_row_says_so_and_the_tail_is_not_judged(kafka: Kafka, tmp_path: Path) -> None:
+def test_beside_a_broker_the_row_is_marked_and_the_tail_is_not_checked(kafka: Kafka, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     _write_log(kafka, log_dir, random.Random(1), cleaned=False)
     (log_dir / ".kafka_cleanshutdown").unlink()

@@ -1,4 +1,5 @@
-"""What `verify` says of a start, beside what Kafka's loader makes of the same directory after a clean shutdown."""
+"""What `verify` reports about a start, compared with what Kafka's loader makes of the same directory after a clean
+shutdown."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def _two(first: Callable[[Path], object], then: Callable[[Path], object]) -> Cal
 
 
 HUGE, FLIPPED = struct.pack(">i", 2**30), b"\xff"
-# What is done, and whether Kafka loses by the start alone: offsets given again, or a log cut. None: it does not start.
+# What is done, and whether Kafka loses by the start alone: offsets used again, or a log truncated. None: it does not
+# start.
 CASES: dict[str, tuple[Callable[[Path], object], bool | None]] = {
     "nothing": (lambda d: None, False),
     "size in a closed segment": (_in_batch(CLOSED, 3, 8, HUGE), False),
@@ -94,12 +96,12 @@ CASES: dict[str, tuple[Callable[[Path], object], bool | None]] = {
     "a name that is no number": (lambda d: (d / "x.swap").touch(), None),
     "epochs in disorder": (lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n0 32\n"), False),
 }
-# What is said although the load itself loses nothing: the broker's later work does, or another of the same kind does.
+# Reported although the load itself loses nothing: the broker's later work does, or another of the same kind does.
 SAID_ALL_THE_SAME = {"a name that is no number", "size of zero of the last batch"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_said_where_kafka_loses(kafka: Kafka, fast_dir: Path, name: str) -> None:
+def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -> None:
     directory = fast_dir / "t-0"
     _write_log(kafka, directory)
     damage, loses = CASES[name]

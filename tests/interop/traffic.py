@@ -1,7 +1,7 @@
 """Random traffic for one partition, round after round, as steps for Kafka.append.
 
-Everything comes from the generator given, so a printed seed repeats a log. It knows what the log must look
-like afterwards only as far as appending needs it: log end offset, sequences, open transactions.
+Everything comes from the given generator, so a printed seed repeats a log. It tracks the log only as far as appending
+needs it: log end offset, sequences, open transactions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Traffic:
     tombstone_share: float
     header_share: float
     follower_share: float
-    keyless_share: float  # of records in replicated batches; a leader takes none
+    keyless_share: float  # of records in replicated batches; a leader accepts none
     transactional: bool
     delete_records: bool
     far_jumps: bool
@@ -72,7 +72,7 @@ class Traffic:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every command on this partition is opened with."""
+        """Return the settings with which every command on this partition opens it."""
         return {
             "configs": self.configs,
             "clock_ms": self.clock_ms,
@@ -81,7 +81,7 @@ class Traffic:
         }
 
     def steps(self) -> list[dict[str, Any]]:
-        """The next round's steps. Also moves the clock, the log end offset and the log start offset on."""
+        """Return the next round's steps. Also advances the clock, the log end offset and the log start offset."""
         rng = self.rng
         steps: list[dict[str, Any]] = []
         if self.rounds:
@@ -104,18 +104,18 @@ class Traffic:
         if rng.random() < 0.4:
             steps.append(step_roll())
         if self.delete_records and rng.random() < 0.3:
-            # Never at its end: then every start of Kafka writes or deletes snapshots, turn and turn about.
+            # Never at its end: then every start of Kafka alternately writes or deletes snapshots.
             self.log_start_offset = rng.randint(self.log_start_offset, self.log_end_offset - 1)
             steps.append(step_delete_records(self.log_start_offset))
         return steps
 
     def pass_time(self) -> None:
-        """Anything from no time at all to past every delete horizon."""
+        """Draw anything from no time at all to past every delete horizon."""
         retention_ms = min(int(self.configs["delete.retention.ms"]), DAY_MS)
         self.clock_ms += self.rng.choice([0, 1, 10_000, 15_000, retention_ms, retention_ms + 60_000, 9 * DAY_MS])
 
     def _produced(self) -> dict[str, Any]:
-        """A batch as a producer sends it: the leader assigns offsets."""
+        """Draw a batch as a producer sends it: the leader assigns offsets."""
         count = self.rng.randint(1, 8)
         if self.huge_share and self.rng.random() < self.huge_share:
             count = int(self.configs["internal.segment.bytes"]) // 300
@@ -132,7 +132,7 @@ class Traffic:
         return step
 
     def _replicated(self) -> dict[str, Any]:
-        """A batch as a follower gets it from a cleaned leader: gaps, horizons, both timestamp types."""
+        """Draw a batch as a follower gets it from a cleaned leader: gaps, horizons, both timestamp types."""
         rng = self.rng
         base_offset = offset = self.log_end_offset
         records = []
@@ -160,7 +160,7 @@ class Traffic:
         return step
 
     def _legacy(self) -> dict[str, Any]:
-        """A message as an old leader holds it, plain or around others, perhaps after cleaning and conversion."""
+        """Draw a message as an old leader has it, plain or a wrapper, perhaps after cleaning and conversion."""
         rng = self.rng
         offset = self.log_end_offset
         records = []
@@ -189,7 +189,7 @@ class Traffic:
 
     def _record(self) -> tuple[int, bytes, bytes | None, tuple[tuple[str, bytes | None], ...]]:
         rng = self.rng
-        # Often the very time of the clock: then limits in ms are met exactly.
+        # Often exactly the clock's time: then limits in ms are met exactly.
         timestamp_ms = self.clock_ms + (rng.randint(-20_000, 1_000) if rng.random() < 0.5 else 0)
         if rng.random() < 0.05:
             timestamp_ms = rng.choice([-1, -1, -1, 0, 1, timestamp_ms + 3_000 * DAY_MS])
@@ -255,7 +255,7 @@ def random_traffic(
     far_jumps: bool = True,
     legacy: bool = False,
 ) -> Traffic:
-    """A partition drawn at random within what the flags allow. `log_append_time` None: either."""
+    """Draw a partition at random within what the flags allow. `log_append_time` None: either."""
     if log_append_time is None:
         log_append_time = rng.random() < 0.2
     keys = [f"key-{number}".encode() * rng.choice([1, 1, 4]) for number in range(rng.choice([2, 8, 30, 90]))]

@@ -26,7 +26,7 @@ def history(run: Run, ledger: Path, *more: str) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 @pytest.mark.soak("ledger/test_tables.py: appends that meet others")
-def test_two_runs_at_once_make_and_share_a_ledger(run: Run, tmp_path: Path) -> None:
+def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dirs = [
         write_log_dir(tmp_path / name, {f"orders-{n}": random_records(n, 400) for n in range(2)}) for name in "ab"
@@ -68,7 +68,7 @@ def test_two_runs_at_once_make_and_share_a_ledger(run: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.spark
-def test_rebuild_index_and_expire_are_in_it_too(run: Run, on_spark: None, tmp_path: Path) -> None:
+def test_rebuild_index_and_expire_are_recorded_too(run: Run, on_spark: None, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400), "users-0": random_records(1, 100)})
     (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()
@@ -96,7 +96,7 @@ def test_rebuild_index_and_expire_are_in_it_too(run: Run, on_spark: None, tmp_pa
     assert (segment["topic"], segment["base_offset"], segment["index_status"]) == ("orders", 100, "good")
 
 
-def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path: Path) -> None:
+def test_a_ledger_in_a_log_dir_is_refused_and_a_dry_run_creates_none(tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 100)})
     before = snapshot(log_dir)
     for ledger in (str(log_dir / "ledger"), f"file://{log_dir}/ledger"):
@@ -118,7 +118,9 @@ def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path:
         ((), "there is no ledger"),
     ],
 )
-def test_what_history_cannot_answer(run: Run, tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+def test_impossible_questions_to_history_are_refused(
+    run: Run, tmp_path: Path, flags: tuple[str, ...], said: str
+) -> None:
     done = run("history", "--ledger", tmp_path, *flags)
     assert done.exit_code == 2
     assert said in done.stderr

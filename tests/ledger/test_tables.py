@@ -1,4 +1,4 @@
-"""The ledger of runs, with real Delta tables: what it says after runs that end well, badly, or not at all."""
+"""The ledger of runs, with real Delta tables: what it contains after runs that succeed, fail, or are killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EVERY_POINT = os.environ.get("KEYTAIL_FAULTS") == "all"
 
 @pytest.fixture(scope="module")
 def empty(engine: SparkEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger of no runs: making its tables takes some seconds."""
+    """A ledger without runs: creating its tables takes some seconds."""
     path = tmp_path_factory.mktemp("ledgers") / "empty"
     Ledger(engine, str(path), "nobody").open()
     return path
@@ -71,7 +71,7 @@ def begun(engine: SparkEngine, path: str, run_id: str, log_dir: Path, **more: An
 
 
 def assert_segments_are_on_disk(path: str, run_id: str, log_dir: Path, bases: dict[str, set[int]]) -> None:
-    """Those that the ledger has of a run, by partition, and their digests."""
+    """Return the partitions that the ledger has for a run, and their digests."""
     rows = read_rows(path, "segments", {"run_id": run_id})
     found: dict[str, set[int]] = {}
     for row in rows:
@@ -84,7 +84,7 @@ def assert_segments_are_on_disk(path: str, run_id: str, log_dir: Path, bases: di
 
 
 def cleaned_bases(log_dir: Path) -> dict[str, set[int]]:
-    """Segments below the checkpoint."""
+    """Write segments below the checkpoint."""
     found = {}
     for (topic, number), to in checkpoint(log_dir).items():
         bases = {int(log.stem) for log in (log_dir / f"{topic}-{number}").glob("*.log")}
@@ -92,7 +92,7 @@ def cleaned_bases(log_dir: Path) -> dict[str, set[int]]:
     return found
 
 
-def test_a_run_that_ends_well(engine: SparkEngine, path: str, tmp_path: Path) -> None:
+def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     ledger = begun(engine, path, "one", log_dir)
     rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
@@ -120,8 +120,7 @@ class Killed(BaseException):
 
 
 class Dying:
-    """Raises Killed at the `at`-th of the points it is shown, and from then on at every one: a dead process does
-    nothing more."""
+    """Raises Killed at point number `at`, and from then on at every point: a killed process does nothing more."""
 
     def __init__(self, at: int | None) -> None:
         self.at, self.seen = at, list[str]()
@@ -144,7 +143,7 @@ class DyingFileSystem(FileSystem):
 
 @pytest.fixture
 def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
-    """Before and after each append of the ledger are points too."""
+    """Points are also before and after each append to the ledger."""
     death = Dying(None)
     write = LedgerTable._write
 
@@ -163,7 +162,7 @@ def one_run(engine: SparkEngine, path: str, log_dir: Path, tasks: Any, dying: Dy
     ledger.end(rows, "done")
 
 
-def test_killed_at_any_point_the_ledger_tells_no_lie_and_the_next_run_mends_it(
+def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_it(
     engine: SparkEngine, empty: Path, tmp_path: Path, dying: Dying
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2, records=120)
@@ -210,7 +209,7 @@ def test_killed_at_any_point_the_ledger_tells_no_lie_and_the_next_run_mends_it(
             assert_segments_are_on_disk(path, "killed", log_dir, cleaned_bases(log_dir))
 
 
-def test_a_bundle_whose_intent_cannot_be_written_is_not_begun(
+def test_a_bundle_whose_intent_cannot_be_written_is_not_started(
     engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
@@ -228,7 +227,7 @@ def fail(table: LedgerTable, rows: Any) -> None:
     raise OSError("no room")
 
 
-def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
+def test_a_lost_outcome_changes_the_exit_status_and_is_repaired_from_the_disk(
     engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
@@ -264,7 +263,7 @@ def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
     assert_segments_are_on_disk(path, "one", log_dir, cleaned_bases(log_dir))
 
 
-def test_a_run_is_not_kept_from_its_work_by_what_it_cannot_mend(
+def test_a_run_works_even_if_it_cannot_repair_the_ledger(
     engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
@@ -280,7 +279,7 @@ def test_a_run_is_not_kept_from_its_work_by_what_it_cannot_mend(
     assert runs(path)["next"].status == "done"
 
 
-def test_an_append_that_came_through_in_spite_of_an_error_is_not_done_twice(
+def test_an_append_that_succeeded_despite_an_error_is_not_repeated(
     spark: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyspark.sql.readwriter import DataFrameWriter
@@ -302,7 +301,7 @@ def test_an_append_that_came_through_in_spite_of_an_error_is_not_done_twice(
     assert len(read_rows(path, "partitions", {})) == 1
 
 
-def test_rows_that_come_while_an_append_runs_go_together_in_the_next(
+def test_rows_that_arrive_during_an_append_are_written_together_in_the_next(
     spark: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[int] = []
@@ -328,7 +327,7 @@ def test_rows_that_come_while_an_append_runs_go_together_in_the_next(
     assert writes == [1, 8]
 
 
-def test_an_older_ledger_gets_the_columns_it_lacks(spark: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_ledger_gets_the_missing_columns(spark: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stamp = Stamp("old", "here", 0)
     LedgerTable(spark, path, "runs", "old").append([{**stamp.fields(), "event": "intent"}])
     newer = {**ledger_tables.RUNS, "seconds": ("bigint", "that it took")}
@@ -344,7 +343,7 @@ def test_an_older_ledger_gets_the_columns_it_lacks(spark: Any, path: str, monkey
     assert len(read_rows(path, "runs", {})) == 3, "an older keytail goes on writing"
 
 
-def test_what_is_no_ledger_of_ours_is_refused(
+def test_a_foreign_table_is_refused(
     spark: Any, engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark.range(3).write.format("delta").save(str(tmp_path / "else" / "runs"))
@@ -362,7 +361,7 @@ def test_what_is_no_ledger_of_ours_is_refused(
         Ledger(engine, str(tmp_path / "file" / "ledger"), "one").open()
 
 
-def test_both_readers_see_the_same(spark: Any, path: str) -> None:
+def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
     stamp = Stamp("it's", "here", 1_700_000_000_123)
     run = {**stamp.fields(), "event": "intent", "config": {"a": "b"}, "log_dirs": ["/x", "/y"], "counts": {"clean": 2}}
     LedgerTable(spark, path, "runs", "one").append([run, {**run, "run_id": "other"}])
@@ -377,7 +376,7 @@ def test_both_readers_see_the_same(spark: Any, path: str) -> None:
 
 
 def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `read_rows` gives it: null is what the table does not have."""
+    """As `read_rows` returns it: columns that the table does not have are null."""
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     key = {"run_id": "one", "at": at, "host": "here", "event": "outcome", "status": "done"}
     [run] = folded_runs([{**dict.fromkeys(ledger_tables.RUNS), **key, "command": "compact"}])
@@ -391,7 +390,7 @@ def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]
     assert shown.count("done") == 4
 
 
-def test_maintenance_removes_old_days_and_joins_files(
+def test_maintenance_removes_old_days_and_merges_files(
     spark: Any, engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day_ms = 24 * 3600 * 1000
@@ -407,7 +406,7 @@ def test_maintenance_removes_old_days_and_joins_files(
     assert [one.status for one in others] == ["would-maintain"] * 2
     assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
     assert len(read_rows(path, "runs", {})) == 5
-    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))  # the others alike, and no faster
+    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))  # the others in the same way, and no faster
     [row] = maintain(engine, path, today, 30, execute=True)
     assert (row.status, row.removed_rows, row.files_before, row.files_after) == ("maintained", 1, 5, 2)
     assert_df_equality(spark.read.format("delta").load(f"{path}/runs").sort("at"), kept, ignore_metadata=True)

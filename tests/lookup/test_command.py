@@ -1,4 +1,4 @@
-"""The verb `lookup`: rows, messages, exit statuses, and that it changes nothing."""
+"""The command `lookup`: rows, messages, exit statuses, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.command_line import Run, rows_of
 from tests.log_dirs import BASE_MS, records_of, snapshot
 
 
-def test_a_record_by_offset_and_by_time(run: Run, log_dir: Path) -> None:
+def test_a_record_is_found_by_offset_and_by_time(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     expected = records_of(log_dir / "orders-1")[217]
     assert (expected.offset, expected.timestamp) == (217, BASE_MS + 217)
@@ -44,7 +44,7 @@ def test_explain_numbers_the_steps(run: Run, log_dir: Path) -> None:
     assert all(len(row["steps"]) == 5 for row in rows.values())
 
 
-def test_what_is_not_there_is_an_answer(run: Run, log_dir: Path) -> None:
+def test_not_found_is_an_answer(run: Run, log_dir: Path) -> None:
     (log_dir / "users-0" / f"{100:020d}.index").unlink()
     for flags, status, says in (
         (("--offset", "400"), "none", "400 is the log end offset"),
@@ -59,7 +59,7 @@ def test_what_is_not_there_is_an_answer(run: Run, log_dir: Path) -> None:
         assert row["users-0"]["status"] == status
 
 
-def test_damage_is_told_and_the_others_are_answered(run: Run, log_dir: Path) -> None:
+def test_damage_is_reported_and_the_others_are_answered(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     data[100] ^= 1
@@ -91,20 +91,20 @@ def test_damage_is_told_and_the_others_are_answered(run: Run, log_dir: Path) -> 
         (("--offset", "1", "--partitions", "order-0"), "Did you mean orders-0?"),
     ],
 )
-def test_wrong_usage(flags: tuple[str, ...], says: str, run: Run, log_dir: Path) -> None:
+def test_wrong_usage_is_refused(flags: tuple[str, ...], says: str, run: Run, log_dir: Path) -> None:
     result = run("lookup", "--log-dirs", log_dir, *flags, "--output", "json")
     assert result.exit_code == 2
     assert says in result.stderr
     assert result.stdout == ""
 
 
-def test_a_directory_that_is_no_log_dir(run: Run, log_dir: Path) -> None:
+def test_a_directory_that_is_not_a_log_dir_is_refused(run: Run, log_dir: Path) -> None:
     result = run("lookup", "--log-dirs", log_dir / "orders-0", "--offset", "1")
     assert result.exit_code == 2
     assert "not a log dir" in result.stderr
 
 
-def test_a_segment_that_a_running_broker_deletes_meanwhile_is_no_error(
+def test_a_segment_that_a_running_broker_deletes_is_no_error(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keytail.lookup import driver as module
@@ -123,7 +123,7 @@ def test_a_segment_that_a_running_broker_deletes_meanwhile_is_no_error(
     monkeypatch.setattr(module, "lookup_offset", look)
     result = run("lookup", "--log-dirs", log_dir, "--partitions", "orders-0", "--offset", "3", "--output", "json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout)[0]["status"] == "out-of-range"  # below where the log starts now
+    assert json.loads(result.stdout)[0]["status"] == "out-of-range"  # below the current log start
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_times_are_milliseconds_or_iso(text: str, timestamp_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1.5", "-1", "9223372036854775808", "1969-12-31T23:59:59Z", "14.11.2023"])
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(UsageProblem):
         parse_time(text)
 
@@ -158,7 +158,7 @@ def test_what_is_no_time(text: str) -> None:
         (b"x" * 60, "x" * 60),
         (b"x" * 61, "x" * 60 + "... (61 bytes)"),
         ("\N{SNOWMAN}".encode() * 2000, "\N{SNOWMAN}" * 60 + "... (6,000 bytes)"),
-        (b"\x1b[31m", "\\x1b[31m"),  # nothing that a terminal would act on
+        (b"\x1b[31m", "\\x1b[31m"),  # no control characters for a terminal
     ],
 )
 def test_previews_are_printable_and_short(data: bytes | None, text: str | None) -> None:

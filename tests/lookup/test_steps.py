@@ -1,4 +1,5 @@
-"""Look-ups by offset and time against a twin that reads everything, on sound files, damaged ones and live ones."""
+"""Look-ups by offset and time compared with a reference model that reads everything: on valid files, damaged ones and
+live ones."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ Damage = Callable[[Path, Files, random.Random], Files | None]
 
 @pytest.fixture(autouse=True, params=["large strides", "tiny strides"])
 def strides(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny ones put a boundary between any two batches."""
+    """Use tiny strides, so that a boundary is between any two batches."""
     if request.param == "tiny strides":
         monkeypatch.setattr(search, "_STRIDE_BYTES", 200)
 
 
 def write_segment(partition: Path, segment: Files, interval: int) -> Files:
-    """The segment's files; what a look-up on them has to go by."""
+    """The segment's files, on which a look-up is based."""
     index, time_index = index_files(segment.log, segment.base_offset, interval)
     stem = partition / f"{segment.base_offset:020d}"
     for suffix, data in ((".log", segment.log), (".index", index), (".timeindex", time_index)):
@@ -58,7 +59,7 @@ def survey(partition: Path, *, log_start: int | None = None, clean: bool = True)
 
 
 def random_segments(rng: random.Random, partition: Path, *, drop_active: bool = False) -> tuple[list[Files], int, int]:
-    """Files on disk of a random log, its start and its end; with offsets missing everywhere."""
+    """The files of a random log on disk, its start and its end; with offsets missing everywhere."""
     while True:
         log = random_log(rng, NOW, codecs=(0, 1, 2, 3, 4), max_gap=3)
         segments = log.segments[:-1] if drop_active else log.segments
@@ -107,7 +108,7 @@ def assert_same(result: Lookup, expected: tuple[Batch, Rec] | str | None) -> Non
     assert f"offset {found.offset}, timestamp {found.timestamp_ms}" in result.steps[-1 if not result.reason else -2]
 
 
-def test_random_logs_give_what_reading_everything_gives(tmp_path: Path) -> None:
+def test_random_logs_give_the_models_answers(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     for _ in range(15):
         files, start, end = random_segments(rng, tmp_path / "logs" / "t-0")
@@ -122,15 +123,15 @@ def test_random_logs_give_what_reading_everything_gives(tmp_path: Path) -> None:
             assert not result.notes
 
 
-def test_a_log_that_is_being_written_is_looked_up_to_its_last_batch(tmp_path: Path) -> None:
-    """Its last segment has room in its indexes, and no entry yet for its newest timestamp."""
+def test_a_log_that_is_being_written_is_read_to_its_last_batch(tmp_path: Path) -> None:
+    """Its last segment has room in its indexes, and no entry yet for its latest timestamp."""
     rng = random.Random(SEED)
     for _ in range(15):
         files, start, end = random_segments(rng, tmp_path / "logs" / "t-0", drop_active=True)
         stem = tmp_path / "logs" / "t-0" / f"{files[-1].base_offset:020d}"
         interval = rng.choice([0, 64, 300])
         index, time_index = index_files(files[-1].log, files[-1].base_offset, interval)
-        if rng.random() < 0.8:  # without the entry that closes the segment
+        if rng.random() < 0.8:  # without the last entry of the segment
             positions = [position for _, position in struct.iter_unpack(">ii", index)]
             last = max(positions, default=-1)
             indexed = sum(batch.size for batch in decode_log(files[-1].log) if batch.position <= last)
@@ -138,7 +139,7 @@ def test_a_log_that_is_being_written_is_looked_up_to_its_last_batch(tmp_path: Pa
         stem.with_suffix(".index").write_bytes(index + bytes(8 * 50))
         stem.with_suffix(".timeindex").write_bytes(time_index + bytes(12 * 50))
         with stem.with_suffix(".log").open("ab") as log:
-            log.write(bytes(rng.randint(0, 40)))  # and half of a batch, or room for one
+            log.write(bytes(rng.randint(0, 40)))  # and half of a batch, or space for one
         os.utime(stem.with_suffix(".log"), ns=(files[-1].mtime_ms * 10**6,) * 2)
         facts = survey(stem.parent, log_start=start, clean=False)
         for offset in {start, end, *(start + rng.randint(0, min(end - start, 200)) for _ in range(20))}:
@@ -153,7 +154,7 @@ def _no_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
     stem.with_suffix(".index").unlink()
     if rng.random() < 0.5:
         stem.with_suffix(".timeindex").unlink()
-    return file  # a broker makes all of them anew
+    return file  # a broker rebuilds all of them
 
 
 def no_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
@@ -167,7 +168,7 @@ def _empty_time_index(stem: Path, file: Files, rng: random.Random) -> Files | No
 
 
 def zeros(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """Not trimmed, or nothing but zeros."""
+    """Not trimmed, or only zeros."""
     kept = file.time_index if rng.random() < 0.5 else b""
     data = kept + bytes(12 * rng.choice([2, 1000]))
     stem.with_suffix(".timeindex").write_bytes(data)
@@ -181,7 +182,7 @@ def _untrimmed_index(stem: Path, file: Files, rng: random.Random) -> Files | Non
 
 
 def _wrong_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """Entries beside their batches, behind the file, or at another batch: nobody can say what a broker answers."""
+    """Entries beside their batches, after the file, or at another batch: a broker's answer is not predictable."""
     data = stem.with_suffix(".index").read_bytes()
     shift, last = rng.choice([1, 7, 61, 10**6]), decode_log(file.log)[-1]
     entries = [(offset, position + shift) for offset, position in struct.iter_unpack(">ii", data)]
@@ -192,7 +193,7 @@ def _wrong_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
 
 
 def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """An offset below the segment, or behind those that follow; the timestamps, which choose the segment, are right."""
+    """An offset below the segment, or after later ones; the timestamps, which select the segment, are valid."""
     entries = [list(entry) for entry in struct.iter_unpack(">qi", file.time_index)]
     if entries:
         entries[0][1] = -1 if len(entries) == 1 else 2**31 - 1
@@ -204,7 +205,7 @@ def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | No
     "damage",
     [_no_index, no_time_index, _empty_time_index, zeros, _untrimmed_index, _wrong_index, _wrong_time_index],
 )
-def test_bad_indexes_are_told_and_not_believed(damage: Damage, tmp_path: Path) -> None:
+def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     seen = set()
     for _ in range(10):
@@ -240,7 +241,7 @@ def test_bad_indexes_are_told_and_not_believed(damage: Damage, tmp_path: Path) -
 
 
 def write_three_segments(partition: Path, damage: Damage) -> Path:
-    """Of offsets and times 0 to 59, the second one damaged, with an earlier file time."""
+    """Write offsets and times 0 to 59, the second batch damaged, with an earlier file time."""
     partition.mkdir(parents=True)
     for base in (0, 20, 40):
         batches = [encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(base, base + 20)]
@@ -252,10 +253,10 @@ def write_three_segments(partition: Path, damage: Damage) -> Path:
 
 @pytest.mark.parametrize("damage", [no_time_index, zeros, _wrong_time_index])
 @pytest.mark.parametrize("recovery_point", [0, 21, 40])
-def test_after_an_unclean_shutdown_a_broker_makes_the_indexes_behind_the_recovery_point_anew(
+def test_after_an_unclean_shutdown_a_broker_rebuilds_the_indexes_after_the_recovery_point(
     damage: Damage, recovery_point: int, tmp_path: Path
 ) -> None:
-    """Then it answers what the records say; of segments below that it goes by what it finds."""
+    """Then it answers by the records; for segments below that it uses the existing indexes."""
     partition = write_three_segments(tmp_path / "logs" / "t-0", damage)
     (tmp_path / "logs" / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {recovery_point}\n")
     result = lookup_time(LOCAL, survey(partition, clean=False), NOW + 25)
@@ -264,18 +265,18 @@ def test_after_an_unclean_shutdown_a_broker_makes_the_indexes_behind_the_recover
         expected = "answers the same"
     elif damage is _wrong_time_index:
         expected = "on these files is unknown"
-    else:  # the segment passes for older than the time, and the next one begins later
+    else:  # the segment counts as older than the time, and the next one begins later
         expected = f"answers offset 40, timestamp {NOW + 40} (2025-06-15T15:06:40.040Z)"
     assert result.notes[-1].endswith(expected)
 
 
-def test_every_step_is_told_with_its_numbers(tmp_path: Path) -> None:
+def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     pairs = [[Rec(n, NOW + n, b"k", b"v"), Rec(n + 1, NOW + n, b"k", b"v")] for n in range(0, 20, 2)]
     log = b"".join(map(encode_batch, pairs))
     size = len(log) // 10
-    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # entries: 11 at batch 5, and the closing time
+    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # entries: 11 at batch 5, and the last time
     write_segment(partition, Files(20, encode_batch([Rec(21, NOW + 99, b"k", None)]), b"", NOW), 4 * size)
     facts = survey(partition)
     told = lookup_offset(LOCAL, facts, 19).steps
@@ -297,7 +298,7 @@ def test_every_step_is_told_with_its_numbers(tmp_path: Path) -> None:
     assert gap.reason == "no record has offset 20 (removed by compaction, or never written): this is the next one"
 
 
-def test_a_wrong_entry_is_named_with_its_slot(tmp_path: Path) -> None:
+def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     log = b"".join(encode_batch([Rec(n, NOW + n, b"k", b"v" * 50)]) for n in range(20))
@@ -315,7 +316,7 @@ def test_a_wrong_entry_is_named_with_its_slot(tmp_path: Path) -> None:
     assert not lookup_offset(LOCAL, facts, offset - 1).notes
 
 
-def test_damage_on_the_way_is_an_error_with_its_place_and_damage_beside_it_is_none(tmp_path: Path) -> None:
+def test_damage_on_the_path_is_an_error_with_its_position_and_other_damage_is_none(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     log = b"".join(encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(3))
@@ -331,7 +332,7 @@ def test_damage_on_the_way_is_an_error_with_its_place_and_damage_beside_it_is_no
     assert caught.value.byte_position == size
 
 
-def test_an_empty_partition_has_nothing(tmp_path: Path) -> None:
+def test_an_empty_partition_has_no_records(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     write_segment(partition, Files(0, b"", b"", NOW), 4096)

@@ -13,7 +13,7 @@ INTERVALS = (0, 1, 60, 200, 1000, 2**31 - 1)
 
 
 def random_segment(rng: random.Random, base_offset: int, *, batches: int = 60, equal: bool = False) -> bytes:
-    """Batches of 70 to 500 bytes, or all of one size; times rise, fall, stay, and are missing now and then."""
+    """Batches of 70 to 500 bytes, or all of one size; times rise, fall, repeat, and are sometimes missing."""
     offset, parts, now_ms = base_offset, [], rng.choice([1000, 1_700_000_000_000])
     for _ in range(batches):
         offset += rng.choice([0, 0, 0, 5])
@@ -28,7 +28,7 @@ def random_segment(rng: random.Random, base_offset: int, *, batches: int = 60, e
 
 
 def restarted_indexes(rng: random.Random, log: bytes, base_offset: int, interval_bytes: int) -> tuple[bytes, bytes]:
-    """As left by a broker that was stopped cleanly within the segment: it counted bytes from there on anew."""
+    """As left by a broker that was restarted cleanly within the segment: from there on it counted bytes from zero."""
     batches = decode_log(log)
     at = rng.choice(batches).position
     before = index_files(log[:at], base_offset, interval_bytes)
@@ -62,7 +62,7 @@ def write_segment(
     path: Path, base_offset: int, log: bytes, *, index: bytes | None = None, time_index: bytes | None = None,
     txn_index: bytes | None = None,
 ) -> None:  # fmt: skip
-    """Files of one segment; an index that is None is missing."""
+    """Write the files of one segment; an index that is None is missing."""
     path.mkdir(parents=True, exist_ok=True)
     for suffix, data in ((".log", log), (".index", index), (".timeindex", time_index), (".txnindex", txn_index)):
         if data is not None:

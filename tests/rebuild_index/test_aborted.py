@@ -1,4 +1,4 @@
-"""What parts of a log hand on gives, together, the transaction indexes that a pass over the whole log gives."""
+"""The states of parts of a log, combined, give the transaction indexes of a pass over the whole log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTROL_TYPE = {"ABORT": 0, "COMMIT": 1, "other control": 2, "emptied control":
 
 
 def random_events(rng: random.Random, count: int, *, cleaned: bool) -> list[Event]:
-    """Few producers, so that transactions interleave; of a cleaned log most data is gone, and some markers."""
+    """Few producers, so that transactions interleave; in a cleaned log most data is removed, and some markers."""
     offset, events = 0, []
     aborts = rng.choice([0.0, 0.1, 0.5])
     for _ in range(count):
@@ -66,7 +66,7 @@ def as_twins(entries: np.ndarray) -> list[Aborted]:
 
 
 def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_start: int) -> list[np.ndarray]:
-    """Cut into parts, each read in strides."""
+    """Split into parts, each read in strides."""
     cuts = sorted(rng.randint(0, len(events)) for _ in range(rng.choice([0, 1, 3, 10])))
     parts = []
     for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
@@ -79,7 +79,7 @@ def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_sta
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_parts_say_together_what_the_twin_says_of_the_whole(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_combined_parts_equal_the_model_of_the_whole(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(f"{SEED} {case}")
     monkeypatch.setattr(aborted, "_MANY_ROWS", rng.choice([3, 1 << 16]))
     events = random_events(rng, rng.randint(1, 120), cleaned=case % 2 == 1)
@@ -110,8 +110,8 @@ def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyP
         assert as_twins(right_entries(parts, none, 0, 0)) == broker_entries(events)
 
 
-def test_little_is_handed_on() -> None:
-    """Of long transactions a batch and a marker each; of many that are all committed, a few of each producer."""
+def test_the_state_of_a_part_is_small() -> None:
+    """For long transactions a batch and a marker each; for many committed ones, a few of each producer."""
     data = [Event("data", 1, n, n) for n in range(1000)]
     needed = Needed(np.empty(0, np.int64), 0)
     needed.add(table_of([*data, Event("ABORT", 1, 1000, 1000)]))

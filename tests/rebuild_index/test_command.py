@@ -1,4 +1,4 @@
-"""`keytail rebuild-index` through the command line: what it says, what it changes, what it leaves alone."""
+"""`keytail rebuild-index` through the command line: what it reports, what it changes, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.reference.indexing import index_files
 
 @pytest.fixture
 def sound(run: Run, log_dir: Path) -> Path:
-    """The log dir with the snapshots that a broker would have left as well."""
+    """The log dir, with the snapshots that a broker would have left."""
     assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0
     (log_dir / ".lock").unlink()
     return log_dir
@@ -42,7 +42,7 @@ def remove(partition: Path, suffix: str) -> int:
     return len(files)
 
 
-def test_a_sound_log_dir_stays_as_it_is(run: Run, sound: Path) -> None:
+def test_a_valid_log_dir_is_unchanged(run: Run, sound: Path) -> None:
     before = snapshot(sound)
     for more in ((), ("--execute",), ("--all", "--execute")):
         status, rows = go(run, sound, *more)
@@ -52,7 +52,7 @@ def test_a_sound_log_dir_stays_as_it_is(run: Run, sound: Path) -> None:
     assert snapshot(sound) == before
 
 
-def test_a_dry_run_says_what_is_missing_and_changes_nothing(run: Run, sound: Path) -> None:
+def test_a_dry_run_reports_missing_files_and_changes_nothing(run: Run, sound: Path) -> None:
     assert remove(sound / "orders-0", ".index") == 4
     remove(sound / "users-0", ".timeindex")
     before = snapshot(sound)
@@ -71,7 +71,7 @@ def test_a_dry_run_says_what_is_missing_and_changes_nothing(run: Run, sound: Pat
     assert not (sound / ".lock").exists()
 
 
-def test_what_is_missing_is_made_with_owner_mode_and_times_kept(run: Run, sound: Path) -> None:
+def test_missing_files_are_rebuilt_with_owner_mode_and_times(run: Run, sound: Path) -> None:
     before = snapshot(sound)
     partition = sound / "orders-0"
     wrong = partition / f"{0:020d}.timeindex"
@@ -93,7 +93,7 @@ def test_what_is_missing_is_made_with_owner_mode_and_times_kept(run: Run, sound:
     assert go(run, sound)[0] == 0
 
 
-def test_the_topics_interval_is_taken(run: Run, sound: Path) -> None:
+def test_the_topics_interval_is_used(run: Run, sound: Path) -> None:
     config = ("--topic-config", "orders:index.interval.bytes=0", "--all")
     status, rows = go(run, sound, *config)
     assert (status, rows["orders-0"]["status"], rows["users-0"]["status"]) == (1, "would-rebuild", "sound")
@@ -107,7 +107,7 @@ def test_the_topics_interval_is_taken(run: Run, sound: Path) -> None:
     assert "segment.index.bytes" in rows["orders-0"]["error"]
 
 
-def test_the_others_go_on_beside_a_corrupt_one(run: Run, sound: Path) -> None:
+def test_the_others_continue_beside_a_corrupt_one(run: Run, sound: Path) -> None:
     damaged = sound / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     position = decode_log(bytes(data))[3].position
@@ -123,7 +123,7 @@ def test_the_others_go_on_beside_a_corrupt_one(run: Run, sound: Path) -> None:
     assert snapshot(sound / "orders-1") == before
 
 
-def test_a_torn_tail_is_reported_and_cut_only_on_demand(run: Run, sound: Path) -> None:
+def test_a_torn_tail_is_reported_and_truncated_only_on_demand(run: Run, sound: Path) -> None:
     (sound / ".kafka_cleanshutdown").unlink()
     (sound / "recovery-point-offset-checkpoint").write_text("0\n1\norders 0 300\n")
     torn = sound / "orders-0" / f"{300:020d}.log"
@@ -147,7 +147,7 @@ def test_a_torn_tail_is_reported_and_cut_only_on_demand(run: Run, sound: Path) -
     assert go(run, sound, "--execute", "--truncate")[1]["orders-0"]["status"] == "sound"
 
 
-def test_beside_a_broker_the_end_of_the_log_is_not_judged(run: Run, sound: Path) -> None:
+def test_beside_a_broker_the_end_of_the_log_is_not_checked(run: Run, sound: Path) -> None:
     (sound / ".kafka_cleanshutdown").unlink()
     active = sound / "orders-0" / f"{300:020d}.log"
     active.write_bytes(active.read_bytes()[:-7])
@@ -163,7 +163,7 @@ def test_beside_a_broker_the_end_of_the_log_is_not_judged(run: Run, sound: Path)
         assert "in use by" in result.stderr
 
 
-def test_what_an_interrupted_run_left_is_resolved_first(run: Run, sound: Path) -> None:
+def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, sound: Path) -> None:
     partition = sound / "orders-0"
     right = snapshot(sound)
     (partition / f"{0:020d}.index.rdead.as1.clean").write_bytes(b"garbage")
@@ -189,7 +189,7 @@ def test_a_held_lock_ends_the_run(run: Run, sound: Path) -> None:
     assert snapshot(sound) == before
 
 
-def test_states_that_are_refused(run: Run, sound: Path) -> None:
+def test_unsuitable_states_are_refused(run: Run, sound: Path) -> None:
     tiered = ("--topic-config", "orders:remote.storage.enable=true")
     status, rows = go(run, sound, *tiered)
     assert (status, rows["orders-0"]["status"]) == (3, "refused")
@@ -213,14 +213,14 @@ def test_states_that_are_refused(run: Run, sound: Path) -> None:
         ((), "[no-log-dirs]"),
     ],
 )
-def test_wrong_usage(run: Run, log_dir: Path, tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:
+def test_wrong_usage_is_refused(run: Run, log_dir: Path, tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:
     (tmp_path / "empty").mkdir()
     result = run("rebuild-index", *(argument.format(tmp=tmp_path) for argument in arguments))
     assert result.exit_code == 2
     assert text in result.output
 
 
-def test_no_spark_for_a_few_bytes(run: Run, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_is_not_started_for_a_few_bytes(run: Run, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rebuild, "session_of_run", None)
     remove(sound / "orders-0", ".index")
     assert go(run, sound, "--execute")[0] == 0

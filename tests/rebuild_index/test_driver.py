@@ -1,4 +1,4 @@
-"""Index rebuilds on a real Spark session: segments and slices as tasks, the same files as one process makes."""
+"""Index rebuilds on a real Spark session: segments and slices as tasks give the same files as one process."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Noting(SparkEngine):
         return super().run_bundle(*arguments, name=name, **more)
 
 
-def test_spark_makes_what_one_process_makes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundles of few partitions, slices by indexes of another interval; beside them one that is corrupt."""
+def test_spark_writes_what_one_process_writes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bundles of few partitions, slices by indexes of another interval; among them a corrupt one."""
     names = {f"t-{n}": random_records(n, 300 + 40 * n) for n in range(4)}
     dirs = [write_log_dir(tmp_path / which, names, segments=2) for which in ("here", "spark")]
     monkeypatch.setattr(rebuild, "BUNDLE_PARTITIONS", 2)
@@ -73,7 +73,7 @@ def test_spark_makes_what_one_process_makes(spark: Any, tmp_path: Path, monkeypa
     assert [len(outcome.result.wrong) for outcome in Rebuild(plans_of(dirs[1], rebuild_all=True)).run()[:3]] == [0] * 3
 
 
-def test_a_torn_tail_is_cut_and_the_rest_made_on_spark(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_torn_tail_is_truncated_and_the_rest_rebuilt_on_spark(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"t-0": random_records(1, 400)})
     (log_dir / ".kafka_cleanshutdown").unlink()
     (log_dir / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 150\n")
@@ -102,14 +102,14 @@ def test_the_job_under_spark_submit_finds_its_interpreter_beside_spark(tmp_path:
     assert len(list(log_dir.glob("t-*/*.index"))) == 8
 
 
-def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path) -> None:
+def test_work_in_the_bundle_of_a_killed_worker_is_repeated_alone(tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 400) for n in range(8)})
     lost = KeytailError("the worker process of this partition was killed twice")
 
     def dying(
         payloads: Sequence[Any], function: Any, *, name: str, stopped: Any
     ) -> list[Outcome[Any]]:
-        """Of t-3 the worker dies each time, and with it what it had beside."""
+        """The worker of t-3 is killed each time, and with it the other work of its bundle."""
         return [
             Outcome(None, lost)
             if any(work.task.partition_path.endswith("t-3") for work in payload)

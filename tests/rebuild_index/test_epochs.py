@@ -1,4 +1,4 @@
-"""`leader-epoch-checkpoint` against the epochs in a log."""
+"""`leader-epoch-checkpoint` compared with the epochs in a log."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def table_of(batches: list[tuple[int, int]]) -> np.ndarray:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
-    """What leaders wrote down, the batches that are left (epoch, base), and the log end."""
+    """Return what leaders recorded, the batches that are left (epoch, base), and the log end."""
     entries, batches, epoch, offset = [], [], 0, 0
     for gap, count in draw(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=8)):
         epoch += gap
         if entries and entries[-1][1] == offset:
-            entries.pop()  # a leader that wrote nothing
+            entries.pop()  # a leader that appended nothing
         entries.append((epoch, offset))
         for _ in range(count):
             batches.append((epoch, offset))
@@ -53,7 +53,7 @@ def as_a_broker(entries: list[tuple[int, int]], batches: list[tuple[int, int]], 
 
 
 @given(histories(), st.data())
-def test_what_a_broker_makes_of_it_and_nothing_below_the_end_is_lost(history, data: st.DataObject) -> None:
+def test_the_entries_are_a_brokers_and_none_below_the_end_is_lost(history, data: st.DataObject) -> None:
     entries, batches, end = history
     known = entries[: data.draw(st.integers(0, len(entries)))]
     end = data.draw(st.integers(0, end))
@@ -69,7 +69,7 @@ def test_what_a_broker_makes_of_it_and_nothing_below_the_end_is_lost(history, da
     assert not again.changes and again.entries == plan.entries
 
 
-def test_epochs_seen_are_those_above_all_before() -> None:
+def test_epochs_seen_are_those_above_all_earlier_ones() -> None:
     batches = [(-1, 0), (3, 1), (3, 5), (2, 6), (7, 9), (-1, 10), (5, 11), (8, 12)]
     assert epochs_seen(table_of(batches)) == [(3, 1), (7, 9), (8, 12)]
     assert epochs_seen(table_of(batches), latest=3) == [(7, 9), (8, 12)]
@@ -77,7 +77,7 @@ def test_epochs_seen_are_those_above_all_before() -> None:
 
 
 @pytest.mark.parametrize("seen", [(6, 100), (6, 40)])
-def test_a_newer_epoch_that_would_move_an_entry_is_a_problem(seen: tuple[int, int]) -> None:
+def test_a_later_epoch_that_would_move_an_entry_is_a_problem(seen: tuple[int, int]) -> None:
     plan = plan_epochs([(0, 0), (5, 100)], [seen], 200)
     assert plan.entries == ((0, 0), (5, 100)) and not plan.changes
     assert plan.problem.startswith(f"the log has epoch 6 at offset {seen[1]}")
@@ -92,7 +92,7 @@ def test_entries_out_of_order_are_a_problem(entries: list[tuple[int, int]]) -> N
     assert plan.problem and plan.entries == tuple(entries) and not plan.changes
 
 
-def test_the_file_keeps_owner_and_mode_and_is_not_touched_where_nothing_changes(tmp_path: Path) -> None:
+def test_the_file_keeps_owner_and_mode_and_is_not_written_without_a_change(tmp_path: Path) -> None:
     path = tmp_path / "leader-epoch-checkpoint"
     path.write_text("0\n2\n0 0\n5  100\n")
     path.chmod(0o640)

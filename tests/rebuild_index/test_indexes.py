@@ -1,4 +1,4 @@
-"""Indexes made anew are those of the dull twin, in one pass or in slices; what is true on disk stays as it is."""
+"""Rebuilt indexes equal those of the reference model, in one pass or in slices; valid files are unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = 1000
 
 
 def made(task: SegmentTask, result: SegmentResult) -> tuple[bytes, bytes]:
-    """What the two files are once the run is over."""
+    """Return the contents of the two files after the run."""
     files = []
     for verdict in result.files:
         name = verdict.clean.name if verdict.clean else f"{task.base_offset:020d}{verdict.suffix}"
@@ -37,7 +37,7 @@ def states(result: SegmentResult) -> list[str]:
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
-def test_missing_files_are_made_as_the_twin_says(tmp_path: Path, interval: int) -> None:
+def test_missing_files_are_rebuilt_as_by_the_model(tmp_path: Path, interval: int) -> None:
     rng = random.Random(f"{SEED} {interval}")
     log = random_segment(rng, BASE)
     write_segment(tmp_path, BASE, log)
@@ -50,8 +50,8 @@ def test_missing_files_are_made_as_the_twin_says(tmp_path: Path, interval: int) 
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_slices_joined_are_one_pass(tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the index was by which the segment was cut: exact, of a restarted broker, of another interval."""
+def test_joined_slices_equal_one_pass(tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever index divided the segment: exact, of a restarted broker, of another interval."""
     rng = random.Random(f"{SEED} {case}")
     monkeypatch.setattr(indexes, "STRIDE_BYTES", rng.choice([100, 700, 1 << 20]))
     log = random_segment(rng, BASE, batches=rng.randint(1, 120), equal=rng.random() < 0.3)
@@ -83,7 +83,7 @@ def spoiled(rng: random.Random, index: bytes) -> bytes:
     return bytes(data)
 
 
-def test_an_exact_index_cuts_into_slices_that_join_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exact_index_gives_slices_that_join_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = random_segment(random.Random(1), BASE, batches=200)
     write_segment(tmp_path, BASE, log, **dict(zip(("index", "time_index"), index_files(log, BASE, 60), strict=True)))
     task = task_of(tmp_path, BASE, 60)
@@ -94,7 +94,7 @@ def test_an_exact_index_cuts_into_slices_that_join_at_once(tmp_path: Path, monke
     assert states(finish(LOCAL, task, scans)) == ["sound", "sound"]
 
 
-def test_slices_that_do_not_fit_together_are_read_again_by_one_task(tmp_path: Path) -> None:
+def test_slices_that_do_not_join_are_read_again_by_one_task(tmp_path: Path) -> None:
     log = random_segment(random.Random(2), BASE)
     write_segment(tmp_path, BASE, log)
     task = task_of(tmp_path, BASE, 60, execute=True)
@@ -110,7 +110,7 @@ def test_slices_that_do_not_fit_together_are_read_again_by_one_task(tmp_path: Pa
 
 
 @pytest.mark.parametrize("case", range(draws(12)))
-def test_files_of_a_restarted_broker_or_another_interval_are_sound(tmp_path: Path, case: int) -> None:
+def test_files_of_a_restarted_broker_or_another_interval_are_valid(tmp_path: Path, case: int) -> None:
     rng = random.Random(f"{SEED} {case}")
     log, interval = random_segment(rng, BASE), rng.choice([0, 60, 200])
     ours = restarted_indexes(rng, log, BASE, interval) if case % 2 else index_files(log, BASE, 1000)
@@ -120,7 +120,7 @@ def test_files_of_a_restarted_broker_or_another_interval_are_sound(tmp_path: Pat
     assert made(task, index_segment(LOCAL, task)) == index_files(log, BASE, interval)
 
 
-def test_each_sort_of_wrong_file_is_seen(tmp_path: Path) -> None:
+def test_each_kind_of_wrong_file_is_found(tmp_path: Path) -> None:
     log = random_segment(random.Random(3), BASE)
     index, times = index_files(log, BASE, 60)
     cases = {
@@ -143,7 +143,7 @@ def test_each_sort_of_wrong_file_is_seen(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.clean"))
 
 
-def test_an_index_without_entries_is_wrong_where_the_log_is_large(tmp_path: Path) -> None:
+def test_an_index_without_entries_is_wrong_if_the_log_is_large(tmp_path: Path) -> None:
     log = random_segment(random.Random(3), BASE, batches=40)
     _, times = index_files(log, BASE, 4096)
     write_segment(tmp_path, BASE, log, index=b"", time_index=times)
@@ -154,7 +154,7 @@ def test_an_index_without_entries_is_wrong_where_the_log_is_large(tmp_path: Path
     assert states(index_segment(LOCAL, task_of(tmp_path, BASE, 4096))) == ["wrong", "sound"]
 
 
-def test_files_in_use_have_room_behind_their_entries(tmp_path: Path) -> None:
+def test_files_in_use_have_space_after_their_entries(tmp_path: Path) -> None:
     log = random_segment(random.Random(4), BASE)
     index, times = index_files(log, BASE, 60)
     write_segment(tmp_path, BASE, log, index=index + b"\0" * 800, time_index=times[:-12] + b"\0" * 1200)
@@ -162,7 +162,7 @@ def test_files_in_use_have_room_behind_their_entries(tmp_path: Path) -> None:
     assert states(index_segment(LOCAL, task_of(tmp_path, BASE, 60))) == ["wrong", "wrong"]
 
 
-def test_damage_is_handed_on_and_only_a_torn_tail_is_indexed_up_to_it(tmp_path: Path) -> None:
+def test_damage_is_reported_and_only_a_torn_tail_is_indexed_up_to_it(tmp_path: Path) -> None:
     log = random_segment(random.Random(5), BASE)
     last = decode_log(log)[-1]
     torn = log[: last.position + last.size - 1]
@@ -202,7 +202,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, slice_bytes: int)
         run(len(index) // 2)
 
 
-def test_a_segment_that_changed_is_refused(tmp_path: Path) -> None:
+def test_a_changed_segment_is_refused(tmp_path: Path) -> None:
     log = random_segment(random.Random(8), BASE)
     write_segment(tmp_path, BASE, log)
     task = task_of(tmp_path, BASE, 60)

@@ -1,4 +1,4 @@
-"""Producer snapshots made anew: from older ones and the log, never from a log that may have forgotten a producer."""
+"""Producer snapshots rebuilt from older ones and the log, never from a log that may lack a producer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.reference.batches import Batch, decode_log
 
 
 def state_at(batches: Sequence[Batch], offset: int, start: int = 0, known: dict | None = None) -> list[ProducerEntry]:
-    """By the twin: `known` at `start` and the batches from there on."""
+    """Return the state by the reference model: `known` at `start` and the batches from there on."""
     state = twin.Producers(dict(known or {}))
     for found in batches:
         if start <= found.last_offset < offset:
@@ -59,7 +59,7 @@ def made(
 
 @settings(deadline=None, max_examples=draws(150))
 @given(logs(), st.randoms(use_true_random=False), st.booleans())
-def test_each_is_the_state_by_the_twin_or_is_refused_for_a_gap(
+def test_each_snapshot_is_the_models_state_or_refused_for_a_gap(
     tmp_path_factory: pytest.TempPathFactory, raw_batches: list[bytes], rng: random.Random, first_gone: bool
 ) -> None:
     batches = [decode_log(raw)[0] for raw in raw_batches]
@@ -102,7 +102,7 @@ def test_each_is_the_state_by_the_twin_or_is_refused_for_a_gap(
 DATA = {0: batch("data", 0, count=2), 2: batch("txn", 2, 2), 3: batch("COMMIT", 3, 2) + batch("data", 4, 3)}
 
 
-def test_which_there_are() -> None:
+def test_which_snapshots_are_needed() -> None:
     assert wanted_snapshots([0, 5, 9], 0, 12, clean_shutdown=True) == (5, 9, 12)
     assert wanted_snapshots([0, 5, 9], 0, 9, clean_shutdown=True) == (5, 9)
     assert wanted_snapshots([0, 5, 9], 0, 12, clean_shutdown=False) == (5, 9)
@@ -110,7 +110,7 @@ def test_which_there_are() -> None:
     assert wanted_snapshots([0], 0, 0, clean_shutdown=True) == ()
 
 
-def test_a_cleaned_log_alone_is_refused_and_the_reason_names_the_first_offset_that_is_gone(tmp_path: Path) -> None:
+def test_a_cleaned_log_alone_is_refused_and_the_reason_names_the_first_missing_offset(tmp_path: Path) -> None:
     for name, segments, gone in (
         ("a gap between batches", {**DATA, 0: batch("data", 0)}, 1),
         ("a gap within a batch", {**DATA, 0: batch("emptied", 0, count=1)}, 0),
@@ -127,15 +127,15 @@ def test_a_gap_after_the_last_batch_before_a_base_counts(tmp_path: Path) -> None
     assert rows[3][0].problem.endswith("offset 1 is missing")
 
 
-def test_batches_behind_an_older_snapshot_must_be_there(tmp_path: Path) -> None:
-    """A snapshot below the first segment says nothing of what was deleted in between."""
+def test_batches_after_an_older_snapshot_must_be_present(tmp_path: Path) -> None:
+    """A snapshot below the first segment implies nothing about what was deleted in between."""
     older = encode_snapshot(state_at([], 0))
     segments = {3: DATA[3], 5: b""}
     _, rows = made(tmp_path, segments, {2: older}, 5, log_start=3)
     assert rows[5][0].source is None and "it begins at offset 3" in rows[5][0].problem
 
 
-def test_damage_in_the_log_stops_at_it_and_a_good_one_behind_it_goes_on(tmp_path: Path) -> None:
+def test_rebuilding_stops_at_damage_and_continues_after_a_valid_snapshot(tmp_path: Path) -> None:
     segments = {**DATA, 2: damaged(DATA[2]), 5: batch("data", 5, 9), 6: b""}
     at_five = encode_snapshot(state_at(decode_log(b"".join(DATA.values())), 5))
     _, rows = made(tmp_path, segments, {5: at_five}, 6)
@@ -145,19 +145,19 @@ def test_damage_in_the_log_stops_at_it_and_a_good_one_behind_it_goes_on(tmp_path
     assert rows[6][0].source == 5 and [entry.producer_id for entry in parse_snapshot(rows[6][1])] == [1, 2, 3, 9]
 
 
-def test_after_a_crash_the_cut_tail_is_not_needed(tmp_path: Path) -> None:
+def test_after_a_crash_the_truncated_tail_is_not_needed(tmp_path: Path) -> None:
     _, rows = made(tmp_path, {**DATA, 3: DATA[3][:-7]}, {}, 4, clean=False)
     assert sorted(rows) == [2, 3] and not any(row.problem for row, _ in rows.values())
 
 
-def test_good_ones_stay_even_where_the_log_says_otherwise_and_others_are_left_alone(tmp_path: Path) -> None:
+def test_valid_snapshots_are_unchanged_even_if_the_log_differs(tmp_path: Path) -> None:
     other = encode_snapshot([ProducerEntry(77, 0, 0, 1, 0, 5, -1, -1)])
     survey, rows = made(tmp_path, DATA, {2: other, 3: damaged(other), 4: b"", 5: other, 9: other}, 5)
     assert survey == SnapshotSurvey((2, 5, 9), (), (3,))
     assert [entry.producer_id for entry in parse_snapshot(rows[3][1])] == [2, 77]
 
 
-def test_it_takes_its_name_when_it_is_durable_with_owner_and_mode_of_the_log(tmp_path: Path) -> None:
+def test_a_snapshot_gets_its_name_when_it_is_durable_with_owner_and_mode_of_the_log(tmp_path: Path) -> None:
     write(tmp_path, DATA, {3: b"damaged"})
     log = tmp_path / f"{3:020d}.log"
     log.chmod(0o640)

@@ -1,4 +1,4 @@
-"""Where a log is torn, what a cut there takes away, and where none is made."""
+"""Where a log is torn, what a truncation there removes, and where none is made."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TEARS = {
 
 @pytest.mark.parametrize("tear", TEARS)
 @pytest.mark.parametrize("last", [True, False], ids=["in the last segment", "with segments behind"])
-def test_a_tear_is_found_at_its_byte_and_cut_there(tear: str, last: bool, tmp_path: Path) -> None:
+def test_a_tear_is_found_at_its_byte_and_truncated_there(tear: str, last: bool, tmp_path: Path) -> None:
     logs = {**torn_logs(), 10: WHOLE + TEARS[tear]}
     if last:
         logs = {base: log for base, log in logs.items() if base <= 10}
@@ -74,7 +74,7 @@ def test_a_tear_is_found_at_its_byte_and_cut_there(tear: str, last: bool, tmp_pa
     assert find(tmp_path / "d") is None
 
 
-def test_what_is_lost_is_told(tmp_path: Path) -> None:
+def test_losses_are_reported(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
     told = plan(tmp_path / "d")
     assert (told.next_offset, told.lost_end, told.acknowledged_until) == (15, 34, 33)
@@ -87,13 +87,13 @@ def test_what_is_lost_is_told(tmp_path: Path) -> None:
     assert (told.cleaner_checkpoint, told.high_watermark, told.acknowledged_until) == (None, None, None)
     one = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
     one.make(tmp_path / "one")
-    told = plan(tmp_path / "one")  # zeros do not say what they were to be; the high watermark does
+    told = plan(tmp_path / "one")  # zeros do not show what they should have been; the high watermark does
     assert (told.lost_end, told.acknowledged_until) == (33, 33)
     Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]}, checkpoints=low).make(tmp_path / "unknown")
     assert (plan(tmp_path / "unknown").lost_end, plan(tmp_path / "unknown").acknowledged_until) == (15, None)
 
 
-def test_a_segment_without_a_valid_batch_stays_empty(tmp_path: Path) -> None:
+def test_a_segment_without_a_valid_batch_remains_empty(tmp_path: Path) -> None:
     logs = {**torn_logs(), 20: bytes(300), 10: log_of(range(10, 19))}
     Torn(logs).make(tmp_path / "d")
     done = cut(LOCAL, tmp_path / "d")
@@ -106,7 +106,7 @@ def with_recovery_point(offset: int) -> dict[str, int]:
     return {**CHECKPOINTS, "recovery-point-offset-checkpoint": offset}
 
 
-BACK = log_of(range(13, 15))  # offsets that were there already
+BACK = log_of(range(13, 15))  # offsets that existed already
 REFUSED = {
     "stopped cleanly": (Torn(clean_shutdown=True), "stopped cleanly"),
     "below the recovery point": (Torn(checkpoints=with_recovery_point(16)), "below the recovery point 16"),
@@ -124,7 +124,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_other_damage_is_not_cut(case: str, tmp_path: Path) -> None:
+def test_other_damage_is_not_truncated(case: str, tmp_path: Path) -> None:
     torn, why = REFUSED[case]
     torn.make(tmp_path / "d")
     tail = find(tmp_path / "d", anywhere=True)
@@ -140,7 +140,7 @@ def test_the_recovery_point_itself_may_be_the_new_end(tmp_path: Path) -> None:
     assert plan(tmp_path / "d").next_offset == 15
 
 
-def test_a_file_that_changed_meanwhile_is_left(tmp_path: Path) -> None:
+def test_a_file_that_changed_is_not_truncated(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
     told = plan(tmp_path / "d")
     grown = dataclasses.replace(told, tail=dataclasses.replace(told.tail, log_bytes=told.tail.log_bytes - 1))
@@ -149,7 +149,7 @@ def test_a_file_that_changed_meanwhile_is_left(tmp_path: Path) -> None:
     assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
 
 
-def test_a_log_that_has_another_name_is_not_cut_under_it(tmp_path: Path) -> None:
+def test_a_log_with_another_hard_link_is_not_truncated(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
     told = plan(tmp_path / "d")
     log = tmp_path / "d" / "orders-0" / f"{told.tail.base_offset:020d}.log"
@@ -160,7 +160,7 @@ def test_a_log_that_has_another_name_is_not_cut_under_it(tmp_path: Path) -> None
     assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
 
 
-def test_random_damage_is_cut_where_a_broker_cuts_it(tmp_path: Path) -> None:
+def test_random_damage_is_truncated_where_a_broker_truncates_it(tmp_path: Path) -> None:
     rng = random.Random(f"torn {SEED}")
     for number in range(60):
         logs, offset = {}, 0
@@ -175,7 +175,7 @@ def test_random_damage_is_cut_where_a_broker_cuts_it(tmp_path: Path) -> None:
         victim = rng.choice([base for base in logs if logs[base]] or [80])
         log = logs[victim]
         if log and rng.random() < 0.5:
-            batch = rng.choice(decode_log(log))  # of which the offset may be anything a broker would split for
+            batch = rng.choice(decode_log(log))  # for which the offset may be any at which a broker would split
             logs[victim] = flipped(log, batch.position + rng.randrange(8, batch.size))
         else:
             logs[victim] = log[: rng.randint(0, len(log))] + rng.randbytes(rng.randint(0, 90))

@@ -1,4 +1,4 @@
-"""Log dirs with a torn partition beside a whole one, and keytail's cut of it, for tests."""
+"""Log dirs with a torn partition beside an intact one, and keytail's truncation of it, for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flipped(log: bytes, at: int) -> bytes:
 
 
 def torn_segment() -> bytes:
-    """Offsets 10 to 14 in whole batches (the last of one record); in the batch of 15 a byte is wrong."""
+    """Offsets 10 to 14 in complete batches (the last of one record); in the batch of 15 a byte is wrong."""
     whole = log_of(range(10, 15))
     return flipped(whole + log_of(range(15, 20)), len(whole) + 70)
 
@@ -39,7 +39,7 @@ def torn_logs() -> dict[int, bytes]:
 
 @dataclass(frozen=True)
 class Torn:
-    """A log dir whose partition stops being valid somewhere. `snapshots` by their offsets."""
+    """A log dir whose partition is invalid from some point on. `snapshots` by their offsets."""
 
     logs: Mapping[int, bytes] = field(default_factory=torn_logs)
     snapshots: tuple[int, ...] = (10, 15, 20, 30, 34)
@@ -50,7 +50,7 @@ class Torn:
         path = root / PARTITION
         path.mkdir(parents=True)
         for base, log in self.logs.items():
-            write_segment(path, base, log[: valid_bytes(log)], "")  # indexes of what can be read
+            write_segment(path, base, log[: valid_bytes(log)], "")  # indexes of the readable part
             (path / f"{base:020d}.log").write_bytes(log)
         for offset in self.snapshots:
             (path / f"{offset:020d}.snapshot").write_bytes(NO_PRODUCERS)
@@ -73,7 +73,7 @@ def facts_of(root: Path, fs: FileSystem = LOCAL) -> PartitionFacts:
 
 
 def find(root: Path, fs: FileSystem = LOCAL, *, anywhere: bool = False) -> TornTail | None:
-    """In the segments from the one that holds the recovery point on, or in all."""
+    """In the segments from the one with the recovery point on, or in all."""
     facts = facts_of(root, fs)
     behind = [*(segment.base_offset for segment in facts.segments[1:]), 2**63]
     for segment, end in zip(facts.segments, behind, strict=True):
@@ -95,7 +95,7 @@ def plan(root: Path, tail: TornTail | None = None) -> Cut:
 
 
 def cut(fs: FileSystem, root: Path, hosted: Collection[tuple[str, int]] = HOSTED) -> Cut | None:
-    """All of it, as a run does; None where there is nothing to cut."""
+    """Run everything, as a run does; None if there is nothing to truncate."""
     tail = find(root, fs)
     if tail is None:
         return None
@@ -109,7 +109,7 @@ def logs_of(root: Path) -> dict[int, bytes]:
 
 
 def checkpoints_of(root: Path) -> dict[str, int]:
-    """Of the partition; that of the other one must be as it was."""
+    """Compare the partition; the other one must be unchanged."""
     found = {}
     for path in sorted(root.glob("*-checkpoint")):
         lines = path.read_text().splitlines()

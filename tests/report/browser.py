@@ -1,7 +1,7 @@
-"""A headless Chromium without a network, and what it says of pages.
+"""A headless Chromium without a network, and what it reports about pages.
 
-Debian's `chromium` (apt-get install chromium), or whatever $CHROMIUM names. Where there is none its tests are skipped
-with the reason, or fail if KEYTAIL_NO_SKIP=1.
+Debian's `chromium` (apt-get install chromium), or the program in $CHROMIUM. Without it, its tests are skipped with the
+reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
     "--disable-background-networking", "--disable-sync", "--disable-default-apps", "--disable-extensions",
     "--hide-scrollbars", "--disable-dev-shm-usage",
-    # Whatever a page asks for ends here: there is nothing at this port, and no name is looked up.
+    # All requests of a page end here: nothing listens at this port, and no name is resolved.
     "--proxy-server=127.0.0.1:9", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
 )  # fmt: skip
 
-# Every page in a frame of each width, which is its window: media queries go by it. What is found goes into the title's
-# place of a page that is dumped.
+# Every page is in a frame of each width, which is its window: media queries use it. Results replace the title of a
+# page, which is then dumped.
 _PROBE = """<!doctype html><meta charset="utf-8"><body><script>
 const pages = %(pages)s, widths = %(widths)s, found = [];
 const look = (frame, number, width) => {
@@ -92,14 +92,14 @@ pages.forEach((text, number) => widths.forEach((width) => {
 
 @dataclass(frozen=True)
 class Looked:
-    """`console`: what pages, or their policy, had to complain of."""
+    """`console`: complaints of pages, or of their policy."""
 
     found: list[dict[str, Any]]
     console: list[str]
 
 
 def chromium() -> str:
-    """Its path. Skips, or fails, where there is none."""
+    """Return its path. Skips, or fails, without it."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
@@ -109,7 +109,7 @@ def chromium() -> str:
 
 
 def look_at(pages: Sequence[str], widths: Sequence[int], theme: Theme) -> Looked:
-    """Every page at every width."""
+    """Return the results for every page at every width."""
     texts = json.dumps(pages).replace("</", "<\\/").replace("<!--", "<\\!--")
     with tempfile.TemporaryDirectory(prefix="keytail-browser-") as folder:
         probe = Path(folder) / "probe.html"

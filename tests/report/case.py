@@ -1,4 +1,5 @@
-"""Reports for tests: rows as verbs make them, of as many partitions as wanted, with everything a page can show."""
+"""Reports for tests: rows as commands produce them, of as many partitions as wanted, with everything a page can show.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def compacted(rng: random.Random, topic: str, number: int) -> ResultRow:
 
 
 def counts_of(numbers: Sequence[int], topic: str, partition: int, *, show: bool = False) -> KeyCounts:
-    """Of a partition whose keys, of which each says its topic and partition, have so many records."""
+    """Return the counts of a partition with keys of these numbers of records; each key contains its topic and
+    partition."""
     top = sorted(((number, 100 * n) for n, number in enumerate(numbers) if number > 1), reverse=True)[:HOTTEST]
     keys = [hot_key(*one, f"{topic}/{partition}/key-{one[1]}".encode(errors="replace"), show=show) for one in top]
     return KeyCounts(*twin.by_size(numbers), tuple(keys))
@@ -71,7 +73,7 @@ def corrupt(topic: str, number: int) -> ResultRow:
 
 
 def with_odd_keys(one: ResultRow) -> ResultRow:
-    """Shown ones: text and none, and what a page must not take for its own."""
+    """Shown keys: text and none, and some that a page must escape."""
     assert one.detail is not None
     keys = [b"customer-42", b"", EVIL.encode(), b"\0\0\0\7" * 4, "kätzchen".encode(), b"k" * 5000, b"\xff" * 999,
             b"password=hunter2", "{{ keys }}\u202e\n".encode()]  # fmt: skip
@@ -82,7 +84,7 @@ def with_odd_keys(one: ResultRow) -> ResultRow:
 
 
 def rows_of_a_cluster(count: int, seed: int = 1) -> list[ResultRow]:
-    """Of ten partitions one is refused, one of 100 corrupt, one of five skipped."""
+    """Of ten partitions one is refused, of 100 one is corrupt, of five one is skipped."""
     rng = random.Random(seed)
     rows: list[ResultRow] = []
     for n in range(count):

@@ -1,4 +1,4 @@
-"""Pictures of reports for people to look at: `python -m tests.report.pictures DIR [PAGE.html ...]`."""
+"""Pictures of reports for visual checks: `python -m tests.report.pictures DIR [PAGE.html ...]`."""
 
 from __future__ import annotations
 

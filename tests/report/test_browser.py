@@ -1,4 +1,4 @@
-"""Pages as a real browser shows them: on a phone and on a screen, by day and by night, without a network."""
+"""Pages as a real browser shows them: on a phone and on a screen, in light and dark mode, without a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pages() -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_in_a_browser(theme: browser.Theme, pages: dict[str, str]) -> None:
+def test_pages_have_no_errors_in_a_browser(theme: browser.Theme, pages: dict[str, str]) -> None:
     looked = browser.look_at(list(pages.values()), WIDTHS, theme)
     assert looked.console == []
     assert len(looked.found) == len(pages) * len(WIDTHS)
@@ -42,8 +42,8 @@ def test_pages_in_a_browser(theme: browser.Theme, pages: dict[str, str]) -> None
     assert papers == {"rgb(251, 251, 249)" if theme == "light" else "rgb(20, 22, 26)"}
 
 
-def test_the_browser_would_have_told(tmp_path: Path) -> None:
-    """What the test above asks for fails where a page is wrong."""
+def test_the_browser_would_have_reported_errors(tmp_path: Path) -> None:
+    """The checks of the test above fail if a page is wrong."""
     wrong = (
         "<!doctype html><title>t</title><header></header><h1>h</h1><div style='width: 2000px'>w</div>"
         "<script src='http://127.0.0.1:9/x.js'></script><script>throw new Error('told')</script>"

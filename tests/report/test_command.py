@@ -1,4 +1,4 @@
-"""`--report` of each verb on a log dir of a real broker, the page of a run that goes wrong, and the verb `report`."""
+"""`--report` of each command on a log dir of a real broker, the page of a run that fails, and the command `report`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def raw_rows(page: str) -> list[dict[str, Any]]:
 
 
 def known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is in a row, as a page has it."""
+    """Return the content of a row, as a page has it."""
     return [{name: value for name, value in row.items() if value not in (None, "", [], {})} for row in rows]
 
 
@@ -59,7 +59,7 @@ def said(page: str) -> str:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Path:
-    """A log dir that a broker wrote, with a damaged batch in zstd-0."""
+    """A log dir written by a broker, with a damaged batch in zstd-0."""
     log_dir = golden.unpack(tmp_path)
     second = sorted((log_dir / "zstd-0").glob("*.log"))[1]
     data = bytearray(second.read_bytes())
@@ -73,7 +73,7 @@ def flags_of(log_dir: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.long
-def test_a_plan_and_what_came_of_it(run: Run, broker: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_plan_and_of_its_execution(run: Run, broker: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     planned = run("plan", *flags_of(broker), "--force", "--report", file)
     assert planned.exit_code == 0
@@ -104,7 +104,7 @@ def test_a_plan_and_what_came_of_it(run: Run, broker: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_verify_rebuild_index_and_audit(run: Run, broker: Path, tmp_path: Path) -> None:
+def test_pages_of_verify_rebuild_index_and_audit(run: Run, broker: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     other = golden.unpack(tmp_path / "other")
     (other / "lz4-0" / "00000000000000000000.timeindex").write_bytes(b"")
@@ -130,7 +130,7 @@ def test_verify_rebuild_index_and_audit(run: Run, broker: Path, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_out_of_place(run: Run, broker: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_compaction_out_of_place(run: Run, broker: Path, tmp_path: Path) -> None:
     file, target = tmp_path / "page.html", tmp_path / "target"
     inside = run("compact", *flags_of(broker), "--output-dir", target, "--report", target / "page.html")
     assert inside.exit_code == 2
@@ -149,7 +149,7 @@ def test_out_of_place(run: Run, broker: Path, tmp_path: Path) -> None:
 
 
 def secret_log_dir(path: Path) -> tuple[Path, dict[str, list[Rec]]]:
-    """Two partitions of keys and values that are nowhere else in the world; of `orders-0` one key is hot."""
+    """Two partitions with unique keys and values; one key of `orders-0` has most of the records."""
     partitions = {}
     for name in ("orders-0", "users-0"):
         keys = [b"zebra-%s-%d" % (name.encode(), n // 3 if n % 5 else 0) for n in range(400)]
@@ -158,7 +158,7 @@ def secret_log_dir(path: Path) -> tuple[Path, dict[str, list[Rec]]]:
 
 
 def refuse_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
-    """No key and no value is in the page, as text, hex digits or in base64, whatever the bytes it begins with."""
+    """Assert that no key and no value is in the page, as text, hex digits or base64, at any byte alignment."""
     assert "zebra" not in page
     assert "quokka" not in page
     for records in partitions.values():
@@ -182,7 +182,7 @@ SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.poli
 
 @pytest.mark.parametrize("way", ["in place", "elsewhere"])
 @pytest.mark.parametrize("show", [False, True])
-def test_hottest_keys_are_told_by_hashes_or_shown(way: str, show: bool, run: Run, tmp_path: Path) -> None:
+def test_hottest_keys_are_listed_by_hashes_or_shown(way: str, show: bool, run: Run, tmp_path: Path) -> None:
     with without_spark():
         check_hottest_keys(way, show, run, tmp_path)
 
@@ -190,7 +190,7 @@ def test_hottest_keys_are_told_by_hashes_or_shown(way: str, show: bool, run: Run
 @pytest.mark.one_of()
 @pytest.mark.spark
 @pytest.mark.parametrize("show", [False, True])
-def test_hottest_keys_of_a_fan_out(show: bool, run: Run, on_spark: None, tmp_path: Path) -> None:
+def test_hottest_keys_of_a_fan_out_are_listed(show: bool, run: Run, on_spark: None, tmp_path: Path) -> None:
     check_hottest_keys("fan-out", show, run, tmp_path)
 
 
@@ -228,8 +228,8 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_pages_of_inspections_and_plans_hold_no_keys(run: Run, tmp_path: Path) -> None:
-    """Also not where the example of a difference is just such a record: the raw rows have hashes of it."""
+def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path) -> None:
+    """Even if the example of a difference is such a record: the raw rows contain hashes of it."""
     log_dir, partitions = secret_log_dir(tmp_path / "a")
     other = {name: [replace(one, value=b"quokka!") if one.offset % 50 == 7 else one for one in records]
              for name, records in partitions.items()}  # fmt: skip
@@ -248,12 +248,12 @@ def test_pages_of_inspections_and_plans_hold_no_keys(run: Run, tmp_path: Path) -
         assert ("a plan reads no records" in file.read_text()) == (verb in ("plan", "compact"))
 
 
-def test_keys_are_shown_in_a_page_alone(run: Run, log_dir: Path) -> None:
+def test_keys_are_shown_only_in_a_page(run: Run, log_dir: Path) -> None:
     result = run("compact", "--log-dirs", log_dir, "--show-keys")
     assert (result.exit_code, "--show-keys requires --report" in result.stderr) == (2, True)
 
 
-# Where it may lie
+# Where it may be
 
 
 @pytest.mark.parametrize("verb", ["plan", "compact", "verify", "rebuild-index", "audit"])
@@ -280,7 +280,7 @@ def test_a_page_in_the_log_dir_of_another_broker_is_wrong_usage(run: Run, log_di
     assert list(other.iterdir()) == [other / "meta.properties"]
 
 
-def test_missing_packages_end_a_run_before_it_begins(
+def test_missing_packages_end_a_run_before_it_starts(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_module, "NEEDED", ("no_such_package",))
@@ -290,7 +290,7 @@ def test_missing_packages_end_a_run_before_it_begins(
     assert result.stdout == ""
 
 
-# When something goes wrong
+# When something fails
 
 
 def full_disk(*_: Any) -> None:
@@ -303,7 +303,7 @@ def mistake(*_: Any) -> None:
 
 @pytest.mark.parametrize("function", ["os.fsync", "os.replace", "page"])
 @pytest.mark.parametrize(("status", "expected"), [(0, 1), (1, 1), (3, 3)])
-def test_a_page_that_cannot_be_written_is_told_and_costs_only_a_clean_exit(
+def test_a_page_that_cannot_be_written_is_reported_and_changes_only_a_clean_exit(
     function: str, status: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -370,13 +370,13 @@ def test_wrong_usage_has_no_page(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_page_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_flag_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "write_page", mistake)
     with pytest.raises(typer.Exit), reporting(None, Page("plan"), []):
         raise typer.Exit(0)
 
 
-def test_a_verify_that_is_stopped_tells_what_it_has_seen(
+def test_a_stopped_verify_reports_what_it_has_checked(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import keytail.verify.driver as spark_verify
@@ -405,7 +405,7 @@ PARTITION = PartitionRow(RUN.run_id, "orders", 0, "/logs", "compacted", "", "com
                          bytes_after=1024, start_ms=1_767_225_600_000, end_ms=1_767_225_601_000)  # fmt: skip
 
 
-def test_runs_of_a_ledger(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_ledger_are_shown(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, asked = tmp_path / "page.html", []
 
     def one(flags: Any, run_id: str, **more: Any) -> Any:
@@ -430,11 +430,11 @@ def test_runs_of_a_ledger(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("flags", [("--run", "x", "--since", "1970-01-01"), ("--since", "yesterday")])
-def test_what_report_cannot_do(flags: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+def test_impossible_requests_to_report_are_refused(flags: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     assert run("report", "--ledger", "/l", *flags, tmp_path / "page.html").exit_code == 2
 
 
-def test_the_newest_run_and_runs_since(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_run_and_runs_since_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from keytail.ledger.of_run import LedgerFlags
 
     runs = [replace(RUN, run_id=f"2026010{n}T000000Z-{n}", start_ms=1000 * n) for n in range(3)]

@@ -1,4 +1,4 @@
-"""The page of a report, as a function of its facts: what it says first, what it groups, hides and escapes."""
+"""The page of a report, as a function of its facts: what comes first, what it groups, hides and escapes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VOID = frozenset({"meta", "link", "br", "input"})
 
 
 class Outline(HTMLParser):
-    """Every element, with its attributes; all must be closed in their order."""
+    """Collects every element, with its attributes; all must be closed in their order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def one_of_each() -> list[ResultRow]:
     return [compacted(rng, "orders", 0), corrupt("orders", 1), refused("users", 0), row("logs", 0, "skipped", "why")]
 
 
-def test_the_first_words_are_the_verdict_and_what_to_do() -> None:
+def test_the_first_words_are_the_verdict_and_the_next_step() -> None:
     rows = [row("orders", 0, "skipped", "not due"), corrupt("orders", 1)]
     done = ResultRow("users", 0, "/d", "compacted", bytes_before=3 << 30, bytes_after=1 << 30)
     text = page(report_of([*rows, done]))
@@ -106,14 +106,14 @@ def test_the_first_words_are_the_verdict_and_what_to_do() -> None:
         ({"exit_status": 1}, [], "bad", "There is no result for any partition."),
     ],
 )  # fmt: skip
-def test_verdicts(fields: dict[str, object], statuses: list[str], level: str, words: str) -> None:
+def test_verdicts_by_status(fields: dict[str, object], statuses: list[str], level: str, words: str) -> None:
     found = report_of([row("t", n, status, "") for n, status in enumerate(statuses)], **fields)
     assert sums.verdict(found)[0] == level
     assert words in sums.verdict(found)[1]
     assert html.escape(words, quote=True) in page(found)
 
 
-def test_nobody_starts_a_broker_that_runs() -> None:
+def test_a_running_broker_is_not_to_be_started() -> None:
     lost = Finding("error", "the file ends inside a batch", start_loses=True)
 
     def said(live: bool) -> str:
@@ -134,14 +134,14 @@ def test_nobody_starts_a_broker_that_runs() -> None:
         ("plan", "clean", ""),
     ],
 )
-def test_what_to_do_where_the_run_said_nothing(verb: str, status: str, words: str) -> None:
+def test_the_next_step_if_the_run_has_none(verb: str, status: str, words: str) -> None:
     found = report_of([row("t", 0, status, "")], verb=verb, next_step="")
     assert sums.next_step(found).startswith(words)
     assert bool(sums.next_step(found)) == bool(words)
     assert ('<p class="next">' in page(found)) == bool(words)
 
 
-def test_what_is_equal_but_for_names_and_numbers_is_said_once() -> None:
+def test_reasons_that_differ_only_in_names_and_numbers_are_grouped() -> None:
     rows = [refused(f"topic-{n % 7}", n) for n in range(3000)] + [corrupt("orders", 0)]
     rows += [row("orders", n, "skipped", "other words") for n in range(1, 3)]
     found = sums.reasons(report_of(rows).partitions)
@@ -157,7 +157,7 @@ def test_what_is_equal_but_for_names_and_numbers_is_said_once() -> None:
 
 
 def test_numbers_that_differ_in_meaning_are_not_lost() -> None:
-    """The example is said as it was, with its own numbers."""
+    """The example is printed unchanged, with its own numbers."""
     text = words_of(page(report_of([refused("orders", 4)])))
     assert "the range to be cleaned has 5 records without a key (/var/kafka/d0/orders-4, offset 4)" in text
     assert "for example:" not in text
@@ -181,7 +181,7 @@ def test_phases_add_up() -> None:
     )
 
 
-def test_whatever_names_and_errors_hold_is_text() -> None:
+def test_names_and_errors_are_escaped() -> None:
     problem = Refused(EVIL, path=EVIL, remedy=EVIL)
     rows = [row(EVIL, 0, "refused", str(problem), problem), compacted(random.Random(1), EVIL, 1)]
     text = page(report_of(rows, host=EVIL, arguments=("keytail", EVIL), settings={EVIL: EVIL}, next_step=EVIL,
@@ -198,7 +198,7 @@ def test_whatever_names_and_errors_hold_is_text() -> None:
     assert any(">&lt;img src=x…&lt;b&gt;$x$&amp;amp;</text>" in picture for picture in pictures), "no mathematics"
 
 
-def test_names_that_are_no_text_can_be_written() -> None:
+def test_names_that_are_not_text_can_be_written() -> None:
     text = page(report_of([row("caf\udce9", 0, "refused", "the name \udce9 and \x00 are odd")]))
     assert "caf\\udce9-0" in text
     text.encode()
@@ -227,7 +227,7 @@ def test_secrets_are_hidden(text: str, hidden: str) -> None:
     assert hidden not in everywhere
 
 
-def test_what_is_no_secret_is_shown() -> None:
+def test_other_values_are_shown() -> None:
     plain = "/var/kafka/tokens-0: 3 records without a key, key-3=7, s3://bucket/prefix, mail@example"
     assert masked(plain) == plain
     assert masked_arguments(("compact", "--access-key", "hunter2", "--topic", "t")) == [
@@ -237,7 +237,7 @@ def test_what_is_no_secret_is_shown() -> None:
 
 
 @pytest.mark.soak("the other pages; the size is what takes the time")
-def test_ten_thousand_partitions() -> None:
+def test_a_page_of_ten_thousand_partitions_is_small() -> None:
     rows = rows_of_a_cluster(10_000)
     text = page(report_of(rows))
     assert len(text) < 6_000_000
@@ -252,7 +252,7 @@ def test_ten_thousand_partitions() -> None:
     assert "the first 500 of 10,000" in text
 
 
-def test_nothing_is_loaded_from_anywhere() -> None:
+def test_the_page_loads_nothing() -> None:
     text = page(report_of(one_of_each()))
     for tag, attributes in Outline(text).elements:
         for name in ("src", "href", "xlink:href", "srcset", "action", "data"):
@@ -276,7 +276,7 @@ def test_the_script_is_the_only_one_that_may_run() -> None:
     assert f"script-src 'sha256-{digest}'" in html.unescape(text)
 
 
-def test_pictures_are_whole_and_take_their_colours_from_the_page() -> None:
+def test_pictures_are_complete_and_take_their_colours_from_the_page() -> None:
     text = page(report_of(one_of_each()))
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(pictures) == 5
@@ -292,16 +292,16 @@ def test_pictures_are_whole_and_take_their_colours_from_the_page() -> None:
 
 @pytest.mark.parametrize(("records", "kept", "number"), [(10, 0, 0), (10, 1, 0), (10, 2, 1), (10, 9, 4), (10, 10, 4),
                                                          (0, 0, 0), (None, None, None)])  # fmt: skip
-def test_liveness_has_five_colours(records: int | None, kept: int | None, number: int | None) -> None:
+def test_shares_of_live_records_have_five_colours(records: int | None, kept: int | None, number: int | None) -> None:
     assert drawings.live_class(Part(0, 1, 1, NOW_MS, records, kept)) == number
 
 
 @pytest.mark.parametrize("fields", [{"verb": "plan", "execute": False}, {"start_ms": 0, "end_ms": None}])
-def test_a_page_of_nothing(fields: dict[str, object]) -> None:
+def test_a_page_without_partitions(fields: dict[str, object]) -> None:
     assert "There is no result for any partition" in page(report_of([], **fields))
 
 
-def test_odd_numbers_do_not_stop_a_page() -> None:
+def test_unusual_numbers_do_not_stop_a_page() -> None:
     one = compacted(random.Random(1), "t", 1)
     assert one.detail is not None
     never = replace(one.detail, first_horizon_ms=2**63 - 1, last_horizon_ms=2**63 - 1, parts=(Part(0, 1, 1, -1),),
@@ -347,7 +347,7 @@ def test_hottest_keys_of_the_run_are_those_of_all_partitions() -> None:
     assert re.findall(r'data-v="([\d.]+)"', topics)[::4] == [str(number) for number in sorted(by_topic, reverse=True)]
 
 
-def test_a_page_of_keys_that_were_written_once() -> None:
+def test_a_page_of_keys_with_one_record_each() -> None:
     text = page(report_of([counted(0, counts_of([1, 1, 1], "t", 0))]))
     assert "3 records of 3 keys in 1 partition: 0 of them (0" in words_of(text)
     assert 'data-name="hot_keys"' not in text
@@ -355,7 +355,7 @@ def test_a_page_of_keys_that_were_written_once() -> None:
     assert "sha256sum" not in text
 
 
-def test_where_nothing_was_counted_the_page_says_so_or_nothing() -> None:
+def test_a_page_without_counts_says_so_or_nothing() -> None:
     empty = counted(0, counts_of([], "t", 0))
     for rows in ([empty], [refused("users", 0)], []):
         assert 'id="keys"' not in page(report_of(rows))
@@ -367,7 +367,7 @@ def test_where_nothing_was_counted_the_page_says_so_or_nothing() -> None:
 
 
 @pytest.mark.long
-def test_keys_are_text_of_the_page_where_they_are_shown() -> None:
+def test_shown_keys_are_escaped() -> None:
     text = page(report_of([with_odd_keys(compacted(random.Random(1), "t", 0))]))
     assert "Keys are shown because" in text
     outline = Outline(text)
@@ -383,7 +383,7 @@ def test_keys_are_text_of_the_page_where_they_are_shown() -> None:
     assert "Keys are shown" not in page(report_of(one_of_each()))
 
 
-def test_missing_packages_are_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NEEDED", ("jinja2", "no_such_package"))
     with pytest.raises(UsageProblem, match=r"no_such_package.*pip install 'keytail\[report\]'"):
         module.refuse_without_packages()

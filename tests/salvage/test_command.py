@@ -1,4 +1,4 @@
-"""`keytail salvage`: a dry run that writes nothing, a directory that is made, and what it refuses."""
+"""`keytail salvage`: a dry run that writes nothing, a directory that is created, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.reference.varints import crc32c
 
 
 def _spoil(log_dir: Path) -> Path:
-    """A byte of the second batch of `orders-0`'s second segment."""
+    """Flip a byte of the second batch of `orders-0`'s second segment."""
     path = sorted((log_dir / "orders-0").glob("*.log"))[1]
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[8:12], "big") + 12
@@ -23,7 +23,7 @@ def _spoil(log_dir: Path) -> Path:
     return path
 
 
-def test_a_dry_run_says_what_is_lost_and_writes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_dry_run_reports_losses_and_writes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
     path, to = _spoil(log_dir), tmp_path / "saved"
     before = snapshot(log_dir)
     done = run("salvage", "--log-dirs", log_dir, "--to", to, "--output", "json")
@@ -37,7 +37,7 @@ def test_a_dry_run_says_what_is_lost_and_writes_nothing(run: Run, log_dir: Path,
     assert not to.exists()
 
 
-def test_it_writes_and_says_how_to_put_it_in_place(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_an_execution_prints_how_to_put_the_result_in_place(run: Run, log_dir: Path, tmp_path: Path) -> None:
     _spoil(log_dir)
     before = snapshot(log_dir)
     to = tmp_path / "saved"
@@ -55,12 +55,12 @@ def test_it_writes_and_says_how_to_put_it_in_place(run: Run, log_dir: Path, tmp_
     assert "--to is not empty" in again.output
 
 
-def test_it_does_not_exit_0_where_it_leaves_out_what_can_be_read(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_the_exit_status_is_not_0_if_readable_batches_are_left_out(run: Run, log_dir: Path, tmp_path: Path) -> None:
     path = sorted((log_dir / "orders-0").glob("*.log"))[1]
     data = bytearray(path.read_bytes())
     at = int.from_bytes(data[8:12], "big") + 12
     end = at + int.from_bytes(data[at + 8 : at + 12], "big") + 12
-    data[at + 57 : at + 61] = (1).to_bytes(4, "big")  # a record count that is not that of the records
+    data[at + 57 : at + 61] = (1).to_bytes(4, "big")  # a record count that does not match the records
     data[at + 17 : at + 21] = crc32c(bytes(data[at + 21 : end])).to_bytes(4, "big")
     path.write_bytes(data)
     done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--execute", "--output", "json")
@@ -70,7 +70,7 @@ def test_it_does_not_exit_0_where_it_leaves_out_what_can_be_read(run: Run, log_d
     assert {row["status"] for row in rows.values()} == {"salvaged"}
 
 
-def test_want_of_memory_fails_the_partition(
+def test_lack_of_memory_fails_the_partition(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*_: object) -> None:
@@ -94,14 +94,14 @@ def test_a_target_in_or_around_a_log_dir_is_a_usage_error(
     assert snapshot(tmp_path) == before
 
 
-def test_beside_a_broker_it_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_refused_beside_a_broker(run: Run, log_dir: Path, tmp_path: Path) -> None:
     with lock.hold([str(log_dir)]):
         done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--output", "json")
     assert done.exit_code == 1
     assert {row["status"] for row in json.loads(done.stdout)} == {"refused"}
 
 
-def test_one_that_has_nothing_good_fails_alone(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_partition_without_valid_batches_fails_alone(run: Run, log_dir: Path, tmp_path: Path) -> None:
     for path in (log_dir / "users-0").glob("*.log"):
         path.write_bytes(bytes(path.stat().st_size))
     done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--output", "json", "--execute")

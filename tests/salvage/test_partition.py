@@ -1,4 +1,4 @@
-"""Damage of every sort on random logs: what was not touched is saved, what was is not, and the list says which."""
+"""All kinds of damage in random logs: undamaged batches are saved, damaged ones are not, and the list says which."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOGS = int(os.environ.get("KEYTAIL_SALVAGE_LOGS", "40"))
 
 @dataclass
 class Log:
-    """Segments by base; of each its batches as bytes, in order."""
+    """Segments by base; for each, its batches as bytes, in order."""
 
     segments: dict[int, list[bytes]] = field(default_factory=dict)
     end: int = 0
@@ -80,7 +80,7 @@ def random_log(rng: random.Random, *, compacted: bool, sizes: Sequence[int] = (0
 
 
 def damage(rng: random.Random, data: bytes) -> bytes:
-    """One sort of damage that no checksum lets pass: never of offset and leader epoch alone, which none covers."""
+    """Apply one kind of damage that a checksum detects: never to offset and leader epoch alone, which none covers."""
     batches = [data[batch.position : batch.position + batch.size] for batch in decode_log(data)]
     while True:
         out = _damage(rng, data)
@@ -108,7 +108,7 @@ def _damage(rng: random.Random, data: bytes) -> bytes:
         case 5:
             out[at:at] = rng.randbytes(size)
         case 6:
-            out[at:at] = data[max(0, at - size) : at]  # a part again
+            out[at:at] = data[max(0, at - size) : at]  # a part, repeated
         case 7:
             out += bytes(size)
         case 8 if batches:
@@ -121,13 +121,13 @@ def write(path: Path, contents: dict[int, bytes]) -> None:
     path.mkdir(parents=True)
     for base, data in contents.items():
         (path / f"{base:020d}.log").write_bytes(data)
-        (path / f"{base:020d}.index").write_bytes(b"\xff" * 24)  # nobody believes it
+        (path / f"{base:020d}.index").write_bytes(b"\xff" * 24)  # nothing accepts it
     (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}")
     (path / "leader-epoch-checkpoint").write_text(f"0\n1\n3 {min(contents)}\n")
 
 
 def salvage(path: Path, to: Path | None, fs: FileSystem = LOCAL, **facts: int) -> Salvage:
-    """The partition in `path`, whose log dir says `facts` of it."""
+    """Salvage the partition in `path`, with these `facts` about its log dir."""
     topic, _, number = path.name.rpartition("-")
     key = (topic, int(number))
     known = [{key: facts[name]} if name in facts else {} for name in ("cleaner", "recovery", "start", "high_watermark")]
@@ -158,7 +158,7 @@ def seeded(number: int) -> random.Random:
 
 
 def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict[int, list[bytes]]) -> None:
-    """Bytes: what is not kept, exactly. Offsets: between the neighbours that are kept, exactly."""
+    """Compare the losses: bytes are exactly those not saved; offsets are exactly those between saved neighbours."""
     bases = sorted(contents)
     lost: set[int] = set()
     gone: set[int] = set()
@@ -185,7 +185,7 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
             [decoded] = decode_log(batch)
             if batch not in kept[base] and loss_is_known(found, decoded):
                 gone |= set(range(decoded.base_offset, decoded.last_offset + 1))
-    # What was cut out from one batch's first byte to another's last looks as if compacted away.
+    # A cut from the first byte of one batch to the last byte of another looks like a compaction.
     plain = sum(loss.end_offset - loss.first_offset for loss in found.losses if loss.kind == "gap" and loss.end_offset)
     assert len(gone - lost) <= found.gap_offsets + plain
     for segment in kept.values():
@@ -195,12 +195,12 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
 
 
 def loss_is_known(found: Salvage, batch: Batch) -> bool:
-    """Not where a log was cut at its end and nothing tells of more."""
+    """Not if the log was truncated at its end and nothing shows that there was more."""
     return found.last_batch_end is not None and batch.last_offset < found.last_batch_end
 
 
 @pytest.mark.parametrize("number", range(LOGS))
-def test_what_is_not_damaged_is_saved_and_what_is_is_not(number: int, tmp_path: Path) -> None:
+def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_path: Path) -> None:
     rng = seeded(number)
     log = random_log(rng, compacted=rng.random() < 0.5)
     contents = {base: b"".join(batches) for base, batches in log.segments.items()}
@@ -218,7 +218,8 @@ def test_what_is_not_damaged_is_saved_and_what_is_is_not(number: int, tmp_path: 
         return
     found = salvage(tmp_path / "t-0", tmp_path / "to", **facts)
     if not all(in_order(contents[base], kept[base]) for base in contents):
-        # A batch that stands only behind later ones, since its own place was damaged and a part of the file repeated.
+        # A batch that is only present after later ones, since its own place was damaged and a part of the file
+        # repeated.
         assert {batch.crc for batch in batches_of(tmp_path / "to" / "t-0")} <= crcs(kept)
         return
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "t-0").iterdir()}
@@ -258,7 +259,7 @@ def decodes(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("number", range(draws(10)))
-def test_a_healthy_partition_comes_out_with_the_same_bytes(number: int, tmp_path: Path) -> None:
+def test_a_healthy_partition_is_saved_with_the_same_bytes(number: int, tmp_path: Path) -> None:
     rng = seeded(number)
     log = random_log(rng, compacted=number % 2 == 0)
     contents = {base: b"".join(batches) for base, batches in log.segments.items()}
@@ -299,10 +300,10 @@ def with_offset(batch: bytes, offset: int) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("of", "wrong"), [(6, 9), (6, 4), (6, 5), (6, 7), (6, 2), (0, 1), (0, 5), (11, 10), (11, 3)])
-def test_of_two_batches_that_claim_the_same_offsets_the_one_that_leaves_no_hole_is_the_right_one(
+def test_of_two_batches_with_the_same_offsets_the_one_without_a_gap_is_chosen(
     of: int, wrong: int, tmp_path: Path
 ) -> None:
-    """One of twelve batches says that it has the offset of another one."""
+    """One of twelve batches has the offset of another one in its header."""
     batches = [_batch(n, 1) for n in range(12)]
     batches[of] = with_offset(batches[of], wrong)
     found = scan(tmp_path, b"".join(batches))
@@ -312,14 +313,14 @@ def test_of_two_batches_that_claim_the_same_offsets_the_one_that_leaves_no_hole_
     assert f"offsets {wrong} to {wrong} are out of order" in hole.why
 
 
-def test_offsets_of_another_segment_are_not_taken(tmp_path: Path) -> None:
+def test_offsets_of_another_segment_are_rejected(tmp_path: Path) -> None:
     data = b"".join([_batch(10), with_offset(_batch(12), 400), with_offset(_batch(14), 3), _batch(16), _batch(99)])
     found = scan(tmp_path, data, low=10, high=100)
     assert bases_of(found) == [10, 16]
     assert "do not belong to this segment" in found.holes[0].why
 
 
-def test_a_range_that_is_there_twice_is_taken_once_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_repeated_range_is_saved_once_and_nothing_is_lost(tmp_path: Path) -> None:
     a, b, c, d = (_batch(n) for n in (0, 2, 4, 6))
     for data in (a + b + c + b + c + d, a + c + b + c + d, a + b + a + c + d):
         found = scan(tmp_path, data)
@@ -327,21 +328,21 @@ def test_a_range_that_is_there_twice_is_taken_once_and_nothing_is_lost(tmp_path:
         assert all(hole.is_empty for hole in found.holes)
 
 
-def test_a_repeated_batch_in_the_place_of_another_is_a_loss(tmp_path: Path) -> None:
-    """It may be another one of the same contents, whose offset is wrong."""
+def test_a_repeated_batch_in_place_of_another_is_a_loss(tmp_path: Path) -> None:
+    """It may be another one with the same contents, whose offset is wrong."""
     write(tmp_path / "t-0", {0: _batch(0) + _batch(2) + _batch(0) + _batch(6)})
     [loss] = salvage(tmp_path / "t-0", None).losses
     assert (loss.first_offset, loss.end_offset, loss.certain) == (4, 6, True)
 
 
-def test_of_ranges_in_the_wrong_order_the_longer_one_stays(tmp_path: Path) -> None:
+def test_of_ranges_in_the_wrong_order_the_longer_one_is_saved(tmp_path: Path) -> None:
     batches = [_batch(2 * n) for n in range(10)]
     found = scan(tmp_path, b"".join(batches[:2] + batches[7:9] + batches[2:7] + batches[9:]))
     assert bases_of(found) == [0, 2, 4, 6, 8, 10, 12, 18]
 
 
-def test_batches_inside_of_a_damaged_batch_are_records_values_and_no_batches(tmp_path: Path) -> None:
-    """Of a topic that carries segments of logs: where the length is right, nothing within it is looked at."""
+def test_batches_inside_a_damaged_batch_are_values_of_records(tmp_path: Path) -> None:
+    """In a topic whose records contain segments of logs: if the length is valid, nothing within it is searched."""
     inner = _batch(3, 1) + _batch(4, 1)
     outer = bytearray(_batch(2, 4, value=inner))
     outer[70] ^= 1
@@ -351,7 +352,7 @@ def test_batches_inside_of_a_damaged_batch_are_records_values_and_no_batches(tmp
     assert bases_of(found) == [0]
 
 
-def test_a_length_that_leads_beyond_good_batches_does_not_hide_them(tmp_path: Path) -> None:
+def test_a_length_that_skips_good_batches_does_not_hide_them(tmp_path: Path) -> None:
     batches = [_batch(2 * n) for n in range(6)]
     size = len(batches[1]) * 3 - 12
     damaged = batches[1][:8] + size.to_bytes(4, "big") + batches[1][12:]
@@ -359,8 +360,8 @@ def test_a_length_that_leads_beyond_good_batches_does_not_hide_them(tmp_path: Pa
     assert bases_of(found) == [0, 4, 6, 8, 10]
 
 
-def test_a_search_computes_few_checksums_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tenth batch has a length that leads into the middle of another: each byte behind it is looked at."""
+def test_a_search_computes_few_unneeded_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tenth batch has a length that points into the middle of another: each byte after it is examined."""
     monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 0)
     monkeypatch.setattr(salvage_scan, "_SEARCH_TIMES", 1)
     rng, batches = random.Random(1), []
@@ -374,10 +375,10 @@ def test_a_search_computes_few_checksums_in_vain(tmp_path: Path, monkeypatch: py
     assert not found.gave_up
 
 
-def test_a_search_that_somebody_made_endless_ends_and_says_so(
+def test_a_search_that_input_makes_endless_ends_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Headers of batches that reach far, one after the other, without a right checksum among them."""
+    """Write headers of long batches, one after the other, without a valid checksum among them."""
     monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 1 << 20)
     header = bytearray(_batch(5)[:61])
     header[8:12] = (50_000).to_bytes(4, "big")
@@ -388,15 +389,15 @@ def test_a_search_that_somebody_made_endless_ends_and_says_so(
 
 
 @pytest.mark.parametrize("codec", [0, 3])
-def test_records_that_are_not_what_the_header_says_are_no_good(codec: int, tmp_path: Path) -> None:
-    """With a right checksum: whoever wrote them was wrong."""
+def test_records_that_contradict_their_header_are_damaged(codec: int, tmp_path: Path) -> None:
+    """With a valid checksum: the writer was wrong."""
     lying = _batch(2, 3, codec=codec, record_count=2)
     found = scan(tmp_path, _batch(0) + lying + _batch(5))
     assert bases_of(found) == [0, 5]
     assert "records" in found.holes[0].why
 
 
-def test_a_batch_with_a_right_checksum_that_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_a_left_out_batch_with_a_valid_checksum_is_counted(tmp_path: Path) -> None:
     flipped = bytearray(_batch(5))
     flipped[-1] ^= 1
     write(tmp_path / "t-0", {0: _batch(0) + _batch(2, 3, record_count=2) + bytes(flipped) + _batch(7) + _batch(7)})
@@ -406,10 +407,10 @@ def test_a_batch_with_a_right_checksum_that_is_left_out_is_counted(tmp_path: Pat
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
-def test_batches_are_kept_whatever_memory_they_open_to(
+def test_batches_are_saved_whatever_memory_they_need(
     codec: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces; one with a record that is larger than memory is for is kept without a look at its records."""
+    """In pieces; a batch with a record too large for memory is saved without checking its records."""
     take_in_pieces(monkeypatch)
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "300")
     small, pieces, huge = _batch(0), _batch(2, 9, b"v" * 90, codec=codec), _batch(11, 2, bytes(400), codec=codec)
@@ -419,7 +420,7 @@ def test_batches_are_kept_whatever_memory_they_open_to(
     assert found.left_out == 1
 
 
-def test_want_of_memory_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object, **__: object) -> bytes:
         raise MemoryError
 
@@ -436,7 +437,7 @@ def test_zeros_at_the_end_of_the_last_file_are_no_loss(tmp_path: Path) -> None:
     assert [(loss.first_offset, loss.end_offset, loss.certain) for loss in found.losses] == [(4, 9, True)]
 
 
-def test_magic_0_and_1_are_found_again_and_mixed_with_2(tmp_path: Path) -> None:
+def test_magic_0_and_1_are_found_and_mixed_with_2(tmp_path: Path) -> None:
     rec = [Rec(n, NOW_MS, b"k%d" % n, b"v" * 30) for n in range(8)]
     parts = [
         legacy.encode_single(rec[0], magic=0),
@@ -456,14 +457,14 @@ def test_magic_0_and_1_are_found_again_and_mixed_with_2(tmp_path: Path) -> None:
 
 
 def dull_chain(rows: list[tuple[int, int]]) -> int:
-    """Length of a longest chain of offsets that rise without overlap."""
+    """Return the length of a longest chain of increasing offsets without overlap."""
     best: list[int] = []
     for j, (base, _) in enumerate(rows):
         best.append(1 + max((best[i] for i in range(j) if rows[i][1] < base), default=0))
     return max(best)
 
 
-def test_the_chain_is_a_longest_one_that_rises() -> None:
+def test_the_chain_is_a_longest_increasing_one() -> None:
     rng = seeded(0)
     for _ in range(200):
         rows = [(base := rng.randrange(40), base + rng.randrange(4)) for _ in range(rng.randint(2, 30))]
@@ -476,7 +477,7 @@ def test_the_chain_is_a_longest_one_that_rises() -> None:
 
 
 class BadPages(FileSystem):
-    """Some bytes of every log file cannot be read, as on a disk that dies."""
+    """Some bytes of every log file cannot be read, as on a failing disk."""
 
     bad: tuple[tuple[int, int], ...] = ()
 
@@ -487,7 +488,7 @@ class BadPages(FileSystem):
         return super().read_into(fd, buffer, position)
 
 
-def test_what_cannot_be_read_is_read_around_in_pages(tmp_path: Path) -> None:
+def test_unreadable_pages_are_skipped(tmp_path: Path) -> None:
     batches = [_batch(2 * n, value=b"v" * 900) for n in range(40)]
     size = len(batches[0])
     data = b"".join(batches)
@@ -508,7 +509,7 @@ def read_around_file(tmp_path: Path, data: bytes, fs: FileSystem) -> tuple[np.nd
     return read_around(fs, str(path), len(data))
 
 
-def test_a_file_that_became_shorter_has_lost_its_end(tmp_path: Path) -> None:
+def test_a_file_that_became_shorter_lost_its_end(tmp_path: Path) -> None:
     path = tmp_path / "00000000000000000000.log"
     path.write_bytes(_batch(0) + _batch(2))
     found = scan_file(LOCAL, str(path), path.stat().st_size + 100, 0, 10)
@@ -521,7 +522,7 @@ def _transaction(offset: int, producer: int, sequence: int = 0, **fields) -> byt
     return _batch(offset, 1, **fields)
 
 
-def test_a_lost_marker_leaves_its_transaction_open_and_it_is_said(tmp_path: Path) -> None:
+def test_a_lost_marker_leaves_its_transaction_open_and_is_reported(tmp_path: Path) -> None:
     marker = bytearray(encode_marker(2, NOW_MS, commit=True, producer_id=7, producer_epoch=0))
     marker[70] ^= 1
     log = [_transaction(0, 7), _transaction(1, 8), bytes(marker), _batch(3)]
@@ -534,7 +535,7 @@ def test_a_lost_marker_leaves_its_transaction_open_and_it_is_said(tmp_path: Path
     assert (tmp_path / "to" / "t-0" / "00000000000000000000.txnindex").stat().st_size == 34
 
 
-def test_missing_segments_and_ends_of_which_others_know(tmp_path: Path) -> None:
+def test_missing_segments_and_ends_known_from_other_files_are_losses(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {10: _batch(10), 12: _batch(12), 20: _batch(20), 30: _batch(30)})
     (tmp_path / "t-0" / f"{12:020d}.log").unlink()
     found = salvage(tmp_path / "t-0", tmp_path / "to", start=4, high_watermark=40)
@@ -550,7 +551,7 @@ def test_missing_segments_and_ends_of_which_others_know(tmp_path: Path) -> None:
     assert serious(tmp_path / "to" / "t-0") == []
 
 
-def test_a_first_segment_that_is_lost_moves_the_log_start_and_it_is_said(tmp_path: Path) -> None:
+def test_a_lost_first_segment_moves_the_log_start_and_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {10: bytes(500), 20: _batch(20)})
     found = salvage(tmp_path / "t-0", tmp_path / "to", start=10, high_watermark=22)
     assert [(loss.kind, loss.first_offset, loss.end_offset) for loss in found.losses] == [("damaged", 10, 20)]
@@ -559,7 +560,7 @@ def test_a_first_segment_that_is_lost_moves_the_log_start_and_it_is_said(tmp_pat
     assert list(read(tmp_path / "to" / "t-0")) == [20]
 
 
-def test_a_snapshot_that_is_right_is_kept_a_wrong_one_is_made_anew(tmp_path: Path) -> None:
+def test_a_valid_snapshot_is_kept_and_a_wrong_one_rebuilt(tmp_path: Path) -> None:
     log = [_batch(0, producer_id=5, producer_epoch=0, base_sequence=0), _batch(2, producer_id=5, producer_epoch=0,
            base_sequence=2), _batch(4, producer_id=5, producer_epoch=0, base_sequence=4)]  # fmt: skip
     write(tmp_path / "t-0", {0: log[0], 2: log[1], 4: log[2]})
@@ -575,7 +576,7 @@ def test_a_snapshot_that_is_right_is_kept_a_wrong_one_is_made_anew(tmp_path: Pat
     assert serious(made) == []
 
 
-def test_a_snapshot_that_knows_of_lost_batches_is_kept_and_gone_on_from(tmp_path: Path) -> None:
+def test_a_snapshot_that_covers_lost_batches_is_kept_and_used(tmp_path: Path) -> None:
     lost = bytearray(_batch(2, producer_id=9, producer_epoch=0, base_sequence=0))
     lost[70] ^= 1
     write(tmp_path / "t-0", {0: _batch(0) + bytes(lost), 4: _batch(4), 6: _batch(6)})
@@ -598,10 +599,10 @@ def test_a_snapshot_that_knows_of_lost_batches_is_kept_and_gone_on_from(tmp_path
         ({"foo.log": None}, [0, 10, 20], "no broker writes files of this name"),
     ],
 )
-def test_leftovers_are_what_a_broker_takes_them_for(
+def test_leftovers_are_treated_as_by_a_broker(
     left: dict[str, int | None], logs: list[int], note: str, tmp_path: Path
 ) -> None:
-    """A `.swap` output that reaches to offset 30 takes the place of all three segments."""
+    """A `.swap` output that reaches to offset 30 replaces all three segments."""
     path = tmp_path / "t-0"
     write(path, {base: _batch(base) for base in (0, 10, 20)})
     for name, base in left.items():
@@ -616,7 +617,7 @@ def test_leftovers_are_what_a_broker_takes_them_for(
 
 
 @pytest.mark.parametrize("content", [None, b"version: 0\ntopic_id", b""])
-def test_without_a_topic_id_it_is_said_what_a_broker_does(content: bytes | None, tmp_path: Path) -> None:
+def test_without_a_topic_id_the_brokers_reaction_is_reported(content: bytes | None, tmp_path: Path) -> None:
     write(tmp_path / "t-0", {0: _batch(0)})
     (tmp_path / "t-0" / "partition.metadata").unlink()
     if content is not None:
@@ -630,7 +631,7 @@ def test_without_a_topic_id_it_is_said_what_a_broker_does(content: bytes | None,
 
 
 class Stops(FileSystem):
-    """Ends before change number `left`."""
+    """Stops before change number `left`."""
 
     left = 0
 
@@ -642,7 +643,7 @@ class Stops(FileSystem):
 
 
 @pytest.mark.long
-def test_whenever_it_is_stopped_there_is_no_partition_or_a_whole_one(tmp_path: Path) -> None:
+def test_a_stop_at_any_time_leaves_no_partition_or_a_complete_one(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {0: _batch(0) + _batch(2), 4: _batch(4), 6: _batch(7, leader_epoch=4)})
     for count in range(1000):
         fs, to = Stops(), tmp_path / f"to-{count}"
@@ -662,8 +663,8 @@ def test_whenever_it_is_stopped_there_is_no_partition_or_a_whole_one(tmp_path: P
     raise AssertionError("it never ended")
 
 
-def test_a_log_that_is_a_link_is_left_out(tmp_path: Path) -> None:
-    """It may lead to something that can be read, so nobody may take the result for all there is."""
+def test_a_log_that_is_a_symbolic_link_is_left_out(tmp_path: Path) -> None:
+    """Its target may be readable, so the result must not be mistaken for everything."""
     write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2), 4: _batch(4)})
     log = tmp_path / "t-0" / f"{2:020d}.log"
     log.rename(tmp_path / "elsewhere.log")
@@ -673,8 +674,8 @@ def test_a_log_that_is_a_link_is_left_out(tmp_path: Path) -> None:
     assert any("its log is not a regular file" in loss.why for loss in found.losses)
 
 
-def test_a_batch_with_an_unknown_attribute_is_found_again_behind_damage(tmp_path: Path) -> None:
-    """Its checksum is right, and what the bit means is the broker's affair."""
+def test_a_batch_with_an_unknown_attribute_after_damage_is_found(tmp_path: Path) -> None:
+    """Its checksum is valid, and the meaning of the bit concerns only the broker."""
     batch = bytearray(_batch(2))
     batch[21] = 1
     batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")

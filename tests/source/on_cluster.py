@@ -1,6 +1,7 @@
-"""The driver of a test on a cluster: reads a log dir by `kafka-log`, and prints what it found, by whom, as JSON.
+"""The driver of a test on a cluster: reads a log dir by `kafka-log`, and prints what was found, and by which host, as
+JSON.
 
-    python -m tests.source.on_cluster MASTER LOG_DIR
+python -m tests.source.on_cluster MASTER LOG_DIR
 """
 
 from __future__ import annotations

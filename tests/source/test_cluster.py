@@ -1,4 +1,4 @@
-"""`kafka-log` on a standalone cluster: executors that are no children of the session find it, and share its slices."""
+"""`kafka-log` on a standalone cluster: executors that are not children of the session find it, and share its slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.growing_log import GrowingLog
 from tests.run.cluster import Cluster
 from tests.run.test_cluster import run_driver
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # shared by all tests
 
 
 @pytest.mark.one_of("two hosts")

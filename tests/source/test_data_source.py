@@ -1,4 +1,4 @@
-"""The `kafka-log` data sources in a real session: what they read, their options, and what is wrong with these."""
+"""The `kafka-log` data sources in a real session: what they read, their options, and errors in these."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def expected(log: GrowingLog, *, committed: bool = False) -> list[tuple[object, 
 
 def seen(frame: Any) -> list[tuple[object, ...]]:
     rows = frame.selectExpr("*", "unix_millis(timestamp) AS ms").collect()
-    rows.sort(key=lambda row: (row.topic, row.partition, row.offset))  # Spark would read all twice to sort it
+    rows.sort(key=lambda row: (row.topic, row.partition, row.offset))  # Spark would read everything twice to sort it
     return [
         (row.topic, row.partition, row.offset, _bytes(row.key), _bytes(row.value), row.ms,
          None if row.headers is None else [(one.key, _bytes(one.value)) for one in row.headers])
@@ -71,7 +71,7 @@ def _bytes(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def test_found_by_spark_without_being_registered(spark: Any, logs: list[GrowingLog], rng: random.Random) -> None:
+def test_the_source_is_found_without_being_registered(spark: Any, logs: list[GrowingLog], rng: random.Random) -> None:
     path, size = logs[0].log_dir, rng.choice([4000, 1 << 30])
     frame = read(spark, path, topicPattern=".*", includeHeaders="true", sliceBytes=size)
     assert seen(frame) == [row for log in logs for row in expected(log)]
@@ -79,7 +79,7 @@ def test_found_by_spark_without_being_registered(spark: Any, logs: list[GrowingL
     assert seen(frame) == [row for log in logs[:2] for row in expected(log, committed=True)]
 
 
-def test_batches(spark: Any, logs: list[GrowingLog]) -> None:
+def test_batches_have_the_documented_columns(spark: Any, logs: list[GrowingLog]) -> None:
     frame = read(spark, logs[0].log_dir, "kafka-log-batches", topic="a,b", sliceBytes=4000)
     assert frame.columns == list(BATCH_COLUMNS)
     rows = sorted(frame.collect(), key=lambda row: (row.topic, row.partition, row.base_offset))
@@ -110,8 +110,8 @@ def _tables(log: GrowingLog) -> list[np.ndarray]:
     return tables
 
 
-def test_old_formats(rng: random.Random, tmp_path: Path, spark: Any) -> None:
-    """As a consumer has them: magic 0 without a time is -1, of no type."""
+def test_old_formats_are_read(rng: random.Random, tmp_path: Path, spark: Any) -> None:
+    """As a consumer gets them: magic 0 without a time is -1, without a type."""
     log = GrowingLog(rng, tmp_path, "old")
     log.grow(20, old=True)
     log.write()
@@ -126,7 +126,7 @@ def test_old_formats(rng: random.Random, tmp_path: Path, spark: Any) -> None:
     assert all((row.max_timestamp is None) == (row.magic == 0) for row in times)
 
 
-def test_delete_horizons_stand_apart(rng: random.Random, tmp_path: Path, spark: Any) -> None:
+def test_delete_horizons_have_their_own_column(rng: random.Random, tmp_path: Path, spark: Any) -> None:
     log = GrowingLog(rng, tmp_path)
     log.append_records(log.random_records(30, plain=True))
     log.roll()
@@ -140,7 +140,7 @@ def test_delete_horizons_stand_apart(rng: random.Random, tmp_path: Path, spark: 
     assert all((row.delete_horizon is None) != (row.base_timestamp is None) for row in rows)
 
 
-def test_only_the_columns_that_are_asked_for(
+def test_only_requested_columns_are_read(
     spark: Any, logs: list[GrowingLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = read(spark, logs[0].log_dir, topic="b", columns="offset, partition")
@@ -168,7 +168,7 @@ def _arrow(options: Any, columns: Mapping[str, Any] = RECORD_COLUMNS) -> Any:
 
 
 def offsets(path: Path, *, records: bool = True, **options: object) -> dict[tuple[str, int], list[int]]:
-    """By the code that tasks run, without Spark."""
+    """Read with the code that tasks run, without Spark."""
     columns = "topic,partition,offset" if records else "topic,partition,base_offset"
     given = {"logDirs": str(path), "columns": columns} | {name: str(value) for name, value in options.items()}
     parsed = parse_options(given, records=records)
@@ -185,7 +185,7 @@ def all_offsets(log: GrowingLog, start: int = 0, end: int = 2**62) -> list[int]:
     return [one.record.offset for one in log._appended if start <= one.record.offset < end]
 
 
-def test_ranges_of_offsets(logs: list[GrowingLog]) -> None:
+def test_ranges_of_offsets_are_read(logs: list[GrowingLog]) -> None:
     path = logs[0].log_dir
     half = logs[0].end // 2
     of = offsets(path, topic="a", startingOffsets=f'{{"a": {{"0": {half}, "1": -2}}}}',
@@ -199,7 +199,7 @@ def test_ranges_of_offsets(logs: list[GrowingLog]) -> None:
     assert found == {("b", 0): [0]}
 
 
-def test_ranges_of_times(rng: random.Random, tmp_path: Path) -> None:
+def test_ranges_of_times_are_read(rng: random.Random, tmp_path: Path) -> None:
     log = GrowingLog(rng, tmp_path)
     times = []
     for number in range(200):
@@ -235,7 +235,7 @@ def _first_at(log: GrowingLog, time_ms: int) -> int | None:
     return next((one.record.offset for one in log._appended if one.record.timestamp >= time_ms), None)
 
 
-def test_up_to_the_high_watermark(rng: random.Random, tmp_path: Path) -> None:
+def test_reading_ends_at_the_high_watermark(rng: random.Random, tmp_path: Path) -> None:
     log = GrowingLog(rng, tmp_path)
     for _ in range(30):
         log.append(2)
@@ -250,7 +250,7 @@ def test_up_to_the_high_watermark(rng: random.Random, tmp_path: Path) -> None:
     assert len(offsets(tmp_path, topic="t", highWatermark="log-end")["t", 0]) == 60
 
 
-def test_below_the_log_start_offset(rng: random.Random, tmp_path: Path) -> None:
+def test_records_below_the_log_start_offset_are_not_read(rng: random.Random, tmp_path: Path) -> None:
     log = GrowingLog(rng, tmp_path)
     log.append(6)
     log.append(6)
@@ -263,7 +263,7 @@ def test_below_the_log_start_offset(rng: random.Random, tmp_path: Path) -> None:
     assert found["t", 0] == list(range(4, 12))
 
 
-def test_what_is_open_ends_a_committed_read(rng: random.Random, tmp_path: Path) -> None:
+def test_an_open_transaction_ends_a_committed_read(rng: random.Random, tmp_path: Path) -> None:
     log = GrowingLog(rng, tmp_path)
     log.append(5)
     log.append(2, producer=1)
@@ -281,11 +281,11 @@ def test_small_partitions_share_tasks(rng: random.Random, tmp_path: Path) -> Non
         log.append(1)
         log.write()
     tasks = plan_read(LOCAL, parse_options({"logDirs": str(tmp_path), "topic": "many"}))
-    assert len(tasks) == 2  # 32 of 4 MiB, what opening one counts
+    assert len(tasks) == 2  # 32 of 4 MiB, the cost of opening one
     assert [piece.partition for task in tasks for piece in task] == list(range(40))
 
 
-def test_a_damaged_batch_is_told_with_its_place(spark: Any, rng: random.Random, tmp_path: Path) -> None:
+def test_a_damaged_batch_is_reported_with_its_position(spark: Any, rng: random.Random, tmp_path: Path) -> None:
     log = GrowingLog(rng, tmp_path)
     for _ in range(20):
         log.append(3)
@@ -325,19 +325,19 @@ def test_a_damaged_batch_is_told_with_its_place(spark: Any, rng: random.Random, 
         ({"assign": "[1]"}, "is not a JSON object: "),
     ],
 )
-def test_wrong_options(options: dict[str, str], says: str) -> None:
+def test_wrong_options_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         parse_options({"logDirs": "/x", **options})
     assert says in str(caught.value)
 
 
-def test_options_of_batches() -> None:
+def test_options_of_batches_are_checked() -> None:
     with pytest.raises(UsageProblem, match="no option includeHeaders"):
         parse_options({"logDirs": "/x", "topic": "a", "includeHeaders": "true"}, records=False)
 
 
-def test_the_ranks_of_bounds() -> None:
-    """As Spark's Kafka source has it: a time, times of partitions, offsets."""
+def test_the_precedence_of_bounds() -> None:
+    """As in Spark's Kafka source: a time, times of partitions, offsets."""
     given = {"logdirs": "/x", "TOPIC": "a", "startingoffsets": "earliest", "endingOffsets": '{"a": {"0": 7}}'}
     options = parse_options(given)
     assert (options.start, options.end) == (Bound(False, EARLIEST), Bound(False, of={("a", 0): 7}))
@@ -359,13 +359,13 @@ def test_the_ranks_of_bounds() -> None:
         ({"topic": "a", "columns": "headers"}, "Set includeHeaders to true"),
     ],
 )
-def test_what_is_not_there(options: dict[str, str], says: str, logs: list[GrowingLog]) -> None:
+def test_missing_topics_and_partitions_are_reported(options: dict[str, str], says: str, logs: list[GrowingLog]) -> None:
     with pytest.raises(KeytailError) as caught:
         offsets(logs[0].log_dir, **({"columns": "offset"} | options))
     assert says in str(caught.value)
 
 
-def test_a_schema_of_other_types(spark: Any, logs: list[GrowingLog]) -> None:
+def test_a_schema_of_other_types_is_refused(spark: Any, logs: list[GrowingLog]) -> None:
     reader = spark.read.format("kafka-log").schema(T.StructType([T.StructField("offset", T.StringType())]))
     with pytest.raises(AnalysisException, match="column offset has type bigint, not string"):
         reader.option("logDirs", str(logs[0].log_dir)).option("topic", "a").load().collect()

@@ -1,4 +1,5 @@
-"""`keytail compact --keep-originals` and `keytail undo` through the command line; what Spark carries is called here."""
+"""`keytail compact --keep-originals` and `keytail undo` through the command line; Spark's part is called in this
+process."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def compact(run: Run, log_dir: Path, *more: str | Path) -> tuple[dict[str, dict[str, Any]], str]:
-    """Rows, and the id of the run."""
+    """Return the rows, and the id of the run."""
     flags: tuple[str, ...] = ("--execute", "--unsafe-clock", "--force", "--map-memory", "1m", "--output", "json")
     flags = (*flags, "--keep-originals")
     if "--now" not in more:
@@ -65,7 +66,7 @@ def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def everything(log_dir: Path) -> dict[str, tuple[Any, ...]]:
-    """Bytes, times, modes and owners of all but the cleaner's checkpoint, of which the entries."""
+    """Return bytes, times, modes and owners of all files; of the cleaner's checkpoint, the entries."""
     found: dict[str, tuple[Any, ...]] = {}
     for name, (data, mtime_ns) in snapshot(log_dir).items():
         facts = (log_dir / name).stat()
@@ -74,7 +75,7 @@ def everything(log_dir: Path) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def test_there_and_back(run: Run, log_dir: Path) -> None:
+def test_undo_restores_what_compact_replaced(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     rows, run_id = compact(run, log_dir)
     assert set(statuses(rows).values()) == {"compacted"}
@@ -104,7 +105,7 @@ def test_there_and_back(run: Run, log_dir: Path) -> None:
     assert everything(log_dir) == before
 
 
-def test_a_compaction_can_be_done_again_after_it(run: Run, log_dir: Path) -> None:
+def test_a_compaction_can_be_repeated_after_an_undo(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = {name: file[0] for name, file in everything(log_dir).items()}
     undo(run, log_dir, "--run", run_id, "--execute")
@@ -114,11 +115,11 @@ def test_a_compaction_can_be_done_again_after_it(run: Run, log_dir: Path) -> Non
     assert {name: file[0] for name, file in everything(log_dir).items()} == left
 
 
-def test_runs_are_undone_from_the_last_to_the_first(run: Run, log_dir: Path) -> None:
+def test_runs_are_undone_in_reverse_order(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, first = compact(run, log_dir)
     between = everything(log_dir)
-    rows, second = compact(run, log_dir, "--from-log-start", "--now", "1760000000000")  # tombstones go
+    rows, second = compact(run, log_dir, "--from-log-start", "--now", "1760000000000")  # tombstones are removed
     assert set(statuses(rows).values()) == {"compacted"}
     assert everything(log_dir) != between
     status, rows = undo(run, log_dir, "--run", first, "--execute")
@@ -129,7 +130,7 @@ def test_runs_are_undone_from_the_last_to_the_first(run: Run, log_dir: Path) -> 
     assert everything(log_dir) == before
 
 
-def test_refused_with_every_difference_and_the_others_are_done(run: Run, log_dir: Path) -> None:
+def test_refused_with_every_difference_and_the_others_are_restored(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     log = log_dir / "orders-1" / f"{0:020d}.log"
@@ -154,7 +155,7 @@ def test_refused_with_every_difference_and_the_others_are_done(run: Run, log_dir
     assert now[CLEANER] == ("orders 0 50", "orders 1 150")
 
 
-def test_one_partition_alone(run: Run, log_dir: Path) -> None:
+def test_one_partition_alone_is_undone(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "users-0", "--execute")
@@ -171,7 +172,7 @@ def runs_kept(run: Run, log_dir: Path, *more: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_is_kept_is_listed_and_forgotten(run: Run, log_dir: Path) -> None:
+def test_backups_are_listed_and_removed(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     ours = [name for name in before if name.startswith(("orders", "users")) and name[-3:] in ("log", "dex")]
     sources = [before[name][0] for name in ours if "150." not in name]
@@ -207,7 +208,7 @@ def test_what_is_kept_is_listed_and_forgotten(run: Run, log_dir: Path) -> None:
     }
 
 
-def test_what_was_not_replaced_is_not_kept(run: Run, log_dir: Path) -> None:
+def test_unchanged_files_are_not_backed_up(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{50:020d}.log"
     data = bytearray(damaged.read_bytes())
     data[100] ^= 1
@@ -218,8 +219,8 @@ def test_what_was_not_replaced_is_not_kept(run: Run, log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("execute", [[], ["--execute"]])
-def test_a_log_dir_is_never_forgotten(run: Run, log_dir: Path, execute: list[str]) -> None:
-    """Given the directory above the log dirs by mistake: `logs/orders-0` looks like the backup of a run."""
+def test_a_log_dir_is_never_removed(run: Run, log_dir: Path, execute: list[str]) -> None:
+    """The directory above the log dirs is given by mistake: `logs/orders-0` looks like the backup of a run."""
     for path in log_dir.glob("*/leader-epoch-checkpoint"):
         path.unlink()
     before = snapshot(log_dir)
@@ -230,7 +231,7 @@ def test_a_log_dir_is_never_forgotten(run: Run, log_dir: Path, execute: list[str
     assert snapshot(log_dir) == before
 
 
-def test_a_run_that_fails_before_its_first_commit_keeps_nothing(run: Run, log_dir: Path) -> None:
+def test_a_run_that_fails_before_its_first_commit_leaves_no_backup(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
 
     def fail(*_: object, **__: object) -> None:
@@ -243,7 +244,7 @@ def test_a_run_that_fails_before_its_first_commit_keeps_nothing(run: Run, log_di
     assert everything(log_dir) == before
 
 
-def test_a_dry_run_says_that_links_free_nothing_and_makes_nothing(run: Run, log_dir: Path) -> None:
+def test_a_dry_run_reports_that_links_free_no_space_and_creates_nothing(run: Run, log_dir: Path) -> None:
     kept = log_dir.parent / "kept"
     result = run("compact", "--log-dirs", log_dir, *CONFIG, "--keep-originals", kept)
     assert result.exit_code == 0
@@ -267,7 +268,7 @@ def test_a_dry_run_says_that_links_free_nothing_and_makes_nothing(run: Run, log_
         (["--copy-originals"], "requires --keep-originals"),
     ],
 )
-def test_wrong_usage(run: Run, log_dir: Path, execute: list[str], flags: list[str], told: str) -> None:
+def test_wrong_usage_is_refused(run: Run, log_dir: Path, execute: list[str], flags: list[str], told: str) -> None:
     root = log_dir.parent
     shutil.copytree(log_dir, root / "others")
     (root / "link").symlink_to(log_dir)
@@ -280,7 +281,7 @@ def test_wrong_usage(run: Run, log_dir: Path, execute: list[str], flags: list[st
     assert snapshot(root) == before
 
 
-def test_wrong_usage_of_undo(run: Run, log_dir: Path) -> None:
+def test_wrong_usage_of_undo_is_refused(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     kept = log_dir.parent / "kept"
     for flags, told in (
@@ -295,7 +296,7 @@ def test_wrong_usage_of_undo(run: Run, log_dir: Path) -> None:
     assert (result.exit_code, "--originals is not a directory" in result.stderr) == (2, True)
 
 
-def test_refused_while_someone_holds_the_log_dir(run: Run, log_dir: Path) -> None:
+def test_refused_while_a_process_holds_the_log_dir(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     with hold([str(log_dir)]):
@@ -305,7 +306,7 @@ def test_refused_while_someone_holds_the_log_dir(run: Run, log_dir: Path) -> Non
     assert everything(log_dir) == left
 
 
-def test_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
+def test_a_log_dir_that_was_moved_is_named_by_a_flag(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     moved = log_dir.parent / "moved"
@@ -317,7 +318,7 @@ def test_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
     assert everything(moved) == before
 
 
-def test_copies_on_another_file_system(run: Run, log_dir: Path) -> None:
+def test_copies_on_another_file_system_are_restored(run: Run, log_dir: Path) -> None:
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == log_dir.stat().st_dev or not os.access(other, os.W_OK):
         pytest.skip("/dev/shm is no other file system here")
@@ -341,7 +342,7 @@ def test_copies_on_another_file_system(run: Run, log_dir: Path) -> None:
 
 @pytest.mark.parametrize("limit", [(), ("--max-scratch-bytes", "100m")])
 def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path, limit: tuple[str, ...]) -> None:
-    """Scratch for the largest partition fits, and so do its links; copies beside it do not."""
+    """Scratch files for the largest partition fit, and so do links; copies in addition do not."""
     before = everything(log_dir)
     size = sum(len(data) for name, (data, *_) in before.items() if name.startswith("orders-0"))
     free = (1 << 20) + int(1.1 * size)
@@ -358,11 +359,11 @@ def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path, limit: t
         assert [kept["run_id"] for kept in runs_kept(run, log_dir)] == [run_id]
 
 
-def test_no_room_to_copy_them_back(run: Run, log_dir: Path) -> None:
+def test_undo_is_refused_without_space_for_copies(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     for path in (log_dir.parent / "kept" / run_id / "orders-0").glob("*.log"):
-        os.utime(path, ns=(1, 1))  # a copy is needed, as of files that were moved
+        os.utime(path, ns=(1, 1))  # a copy is needed, as for files that were moved
     with patch.object(FileSystem, "free_bytes", lambda self, path: 100):
         status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "orders-0", "--execute")
     assert (status, statuses(rows)) == (1, {"orders-0": "refused"})
@@ -370,7 +371,7 @@ def test_no_room_to_copy_them_back(run: Run, log_dir: Path) -> None:
     assert everything(log_dir) == left
 
 
-def test_damaged_originals(run: Run, log_dir: Path) -> None:
+def test_a_damaged_backup_is_refused(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     kept = log_dir.parent / "kept" / run_id / "orders-0" / f"{50:020d}.log"
@@ -385,7 +386,7 @@ def test_damaged_originals(run: Run, log_dir: Path) -> None:
     assert undo(run, log_dir, "--run", run_id, "--forget", "--execute")[0] == 0
 
 
-def test_leftovers_are_resolved_by_a_run_that_executes(run: Run, log_dir: Path) -> None:
+def test_leftovers_are_resolved_by_an_executing_run(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     for suffix in (".log", ".index", ".timeindex"):

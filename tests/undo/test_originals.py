@@ -1,4 +1,4 @@
-"""What is kept of a partition: names, contents, times and owners, as links or copies; refusals; and forgetting it."""
+"""The backup of a partition: names, contents, times and owners, as links or copies; refusals; and its removal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sources(log_dir: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_every_file_of_the_sources_is_kept_as_it_is(log_dir: Path, copies: bool) -> None:
+def test_every_source_file_is_backed_up_unchanged(log_dir: Path, copies: bool) -> None:
     if os.geteuid() == 0:
         os.chown(log_dir / PARTITION / f"{10:020d}.log", 1234, 2345)
     os.chmod(log_dir / PARTITION / f"{20:020d}.log", 0o640)
@@ -80,7 +80,7 @@ def test_every_file_of_the_sources_is_kept_as_it_is(log_dir: Path, copies: bool)
             assert getattr(ours, field) == getattr(theirs, field)
 
 
-def test_the_manifest_says_what_was_there_and_what_is_to_come(log_dir: Path) -> None:
+def test_the_manifest_lists_the_old_files_and_the_new_ones(log_dir: Path) -> None:
     entry = kept_of(log_dir, groups=2)
     manifest = read_manifest(LOCAL, str(entry))
     assert (manifest.name, manifest.partition_path) == (PARTITION, str(log_dir / PARTITION))
@@ -106,14 +106,14 @@ def test_the_manifest_says_what_was_there_and_what_is_to_come(log_dir: Path) -> 
     assert json.loads((entry / MANIFEST).read_text())["version"] == 1
 
 
-def test_a_group_that_is_replaced_in_several_steps_is_noted_in_as_many_parts(log_dir: Path) -> None:
+def test_a_group_replaced_in_several_steps_is_recorded_in_as_many_parts(log_dir: Path) -> None:
     both = GroupOutput((0, 10, 20), (outputs()[0].segments[0], *outputs()[1].segments))
     entry = kept_of(log_dir, groups=0)
     add_groups(LOCAL, str(entry), [both])
     assert [part.source_bases for part in read_manifest(LOCAL, str(entry)).parts] == [(0, 10), (20,)]
 
 
-def test_the_manifest_is_the_last_and_nothing_stays_of_an_entry_that_failed(log_dir: Path) -> None:
+def test_the_manifest_is_written_last_and_a_failed_entry_leaves_nothing(log_dir: Path) -> None:
     class Failing(FileSystem):
         left = 4
 
@@ -129,7 +129,7 @@ def test_the_manifest_is_the_last_and_nothing_stays_of_an_entry_that_failed(log_
     assert list((log_dir.parent / "originals").iterdir()) == []
 
 
-def test_a_second_entry_of_the_same_run_and_partition_is_an_error_and_leaves_the_first(log_dir: Path) -> None:
+def test_a_second_entry_of_the_same_run_and_partition_is_an_error_and_the_first_is_unchanged(log_dir: Path) -> None:
     entry = kept_of(log_dir)
     before = {path.name: path.read_bytes() for path in entry.iterdir()}
     with pytest.raises(FileExistsError):
@@ -152,7 +152,7 @@ def another_file_system(log_dir: Path) -> Path:
     return other / f"keytail-originals-{os.getpid()}"
 
 
-def test_across_file_systems_only_as_copies(log_dir: Path) -> None:
+def test_across_file_systems_copies_are_required(log_dir: Path) -> None:
     target = another_file_system(log_dir)
     try:
         with pytest.raises(Refused, match=r"file system.*--copy-originals \[backup-on-other-file-system\]"):
@@ -165,7 +165,7 @@ def test_across_file_systems_only_as_copies(log_dir: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
 
 
-def test_held_bytes_are_those_that_have_no_other_name(log_dir: Path) -> None:
+def test_held_bytes_are_those_without_another_name(log_dir: Path) -> None:
     entry = kept_of(log_dir)
     [found] = entries(LOCAL, str(log_dir.parent / "originals"))
     assert (found.run_id, found.name, found.path, found.held_bytes) == ("r1", PARTITION, str(entry), 0)
@@ -177,7 +177,7 @@ def test_held_bytes_are_those_that_have_no_other_name(log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 1, "files": 3}'])
-def test_a_manifest_that_cannot_be_read_is_a_problem_of_its_entry(log_dir: Path, text: str) -> None:
+def test_an_unreadable_manifest_is_a_problem_of_its_entry(log_dir: Path, text: str) -> None:
     entry = kept_of(log_dir)
     (entry / MANIFEST).write_text(text)
     with pytest.raises(CorruptLog, match=r"\[invalid-manifest\]"):
@@ -218,7 +218,7 @@ def test_a_manifest_that_cannot_be_read_is_a_problem_of_its_entry(log_dir: Path,
         (["run_id"], "../other"),
     ],
 )
-def test_an_edited_manifest_leads_nowhere_else(log_dir: Path, at: list[str | int], value: object) -> None:
+def test_an_edited_manifest_cannot_point_elsewhere(log_dir: Path, at: list[str | int], value: object) -> None:
     """The owner of the log dir may write to the entry, and root may undo the run."""
     entry = kept_of(log_dir)
     fields: Any = json.loads((entry / MANIFEST).read_text())
@@ -239,14 +239,14 @@ def test_a_manifest_of_another_version_is_refused(log_dir: Path) -> None:
         read_manifest(LOCAL, str(entry))
 
 
-def test_a_manifest_is_read_back_as_it_was_written(log_dir: Path) -> None:
+def test_a_manifest_is_read_back_as_written(log_dir: Path) -> None:
     entry = str(kept_of(log_dir, groups=3))
     manifest = read_manifest(LOCAL, entry)
     write_manifest(LOCAL, entry, manifest)
     assert read_manifest(LOCAL, entry) == manifest
 
 
-def test_forgetting_removes_an_entry_and_its_run_with_the_last_one(log_dir: Path) -> None:
+def test_the_last_entry_of_a_run_is_removed_with_the_run(log_dir: Path) -> None:
     entry = kept_of(log_dir)
     (entry.parent / "orders-1").mkdir()
     (entry / (MANIFEST + ".tmp")).write_text("")
@@ -259,7 +259,7 @@ def test_forgetting_removes_an_entry_and_its_run_with_the_last_one(log_dir: Path
 
 
 @pytest.mark.parametrize("name", ["notes.txt", f"{5:020d}.log.swap", "a directory"])
-def test_what_is_not_ours_is_never_forgotten(log_dir: Path, name: str) -> None:
+def test_foreign_directories_are_never_removed(log_dir: Path, name: str) -> None:
     entry = kept_of(log_dir)
     if name == "a directory":
         (entry / name).mkdir()
@@ -303,7 +303,7 @@ def _below_a_log_dir(root: Path) -> Path:
 
 
 def _look_alike_manifest(root: Path) -> Path:
-    """A home directory, say: `~/projects/web-2/manifest.json`."""
+    """For example a home directory: `~/projects/web-2/manifest.json`."""
     entry = root / "projects" / "web-2"
     entry.mkdir(parents=True)
     (entry / MANIFEST).write_text('{"version": 1, "run_id": "projects", "topic": "web", "partition": 2}')
@@ -374,10 +374,10 @@ def _all_of(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("state", NOT_OURS)
-def test_only_what_carries_our_marker_is_forgotten(tmp_path: Path, state: str) -> None:
+def test_only_directories_with_our_marker_are_removed(tmp_path: Path, state: str) -> None:
     make, why = NOT_OURS[state]
     entry = make(tmp_path)
-    if state == "a manifest of another partition":  # the marker alone would do
+    if state == "a manifest of another partition":  # the marker alone suffices
         (entry.parent / MARKER).unlink()
     before = _all_of(tmp_path)
     with pytest.raises(Refused, match=why) as refused:
@@ -387,7 +387,7 @@ def test_only_what_carries_our_marker_is_forgotten(tmp_path: Path, state: str) -
 
 
 @pytest.mark.parametrize("state", ["unfinished", "damaged manifest", "of an older keytail", "emptied"])
-def test_what_is_ours_is_forgotten_in_any_state(log_dir: Path, state: str) -> None:
+def test_our_directories_are_removed_in_any_state(log_dir: Path, state: str) -> None:
     entry = kept_of(log_dir)
     if state == "unfinished":
         (entry / MANIFEST).unlink()
@@ -403,7 +403,7 @@ def test_what_is_ours_is_forgotten_in_any_state(log_dir: Path, state: str) -> No
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, (4 << 20) - 1, 4 << 20, (8 << 20) + 3])
-def test_digests_and_copies_of_any_size(tmp_path: Path, size_bytes: int) -> None:
+def test_digests_and_copies_of_files_of_any_size(tmp_path: Path, size_bytes: int) -> None:
     data = os.urandom(size_bytes)
     (tmp_path / "a").write_bytes(data)
     digest = file_digest()
@@ -414,7 +414,7 @@ def test_digests_and_copies_of_any_size(tmp_path: Path, size_bytes: int) -> None
     assert (tmp_path / "b").read_bytes() == data
 
 
-def test_a_copy_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_copy_that_fails_leaves_no_file(tmp_path: Path) -> None:
     class Full(FileSystem):
         def write(self, fd: int, buffer: object) -> int:
             raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""What is put back, in which order, and what is in the way: by hand, by chance, for every kind of difference."""
+"""What is restored, in which order, and what prevents it: by example, at random, and for every kind of difference."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Tree = dict[str, tuple[bytes, int, int, int, int]]
 
 
 class Story:
-    """A partition whose originals are kept, and as many of its groups replaced as asked for."""
+    """A partition with a backup, and as many of its groups replaced as requested."""
 
     def __init__(
         self, root: Path, done: int, *, partition: Partition | None = None, copies: bool = False,
@@ -109,7 +109,7 @@ def with_digests(path: Path, group: GroupOutput) -> GroupOutput:
 
 
 def tree(path: Path) -> Tree:
-    """But for scratch."""
+    """Except scratch files."""
     found = {}
     for file in sorted(path.iterdir()):
         if not file.name.endswith(".clean"):
@@ -124,7 +124,7 @@ def bases(decision: Decision) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("done", range(len(GROUPS) + 1))
-def test_the_directory_is_as_it_was(tmp_path: Path, done: int, copies: bool) -> None:
+def test_the_directory_is_restored(tmp_path: Path, done: int, copies: bool) -> None:
     story = Story(tmp_path, done, copies=copies)
     assert (story.left != story.before) == (done > 0)
     parts = bases(story.decide())
@@ -143,7 +143,7 @@ class WithoutLinks(FileSystem):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), source)
 
 
-def test_without_hard_links_copies_are_kept_and_put_back(tmp_path: Path) -> None:
+def test_without_hard_links_copies_are_kept_and_restored(tmp_path: Path) -> None:
     story = Story(tmp_path, len(GROUPS), copies=True)
     restore(WithoutLinks(), story.manifest, story.entry, story.decide(), 2)
     assert tree(story.path) == story.before
@@ -160,8 +160,10 @@ def test_without_hard_links_copies_are_kept_and_put_back(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("before", "after", "target"), [(10, 40, 10), (None, 40, None), (40, 40, 40), (0, 40, 0), (1000, 40, None)]
 )
-def test_the_cleaners_checkpoint(tmp_path: Path, before: int | None, after: int, target: int | None) -> None:
-    """One that lay above what the run cleaned may lie inside the log by now: rather none, which is its start."""
+def test_the_cleaners_checkpoint_is_restored(
+    tmp_path: Path, before: int | None, after: int, target: int | None
+) -> None:
+    """One above what the run cleaned may be inside the log by now: it is removed, which means the start of the log."""
     story = Story(tmp_path, len(GROUPS), before=before, after=after)
     decision = story.decide()
     assert (decision.cleaner_checkpoint, decision.moves_checkpoint) == (target, target != after)
@@ -169,7 +171,7 @@ def test_the_cleaners_checkpoint(tmp_path: Path, before: int | None, after: int,
     assert story.cleaned == target
 
 
-def test_it_is_lowered_before_anything_is_put_back(tmp_path: Path) -> None:
+def test_the_checkpoint_is_lowered_before_anything_is_restored(tmp_path: Path) -> None:
     story = Story(tmp_path, len(GROUPS))
     (tmp_path / "originals" / "r1" / PARTITION / f"{30:020d}.log").unlink()
     with pytest.raises(FileNotFoundError):
@@ -179,7 +181,7 @@ def test_it_is_lowered_before_anything_is_put_back(tmp_path: Path) -> None:
     assert story.manifest.undone_ms is None
 
 
-def test_what_was_appended_stays(tmp_path: Path) -> None:
+def test_appended_segments_are_unchanged(tmp_path: Path) -> None:
     story = Story(tmp_path, len(GROUPS))
     write_segment(story.path, 60, log_of(range(60, 66)), "")
     (story.path / f"{60:020d}.snapshot").write_bytes(NO_PRODUCERS)
@@ -196,7 +198,7 @@ def test_what_was_appended_stays(tmp_path: Path) -> None:
     assert offsets == [*range(36), *range(40, 66)]
 
 
-def test_snapshots_where_nothing_begins_are_a_brokers_own(tmp_path: Path) -> None:
+def test_snapshots_at_no_segment_are_the_brokers(tmp_path: Path) -> None:
     story = Story(tmp_path, len(GROUPS))
     (story.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
     story.undo()
@@ -213,8 +215,8 @@ def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path,
     assert story.decide().is_done
 
 
-def test_last_sources_that_an_interrupted_replacement_kept(tmp_path: Path) -> None:
-    """Row 12 of SWAP.md: they lie behind the end of what replaced those before them."""
+def test_last_sources_that_an_interrupted_replacement_left(tmp_path: Path) -> None:
+    """Row 12 of SWAP.md: they are after the end of the files that replaced the earlier ones."""
     story = Story(tmp_path, len(GROUPS))
     for name in [name for name in story.before if name.startswith(f"{36:020d}")]:
         shutil.copy2(Path(story.entry) / name, story.path / name)
@@ -237,7 +239,7 @@ def compact_again(story: Story) -> None:
     write_segment(story.path, 0, log_of((4, 12)), "")
 
 
-# What a broker, or anyone, may have done since; what is said of it.
+# What a broker, or anyone else, may have done since; and how it is reported.
 DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
     "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "0000.log has other contents than after the run"),
     "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes, .* after"),
@@ -268,7 +270,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_a_difference_is_told_and_is_in_the_way(tmp_path: Path, name: str) -> None:
+def test_a_difference_is_reported_and_prevents_undo(tmp_path: Path, name: str) -> None:
     change, told = DIFFERENCES[name]
     story = Story(tmp_path, len(GROUPS))
     change(story)
@@ -277,7 +279,7 @@ def test_a_difference_is_told_and_is_in_the_way(tmp_path: Path, name: str) -> No
     assert not story.decide().is_done
 
 
-def test_all_differences_are_told(tmp_path: Path) -> None:
+def test_all_differences_are_reported(tmp_path: Path) -> None:
     story = Story(tmp_path, len(GROUPS))
     for name in ("a flipped bit", "a segment gone", "an epoch", "cleaned further"):
         DIFFERENCES[name][0](story)
@@ -285,22 +287,22 @@ def test_all_differences_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a flipped bit", "a segment gone"])
-def test_what_the_run_did_not_come_to_must_be_as_it_was(tmp_path: Path, name: str) -> None:
+def test_groups_that_the_run_did_not_reach_must_be_unchanged(tmp_path: Path, name: str) -> None:
     story = Story(tmp_path, 0)
     DIFFERENCES[name][0](story)
     assert story.decide().differences
 
 
 @pytest.mark.parametrize("entry", ["orders 0 0", "orders 0 -1"])
-def test_a_log_start_that_says_the_same_is_no_difference(tmp_path: Path, entry: str) -> None:
-    """A broker drops entries that its first segment makes needless."""
+def test_an_equivalent_log_start_is_no_difference(tmp_path: Path, entry: str) -> None:
+    """A broker drops entries that its first segment makes unnecessary."""
     story = Story(tmp_path, len(GROUPS))
     (story.logs / "log-start-offset-checkpoint").write_text(f"0\n1\n{entry}\n")
     assert story.decide().differences == ()
 
 
 @pytest.mark.parametrize("damage", ["gone", "flipped", "longer"])
-def test_originals_that_are_damaged_are_told_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_backup_is_reported_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
     story = Story(tmp_path, len(GROUPS), copies=True)
     kept = Path(story.entry) / f"{10:020d}.log"
     if damage == "gone":
@@ -314,14 +316,14 @@ def test_originals_that_are_damaged_are_told_before_anything_is_changed(tmp_path
     assert tree(story.path) == story.left
 
 
-def test_originals_that_are_not_needed_may_be_gone(tmp_path: Path) -> None:
+def test_unneeded_backup_files_may_be_missing(tmp_path: Path) -> None:
     story = Story(tmp_path, 1)
     (Path(story.entry) / f"{20:020d}.log").unlink()
     story.undo()
     assert tree(story.path) == story.before
 
 
-def test_times_and_modes_come_back_where_the_kept_files_have_lost_them(tmp_path: Path) -> None:
+def test_times_and_modes_are_restored_if_the_backup_files_lost_them(tmp_path: Path) -> None:
     story = Story(tmp_path, len(GROUPS))
     assert bytes_to_copy(LOCAL, story.manifest, story.entry, story.decide().parts) == 0
     kept = [path for path in Path(story.entry).iterdir() if path.name in story.before]
@@ -342,7 +344,7 @@ def test_times_and_modes_come_back_where_the_kept_files_have_lost_them(tmp_path:
 def test_an_edited_manifest_gives_no_file_another_owner_or_special_bits(
     uid: int, mode: int, lost: bool, tmp_path: Path
 ) -> None:
-    """`lost`: the kept files do not have what the manifest says, and are copied. Else they are what it says."""
+    """`lost`: the backup files do not have what the manifest lists, and are copied. Otherwise they have it."""
     owner = 52_012
     story = Story(tmp_path, len(GROUPS), copies=True)
     manifest = Path(story.entry) / MANIFEST
@@ -385,8 +387,8 @@ def random_partition(rng: random.Random) -> Partition:
 
 
 @pytest.mark.parametrize("number", range(draws(20)))
-def test_random_partitions(tmp_path: Path, number: int) -> None:
-    """Whatever was replaced comes back; whatever one file of it is changed into is in the way."""
+def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
+    """Whatever was replaced is restored; any change of one of its files prevents that."""
     rng = random.Random(f"{SEED} {number}")
     partition = random_partition(rng)
     done = rng.randint(0, len(partition.groups))
@@ -404,18 +406,18 @@ def test_random_partitions(tmp_path: Path, number: int) -> None:
     assert story.cleaned == 10
 
 
-def test_nothing_found_is_all_gone() -> None:
+def test_an_empty_directory_lacks_everything() -> None:
     manifest = Manifest("r1", "t", 0, "/d", 1, 10, None, 10, None, (), (), ())
     assert decide(manifest, Found({}, None, None, ())).is_done
 
 
-# By the row of the table: what is done until there, and from which groups on there are originals.
+# By row of the table: what is done until there, and from which group on the backup is used.
 ROWS = {1: "all", 2: "all", 3: "newest", 4: "none", 5: "none", 6: "none", 7: "none", 8: "newest", 9: "newest",
         10: "all", 11: "all", 12: "as before"}  # fmt: skip
 
 
-def test_the_table_of_states_is_whole() -> None:
-    """That each of them holds what it says, tests/crash/test_undo.py shows by stopping everywhere."""
+def test_the_table_of_states_is_complete() -> None:
+    """tests/crash/test_undo.py stops at every step to show that each state is as described."""
     page = (Path(next(iter(keytail.undo.__path__))) / "UNDO.md").read_text()
     found = re.findall(r"^\| (\d+) \| .* \| (all|newest|none|as before) \| .* \|$", page, re.MULTILINE)
     assert {int(number): part for number, part in found} == ROWS

@@ -7,7 +7,7 @@ from tests.command_line import Run, rows_of
 from tests.log_dirs import random_records, snapshot, write_log_dir
 
 
-def test_a_sound_log_dir(run: Run, log_dir: Path) -> None:
+def test_a_valid_log_dir_has_no_findings(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     result = run("verify", "--log-dirs", log_dir)
     assert result.exit_code == 0, result.output
@@ -17,7 +17,7 @@ def test_a_sound_log_dir(run: Run, log_dir: Path) -> None:
     assert not (log_dir / ".lock").exists()
 
 
-def test_a_flipped_byte_is_found_with_its_place(run: Run, log_dir: Path) -> None:
+def test_a_flipped_byte_is_found_with_its_position(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     data[100] ^= 1
@@ -52,7 +52,7 @@ def test_a_broken_checkpoint_is_a_finding(run: Run, log_dir: Path) -> None:
     assert "line 2" in json.loads(result.stdout)[0]["findings"][0]["what"]
 
 
-def test_findings_about_a_log_dir_have_a_row_of_their_own(run: Run, log_dir: Path) -> None:
+def test_findings_about_a_log_dir_have_a_separate_row(run: Run, log_dir: Path) -> None:
     (log_dir / "lost+found").mkdir()
     (log_dir / "orders-0" / "garbage.log").touch()
     result = run("verify", "--log-dirs", log_dir, "--output", "json")
@@ -71,7 +71,7 @@ def test_findings_about_a_log_dir_have_a_row_of_their_own(run: Run, log_dir: Pat
     assert "3 partitions" in table
 
 
-def test_a_partition_in_two_log_dirs(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_partition_in_two_log_dirs_is_a_finding(run: Run, log_dir: Path, tmp_path: Path) -> None:
     other = write_log_dir(tmp_path / "other", {"orders-0": random_records(0, 400)})
     result = run("verify", "--log-dirs", f"{log_dir},{other}", "--topic", "orders", "--output", "json")
     assert result.exit_code == 1
@@ -80,7 +80,7 @@ def test_a_partition_in_two_log_dirs(run: Run, log_dir: Path, tmp_path: Path) ->
     assert found == [(str(log_dir), 0, ["two-homes"]), (str(log_dir), 1, []), (str(other), 0, ["two-homes"])]
 
 
-def test_a_directory_that_is_no_log_dir(run: Run, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_log_dir_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gtk-2").mkdir()
     (tmp_path / "gtk-2" / "gtkrc").touch()
     (tmp_path / "cron.d").mkdir()
@@ -90,7 +90,7 @@ def test_a_directory_that_is_no_log_dir(run: Run, tmp_path: Path) -> None:
     assert result.stdout == ""
 
 
-def test_it_says_when_a_start_would_lose_records(run: Run, log_dir: Path) -> None:
+def test_a_start_that_would_lose_records_is_reported(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     damaged.write_bytes(damaged.read_bytes()[:-5])
     closed = run("verify", "--log-dirs", log_dir)

@@ -1,4 +1,4 @@
-"""A segment that is missing in the middle of a log is found by what it left; no cleaned log is taken for one."""
+"""A segment that is missing in the middle of a log is found by its traces; no cleaned log is mistaken for one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUFFIXES = (".log", ".index", ".timeindex", ".snapshot")
 
 
 def write(path: Path, records: Sequence[Rec] = ()) -> Path:
-    """Segments of 100 offsets each, at 0 to 500, as a broker from 2.8 on leaves them; nothing was ever compacted."""
+    """Segments of 100 offsets each, at 0 to 500, as brokers since 2.8 leave them; nothing was ever compacted."""
     write_partition(path, records or random_records(1, END), segments=6)
     for base in (*range(100, END, 100), END):
         (path / f"{base:020d}.snapshot").write_bytes(encode_snapshot([]))
@@ -53,12 +53,12 @@ def log(tmp_path: Path) -> Path:
     return write(tmp_path / "orders-0")
 
 
-def test_a_whole_log_has_none(log: Path) -> None:
+def test_a_complete_log_lacks_nothing(log: Path) -> None:
     assert verify_partition(LOCAL, str(log), KNOWN).findings == ()
 
 
 @pytest.mark.parametrize("base", [100, 300, 400])
-def test_a_log_file_that_is_gone_is_found_by_its_indexes(log: Path, base: int) -> None:
+def test_a_missing_log_file_is_found_by_its_indexes(log: Path, base: int) -> None:
     remove(log, base, ".log")
     for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # whatever the cleaner did
         assert found(log, claims) == [("segment-missing", f"{base:020d}.index", base, None)]
@@ -69,13 +69,13 @@ def test_a_log_file_that_is_gone_is_found_by_its_indexes(log: Path, base: int) -
 
 
 @pytest.mark.parametrize("base", [100, 300, 400])
-def test_a_segment_whose_files_are_gone_is_found_by_its_snapshot(log: Path, base: int) -> None:
+def test_a_segment_without_files_is_found_by_its_snapshot(log: Path, base: int) -> None:
     remove(log, base, ".log", ".index", ".timeindex")
     for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):
         assert found(log, claims) == [("segment-missing", f"{base:020d}.snapshot", base, None)]
 
 
-def test_without_a_trace_it_is_found_where_every_other_offset_has_its_record(log: Path) -> None:
+def test_without_a_trace_it_is_found_if_every_other_offset_has_its_record(log: Path) -> None:
     remove(log, 300)
     assert found(log) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
     [missing] = verify_partition(LOCAL, str(log), KNOWN)
@@ -85,7 +85,7 @@ def test_without_a_trace_it_is_found_where_every_other_offset_has_its_record(log
     assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "two in a row are one gap"
 
 
-# What a healthy log may look like, though offsets of its middle have no batch.
+# What a healthy log may look like, although offsets in its middle have no batch.
 HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
     "it was cleaned": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
     "nothing is known of it": (lambda d: remove(d, 300), Claims()),
@@ -111,7 +111,7 @@ HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
 
 
 def without_a_record(path: Path) -> None:
-    """The first batch of the log is gone, as one whose records are all superseded."""
+    """Remove the first batch of the log, like one whose records are all superseded."""
     for suffix in (".log", ".index", ".timeindex"):
         (path / f"{0:020d}{suffix}").unlink()
     whole = path.with_name("whole")
@@ -122,15 +122,15 @@ def without_a_record(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_nothing_is_said_of_what_a_healthy_log_may_look_like(name: str, log: Path) -> None:
+def test_a_possibly_healthy_log_has_no_finding(name: str, log: Path) -> None:
     change, claims = HEALTHY[name]
     change(log)
     kinds = {kind for kind, *_ in found(log, claims)}
     assert not kinds & {"segment-missing", "offsets-missing"}
 
 
-def test_records_that_a_cleaner_would_leave_show_nothing(tmp_path: Path) -> None:
-    """Each key is there once below the gap: what was in the gap may have been superseded by what is above."""
+def test_records_that_a_cleaner_would_leave_prove_nothing(tmp_path: Path) -> None:
+    """Each key occurs once below the gap: records in the gap may have been superseded by later ones."""
     once = [Rec(offset, NOW + offset, b"key-%d" % offset, b"v") for offset in range(END)]
     log = write(tmp_path / "orders-0", once)
     remove(log, 300)
@@ -145,24 +145,24 @@ def test_records_that_a_cleaner_would_leave_show_nothing(tmp_path: Path) -> None
     assert found(log) == [], "above the gap no cleaner may have been yet"
 
 
-def test_beside_a_broker_nothing_is_said(log: Path) -> None:
+def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
     remove(log, 300)
     assert found(log, live=True) == []
 
 
 @settings(max_examples=draws(50), deadline=None)
 @given(gone=st.lists(st.integers(1, 4), unique=True, min_size=1, max_size=3), cleaner=st.integers(0, END))
-def test_no_cleaned_log_is_taken_for_one_with_a_segment_missing(
+def test_no_cleaned_log_is_mistaken_for_one_with_a_segment_missing(
     gone: list[int], cleaner: int, tmp_path_factory: Any
 ) -> None:
-    """With a checkpoint of its cleaner a log may lack any of its segments, wherever the checkpoint is."""
+    """With a checkpoint of its cleaner, a log may lack any of its segments, wherever the checkpoint is."""
     log = write(tmp_path_factory.mktemp("cleaned") / "orders-0")
     for number in gone:
         remove(log, number * 100)
     assert found(log, replace(KNOWN, cleaner=cleaner)) == []
 
 
-def test_golden_logs_lack_nothing_also_where_the_cleaners_checkpoint_is_lost(tmp_path: Path) -> None:
+def test_golden_logs_lack_nothing_even_if_the_cleaners_checkpoint_is_lost(tmp_path: Path) -> None:
     facts = survey_log_dirs(LOCAL, [str(golden.unpack(tmp_path))])[0]
     assert facts.partitions
     for entry in facts.partitions:
@@ -172,7 +172,7 @@ def test_golden_logs_lack_nothing_also_where_the_cleaners_checkpoint_is_lost(tmp
             assert not kinds & {"segment-missing", "offsets-missing"}, entry.path
 
 
-def test_the_kinds_name_what_helps() -> None:
+def test_the_findings_name_a_remedy() -> None:
     for kind in ("segment-missing", "offsets-missing"):
         assert "put them back" in KINDS[kind].remedy
         assert "offsets" in KINDS[kind].what

@@ -23,7 +23,8 @@ def batch(offsets: list[int], times: list[int], last: int | None = None, codec: 
 
 
 def batches(codec: int) -> list[bytes]:
-    """Offsets 0 to 3, 4 to 9 (of which 6, 8 and 9 are gone), 10 to 12, 13: times rise but within batches."""
+    """Write offsets 0 to 3, 4 to 9 (of which 6, 8 and 9 are missing), 10 to 12, 13: times rise except within batches.
+    """
     return [
         batch([0, 1, 2, 3], [1, 2, 3, 4], codec=codec),
         batch([4, 5, 7], [5, 9, 8], last=9, codec=codec),
@@ -33,7 +34,8 @@ def batches(codec: int) -> list[bytes]:
 
 
 def judged(path: Path, index: list[tuple[int, int]], times: list[tuple[int, int]], codec: int) -> tuple[bool, bool]:
-    """Whether both commands find the offset index, and the time index, sound. `index`: offset, number of a batch."""
+    """Return whether both commands find the offset index, and the time index, valid. `index`: offset, number of a
+    batch."""
     log = batches(codec)
     positions = np.concatenate([[0], np.cumsum([len(one) for one in log])])
     path.mkdir(exist_ok=True)
@@ -68,13 +70,15 @@ INDEX = [(9, 1), (13, 3)]
         ([(5, 1)], False),  # a record, but not the last of its batch
         ([(6, 1)], False),  # an offset without a record
         ([(8, 0)], False),
-        ([(3, 1)], False),  # of the batch before
+        ([(3, 1)], False),  # of the previous batch
         ([(12, 1), (13, 2)], False),  # the set reaches into the next entry's
         ([(14, 1)], False),  # of no batch
         ([(14, 3)], False),
     ],
 )
-def test_offset_entries(tmp_path: Path, index: list[tuple[int, int]], is_sound: bool, codec: int) -> None:
+def test_offset_entries_of_older_brokers(
+    tmp_path: Path, index: list[tuple[int, int]], is_sound: bool, codec: int
+) -> None:
     assert judged(tmp_path / "t-0", index, TIMES, codec) == (is_sound, True)
 
 
@@ -94,11 +98,13 @@ def test_offset_entries(tmp_path: Path, index: list[tuple[int, int]], is_sound: 
         ([(4, 3), (9, 5)], False),  # the largest is missing
     ],
 )
-def test_time_entries(tmp_path: Path, times: list[tuple[int, int]], is_sound: bool, codec: int) -> None:
+def test_time_entries_of_older_brokers(
+    tmp_path: Path, times: list[tuple[int, int]], is_sound: bool, codec: int
+) -> None:
     assert judged(tmp_path / "t-0", INDEX, times, codec) == (True, is_sound)
 
 
-def test_the_batch_of_an_entry_that_cannot_be_opened_is_one_finding_about_the_batch(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_opened_is_one_finding_about_the_batch(tmp_path: Path) -> None:
     judged(tmp_path / "t-0", INDEX, [(4, 3), (9, 5), (20, 13)], GZIP)
     log = tmp_path / "t-0" / f"{0:020d}.log"
     data = bytearray(log.read_bytes())

@@ -1,6 +1,6 @@
-"""Which findings say that a start would lose records: the table of VERIFY.md, and how it is applied.
+"""Which findings mean that a start would lose records: the table of VERIFY.md, and how it is applied.
 
-That real Kafka loses then, and not else, is in tests/interop/test_verify_start.py.
+tests/interop/test_verify_start.py checks that real Kafka loses records in these cases and in no other.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _loses(
         ("record", ".log", False, False, None),
     ],
 )
-def test_where_it_is_decides(kind: str, suffix: str, closed: bool, last: bool, recovered: bool | None) -> None:
+def test_the_position_decides(kind: str, suffix: str, closed: bool, last: bool, recovered: bool | None) -> None:
     assert _loses(kind, CLOSED, suffix) is closed
     assert _loses(kind, LAST, suffix) is last
     if recovered is not None:
@@ -73,7 +73,7 @@ def test_where_it_is_decides(kind: str, suffix: str, closed: bool, last: bool, r
         assert _loses(kind, CLOSED, suffix, recovered=True) is closed
 
 
-def test_what_is_only_counted_counts() -> None:
+def test_findings_that_are_only_counted_count() -> None:
     for kinds, said in ((["checksum"], False), (["checksum", "offset-order"], True)):
         findings = Findings("t-0", last=_name(LAST, ""))
         for kind in [*["checksum"] * MOST_A_FILE, *kinds]:
@@ -83,7 +83,7 @@ def test_what_is_only_counted_counts() -> None:
         assert findings.found[-1].kind == "more"
 
 
-def test_a_partition_says_which_segment_is_the_last_and_which_have_no_index(tmp_path: Path) -> None:
+def test_a_partition_reports_its_last_segment_and_segments_without_index(tmp_path: Path) -> None:
     segments = _segments()
     whole = segments[20][1]
     segments[20][1] = whole[:-1] + bytes([whole[-1] ^ 1])

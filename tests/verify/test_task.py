@@ -75,7 +75,7 @@ def _kinds(report: VerifyReport) -> list[str]:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_a_sound_partition_has_no_findings(tmp_path, codec):
+def test_a_valid_partition_has_no_findings(tmp_path, codec):
     _write(tmp_path, _segments(codec))
     report = _verify(tmp_path)
     assert report.findings == ()
@@ -93,7 +93,7 @@ def test_a_sound_partition_has_no_findings(tmp_path, codec):
 
 @pytest.mark.long
 @pytest.mark.parametrize("codec", range(1, 5))
-def test_batches_in_pieces_are_sound_and_one_that_is_not_opened_is_no_error(tmp_path, monkeypatch, codec):
+def test_batches_in_pieces_are_valid_and_one_that_is_too_large_is_no_error(tmp_path, monkeypatch, codec):
     take_in_pieces(monkeypatch, 1, piece_bytes=4)
     monkeypatch.setattr(block_check, "WHOLE_BLOCK_BYTES", 8)
     _write(tmp_path, _segments(codec))
@@ -105,7 +105,7 @@ def test_batches_in_pieces_are_sound_and_one_that_is_not_opened_is_no_error(tmp_
     assert all("--max-record-bytes" in finding.remedy for finding in findings)
 
 
-def test_want_of_memory_is_no_damage(tmp_path, monkeypatch):
+def test_lack_of_memory_is_no_damage(tmp_path, monkeypatch):
     def no_memory(*_args, **_named):
         raise MemoryError
 
@@ -118,7 +118,7 @@ def test_want_of_memory_is_no_damage(tmp_path, monkeypatch):
     assert type(outcome.problem) is KeytailError  # which is `failed`
 
 
-def test_windows_smaller_than_a_batch_give_the_same(tmp_path, monkeypatch):
+def test_windows_smaller_than_a_batch_give_the_same_result(tmp_path, monkeypatch):
     segments = _segments()
     segments[130][1] = segments[130][1][:-1] + b"\xff"
     _write(tmp_path, segments)
@@ -134,7 +134,7 @@ def _put(at: int, new: bytes):
 
 
 def _fixed(at: int, new: bytes):
-    """Change bytes and give the batch a right checksum again."""
+    """Change bytes and give the batch a valid checksum again."""
 
     def change(data: bytes) -> bytes:
         data = _put(at, new)(data)
@@ -168,7 +168,7 @@ BATCH_DAMAGE = {
 
 @pytest.mark.parametrize("name", BATCH_DAMAGE)
 @pytest.mark.parametrize("live", [False, True])
-def test_each_damage_to_a_batch_is_found_at_its_place(tmp_path, name, live):
+def test_each_damage_to_a_batch_is_found_at_its_position(tmp_path, name, live):
     change, kind = BATCH_DAMAGE[name]
     segments = _segments()
     position = len(segments[130][0])
@@ -183,7 +183,7 @@ def test_each_damage_to_a_batch_is_found_at_its_place(tmp_path, name, live):
     assert finding.broker and finding.remedy
 
 
-def test_a_batch_cut_at_every_length(tmp_path):
+def test_a_batch_truncated_at_any_length_is_found(tmp_path):
     segments = _segments()
     _write(tmp_path, segments)
     whole = b"".join(segments[130])
@@ -194,7 +194,7 @@ def test_a_batch_cut_at_every_length(tmp_path):
         assert [f.byte_position for f in cut] == [start]
 
 
-def test_the_end_of_the_active_segment(tmp_path):
+def test_the_end_of_the_active_segment_may_be_incomplete(tmp_path):
     segments = _segments()
     _write(tmp_path, segments)
     log = tmp_path / _name(150, ".log")
@@ -206,14 +206,14 @@ def test_the_end_of_the_active_segment(tmp_path):
     assert _kinds(_verify(tmp_path)) == ["zeros"]
     assert _kinds(_verify(tmp_path, live=True)) == []
     log.write_bytes(whole)
-    (tmp_path / _name(150, ".index")).write_bytes(bytes(8000))  # pre-sized, as while a broker runs
+    (tmp_path / _name(150, ".index")).write_bytes(bytes(8000))  # preallocated, as while a broker runs
     (tmp_path / _name(150, ".timeindex")).write_bytes(bytes(12000))
     unclean = Claims(clean_shutdown=False)
     assert _kinds(_verify(tmp_path, unclean)) == []
     assert _kinds(_verify(tmp_path)) == ["index-zeros", "time-index-zeros", "time-incomplete"]
 
 
-def test_segments_that_overlap(tmp_path):
+def test_overlapping_segments_are_found(tmp_path):
     segments = _segments()
     segments[130].append(_batch(149, count=3))
     _write(tmp_path, segments)
@@ -286,11 +286,11 @@ def test_each_damage_to_other_files_is_found(tmp_path, name):
         assert finding.remedy
 
 
-def test_an_empty_directory(tmp_path):
+def test_an_empty_directory_has_no_findings(tmp_path):
     assert _kinds(_verify(tmp_path)) == ["no-segment"]
 
 
-def test_empty_segments_and_a_transaction_index_are_sound(tmp_path):
+def test_empty_segments_and_a_transaction_index_are_valid(tmp_path):
     segments = {0: [], **_segments(), 160: []}
     segments[100][2] = encode_marker(106, NOW + 106, commit=False, producer_id=5, producer_epoch=0)
     _write(tmp_path, segments)
@@ -314,7 +314,7 @@ def _legacy(offset: int, magic: int, codec: int = 0) -> bytes:
     return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
 
 
-def test_legacy_messages_are_walked(tmp_path):
+def test_legacy_messages_are_checked(tmp_path):
     batches = [_legacy(0, 0), _legacy(1, 1), _legacy(5, 1), _batch(6)]
     (tmp_path / _name(0, ".log")).write_bytes(b"".join(batches))
     (tmp_path / _name(0, ".index")).write_bytes(b"")
@@ -335,7 +335,7 @@ def test_legacy_messages_are_walked(tmp_path):
     ]
 
 
-def test_files_that_vanish_beside_a_live_broker(tmp_path):
+def test_files_that_vanish_beside_a_live_broker_are_no_finding(tmp_path):
     class Vanishing(FileSystem):
         def scan(self, path):
             entries = super().scan(path)
@@ -349,7 +349,7 @@ def test_files_that_vanish_beside_a_live_broker(tmp_path):
     assert set(_kinds(verify_partition(Vanishing(), str(tmp_path)))) == {"unreadable"}
 
 
-def test_a_live_segment_that_grows_while_it_is_read(tmp_path):
+def test_a_live_segment_that_grows_during_the_run_is_no_finding(tmp_path):
     segments = _segments()
     _write(tmp_path, segments)
     listed = LOCAL.scan(str(tmp_path))
@@ -363,7 +363,7 @@ def test_a_live_segment_that_grows_while_it_is_read(tmp_path):
     assert verify_partition(Older(), str(tmp_path), live=True).findings == ()
 
 
-def test_every_kind_says_what_helps():
+def test_every_kind_has_a_remedy():
     for name, kind in KINDS.items():
         assert kind.what, name
         assert (kind.broker and kind.remedy) or name in {"more", "shrunk"}
@@ -392,7 +392,7 @@ def test_a_flipped_bit_of_a_log_is_found(tmp_path_factory, base, where, bit, cod
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.data())
-def test_whatever_the_bytes_are_there_is_no_exception(tmp_path_factory, data):
+def test_no_bytes_raise_an_exception(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("p")
     segments = _segments(data.draw(st.integers(0, 4)))
     _write(directory, segments)
@@ -405,14 +405,14 @@ def test_whatever_the_bytes_are_there_is_no_exception(tmp_path_factory, data):
         changed = old[:at] + new + old[at + gone :]
         if file.endswith(".log") and data.draw(st.booleans()) and len(changed) > 61:
             (length,) = struct.unpack_from(">i", changed, 8)
-            if 49 <= length <= len(changed) - 12:  # a right checksum lets the rest be looked at
+            if 49 <= length <= len(changed) - 12:  # with a valid checksum, the rest is checked too
                 crc = struct.pack(">I", crc32c(changed[21 : 12 + length]))
                 changed = changed[:17] + crc + changed[21:]
         (directory / file).write_bytes(changed)
     verify_partition(LOCAL, str(directory), live=data.draw(st.booleans()))
 
 
-def test_what_a_real_broker_wrote_is_sound(tmp_path):
+def test_a_real_brokers_log_is_valid(tmp_path):
     facts = survey_log_dirs(LOCAL, [str(golden.unpack(tmp_path))])[0]
     assert facts.problems == ()
     reports = {

@@ -1,4 +1,4 @@
-"""What files say of each other: every finding that is not about the bytes of one batch or index entry alone."""
+"""What files state about each other: every finding that is not about the bytes of one batch or index entry alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _marker(offset: int, *, commit: bool, producer: int = PID) -> bytes:
 
 
 def _segments() -> dict[int, list[bytes]]:
-    """Two transactions side by side that are aborted, a committed one, and one that stays open."""
+    """Write two aborted transactions side by side, a committed one, and one that remains open."""
     return {
         0: [_data(0), _data(3, OTHER), _marker(6, commit=False), _data(7, OTHER)],
         10: [_marker(10, commit=False, producer=OTHER), _data(11), _marker(14, commit=True)],
@@ -105,7 +105,7 @@ def _found(directory: Path, claims: Claims = Claims(), **options: Any) -> list[t
     return [(f.kind, os.path.relpath(f.path, directory), f.byte_position) for f in report]
 
 
-def test_nothing_is_wrong_with_it(tmp_path: Path) -> None:
+def test_the_unchanged_log_has_no_findings(tmp_path: Path) -> None:
     _write(tmp_path, _segments())
     everything = Claims(True, log_start=0, recovery_point=END, high_watermark=END, cleaner=END)
     assert _found(tmp_path, everything) == []
@@ -242,7 +242,7 @@ def test_each_contradiction_is_found(tmp_path: Path, name: str) -> None:
     _write(tmp_path, _segments())
     damage(tmp_path)
     found = _found(tmp_path)
-    if name == "a swap that is lost":  # and much else
+    if name == "a swap that is lost":  # and much more
         assert expected[0] in found
     else:
         assert found == expected
@@ -292,7 +292,7 @@ BATCHES: dict[str, tuple[list[bytes], list[tuple[str, int]]]] = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_what_a_batch_says_of_itself(tmp_path: Path, name: str) -> None:
+def test_contradictions_within_a_batch_are_found(tmp_path: Path, name: str) -> None:
     batches, expected = BATCHES[name]
     log = tmp_path / _name(0, ".log")
     log.write_bytes(b"".join(batches))
@@ -306,14 +306,14 @@ def test_what_a_batch_says_of_itself(tmp_path: Path, name: str) -> None:
     assert found == expected
 
 
-def test_a_leader_epoch_that_does_not_fit_is_the_logs(tmp_path: Path) -> None:
+def test_a_wrong_leader_epoch_is_a_finding_about_the_log(tmp_path: Path) -> None:
     segments = _segments()
     segments[10][1] = _data(11, leader_epoch=99)
     _write(tmp_path, segments)
     assert _found(tmp_path) == [("leader-epoch", _name(10, ".log"), len(segments[10][0]))]
 
 
-def test_damage_does_not_make_the_rest_contradict_itself(tmp_path: Path) -> None:
+def test_damage_causes_no_contradiction_elsewhere(tmp_path: Path) -> None:
     segments = _segments()
     whole = segments[0][2]
     _write(tmp_path, segments)
@@ -331,7 +331,7 @@ def test_damage_does_not_make_the_rest_contradict_itself(tmp_path: Path) -> None
         ("cleaner", "cleaner-checkpoint", "cleaner-offset-checkpoint"),
     ],
 )
-def test_checkpoints_lie_within_the_log(tmp_path: Path, field: str, kind: str, file: str) -> None:
+def test_checkpoints_must_be_within_the_log(tmp_path: Path, field: str, kind: str, file: str) -> None:
     directory = _write(tmp_path / "t-0", _segments())
     assert _found(directory, replace(Claims(), **{field: END})) == []
     [found] = verify_partition(LOCAL, str(directory), replace(Claims(), **{field: END + 1}))
@@ -339,7 +339,7 @@ def test_checkpoints_lie_within_the_log(tmp_path: Path, field: str, kind: str, f
     assert file in found.what
 
 
-def test_what_a_broker_recovers_is_worded_so(tmp_path: Path) -> None:
+def test_what_a_broker_recovers_is_described_so(tmp_path: Path) -> None:
     segments = _segments()
     _write(tmp_path, segments)
     (tmp_path / _name(20, ".index")).unlink()
@@ -350,7 +350,7 @@ def test_what_a_broker_recovers_is_worded_so(tmp_path: Path) -> None:
     assert "rebuilds its indexes" in report.findings[1].broker
 
 
-def test_who_may_use_a_file(tmp_path: Path) -> None:
+def test_files_need_the_brokers_owner_and_mode(tmp_path: Path) -> None:
     directory = replace(LOCAL.stat(str(tmp_path)), uid=1000, gid=50)
     (tmp_path / "f").touch()
     [entry] = LOCAL.scan(str(tmp_path))
@@ -369,7 +369,7 @@ def test_who_may_use_a_file(tmp_path: Path) -> None:
 
 
 class _Owned(FileSystem):
-    """A file system in which the directory is a broker's, and some files are of root."""
+    """A file system in which the directory belongs to a broker, and some files to root."""
 
     def stat(self, path: str) -> Any:
         return replace(super().stat(path), uid=1000, gid=1000)
@@ -383,7 +383,7 @@ class _Owned(FileSystem):
         ]  # fmt: skip
 
 
-def test_files_of_another_owner_are_one_finding_for_each_sort(tmp_path: Path) -> None:
+def test_files_of_another_owner_are_one_finding_for_each_type(tmp_path: Path) -> None:
     _write(tmp_path, _segments())
     report = verify_partition(_Owned(), str(tmp_path))
     kinds = [(f.kind, f.severity, f.path) for f in report]
@@ -393,9 +393,9 @@ def test_files_of_another_owner_are_one_finding_for_each_sort(tmp_path: Path) ->
     ]
 
 
-def test_beside_a_broker_only_what_two_looks_find_counts(tmp_path: Path) -> None:
+def test_beside_a_broker_only_findings_of_both_scans_count(tmp_path: Path) -> None:
     class Swapping(FileSystem):
-        """The cleaner puts other indexes in the place of those that were listed: in each look, another one's."""
+        """The cleaner replaces the listed indexes with others: in each scan, another one's."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -417,7 +417,7 @@ def test_beside_a_broker_only_what_two_looks_find_counts(tmp_path: Path) -> None
     assert [f.kind for f in verify_partition(LOCAL, str(tmp_path), live=True)] == ["index-position"]
 
 
-def test_a_log_dir_is_judged_once(tmp_path: Path) -> None:
+def test_a_log_dir_is_checked_once(tmp_path: Path) -> None:
     _write(tmp_path / "t-0", _segments())
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "remote-log-index-cache").mkdir()
@@ -429,7 +429,7 @@ def test_a_log_dir_is_judged_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_large_segment_with_an_empty_index_and_one_that_is_too_large(tmp_path: Path) -> None:
+def test_a_large_segment_with_an_empty_index_and_an_oversized_one_are_found(tmp_path: Path) -> None:
     value = b"v" * 400_000
     batches = [encode_batch([Rec(offset, -1, b"k", value)]) for offset in range(3)]
     _write(tmp_path, {})
@@ -446,6 +446,6 @@ def test_a_large_segment_with_an_empty_index_and_one_that_is_too_large(tmp_path:
     assert ("too-large", _name(0, ".log"), None) in _found(tmp_path)
 
 
-def test_every_kind_is_in_a_test() -> None:
+def test_every_kind_has_a_test() -> None:
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert [kind for kind in KINDS if f'"{kind}"' not in tests] == []

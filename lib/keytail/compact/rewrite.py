@@ -1,4 +1,4 @@
-"""Pass 2: reads the segments again, deciding and writing stride by stride.
+"""The write phase: reads the segments again, deciding and writing stride by stride.
 
 A batch is copied whole, rebuilt, emptied or dropped by format/CLEANING.md. In the dirty section survivor bits decide,
 and batches without survivors are not opened; before it the map is probed; after the mapped range all records are
@@ -63,7 +63,7 @@ class _Rows:
 
 
 class Rewriter:
-    """Rewrites segments according to the findings of pass 1, with the same `now_ms` for the whole round."""
+    """Rewrites segments according to the findings of the map phase, with the same `now_ms` for the whole round."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Pass 1: puts the dirty section into the offset map, and marks its surviving records with one bit each.
+"""The map phase: puts the dirty section into the offset map, and marks its surviving records with one bit each.
 
 Bits are indexed by a record's number within its segment, never by offset: compacted logs have gaps of billions. Also
-recorded is what pass 2 needs to leave batches unopened: which contain a null value, and where the mapped range ends
-(format/CLEANING.md, "Building the map").
+recorded is what the write phase needs to leave batches unopened: which contain a null value, and where the mapped range
+ends (format/CLEANING.md, "Building the map").
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from keytail.log.transactions import TransactionTracker
 
 @dataclass
 class Survivors:
-    """The findings of pass 1. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
+    """The findings of the map phase. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
 
     `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
-    `first_segment` + i, as far as pass 1 got; `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and
-    `null_bits`, of its first record and batch. If keys are counted, `places` are the ordinal of the first record and
-    the byte position of every stride.
+    `first_segment` + i, as far as the map phase got; `record_start[i]` and `batch_start[i]` are the bit numbers, in
+    `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` are the ordinal of the first
+    record and the byte position of every stride.
     """
 
     offset_map: OffsetMap
@@ -70,7 +70,7 @@ class Survivors:
             self.offset_map = OffsetMap(0)
 
     def records_from(self, number: int) -> int:
-        """Return the number of records in the segments that pass 1 read, starting with segment `number`."""
+        """Return the number of records in the segments that the map phase read, starting with segment `number`."""
         return sum(self.segment_records[max(0, number - self.first_segment) :])
 
     def reserve_nulls(self, batches: int) -> None:

@@ -1,9 +1,9 @@
 """Finds the latest state of a partition: the latest committed record of each key. For export, which changes nothing.
 
-Pass 1 (`find_latest`) hashes the keys of a range of offsets into the offset map, and returns one bit per record, like
-pass 1 of a compaction; aborted data is not mapped. Pass 2 (`latest_records`) reads the records that have a bit, in one
-task per slice of segments. Keys that do not fit into the map are divided into shards, by their hashes: the log is read
-once per shard, and the bound on memory is the same.
+The map phase (`find_latest`) hashes the keys of a range of offsets into the offset map, and returns one bit per record,
+like that of a compaction; aborted data is not mapped. The read phase (`latest_records`) reads the records that have a
+bit, in one task per slice of segments. Keys that do not fit into the map are divided into shards, by their hashes: the
+log is read once per shard, and the bound on memory is the same.
 """
 
 from __future__ import annotations

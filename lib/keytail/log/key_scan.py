@@ -1,4 +1,4 @@
-"""Hashes and numbers the keys of opened strides for pass 1, a part at a time, in reused buffers."""
+"""Hashes and numbers the keys of opened strides for the map phase, a part at a time, in reused buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The engine of a fan-out in this process: one task after the other, cells in files as a shuffle spills them."""
+"""The engine of a fan-out in this process: runs one task after the other, with cells in files, like a spilled shuffle.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _HEAD = struct.Struct("<qq")
 
 @dataclass
 class InProcess:
-    """`directory` takes the cells. With `rng` tasks run in any order, and some of them twice."""
+    """`directory` receives the cells. With `rng`, tasks run in random order, and some of them twice."""
 
     directory: Path
     fs: FileSystem = LOCAL
@@ -52,7 +53,7 @@ class InProcess:
                 for cell in emit(self.fs, payloads[number], self._attempt()):
                     assert 0 <= cell.shard < shards
                     if number in done:
-                        continue  # of the second run of a task nothing arrives
+                        continue  # the output of the second run of a task is discarded
                     where[cell.shard].append((cell.order, number, file.tell(), len(cell.data)))
                     file.write(cell.data)
                     self.shuffled_bytes += len(cell.data)

@@ -1,9 +1,9 @@
-"""The driver of a test on a cluster: `keytail compact --execute --fan-out always`, with stages that go wrong as told.
+"""The driver of a test on a cluster: `keytail compact --execute --fan-out always`, with stages that fail as requested.
 
     python -m tests.compact.fan_out.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
 
-As tests/run/on_cluster.py, but HOW names stages: `merge:executor` kills the executor that has done the second task of
-that stage, `scan:slow` has that task wait for its copy. Prints the rows as JSON.
+As tests/run/on_cluster.py, but HOW names stages: `merge:executor` kills the executor that has completed the second task
+of that stage, `scan:slow` makes that task wait for its copy. Prints the rows as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECOND = 1
 
 
 def go_wrong(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
-    """When everything of this task is done, the first time that it is run."""
+    """Run `action` when all work of this task is done, the first time that the task is run."""
     (Path(notes) / f"{stage}-{number}.{attempt}.{os.getppid()}").touch()
     if number == SECOND and is_first(Path(notes) / f"{stage}.first"):
         if kind == "slow":

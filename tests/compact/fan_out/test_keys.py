@@ -1,4 +1,4 @@
-"""Key runs and shards against dicts: whatever the runs, the shards and their order are."""
+"""Key runs and shards compared with dictionaries, for random runs, shards and orders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FATES = {twin.DROPPED: 0, twin.KEPT: 1, twin.EXPIRED: 2, twin.PRESENT: 3}
 
 
 def hashes(keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Two words for each key; some keys share one of them, and their places in a table."""
+    """Two words for each key; some keys share one of the words, and their slots in a table."""
     low = np.array([(key * 0x9E3779B97F4A7C15) % 2**64 for key in keys], np.uint64)
     high = np.array([((key // 3) * 0xC2B2AE3D27D4EB4F) % 2**64 for key in keys], np.uint64)
     return low, high
@@ -35,8 +35,8 @@ def hashes(keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
     cuts=st.integers(1, 50),
     memory=st.sampled_from([1, 1 << 20]),
 )
-def test_a_shard_has_all_of_its_keys_in_their_order(keys: list[int], shards: int, cuts: int, memory: int) -> None:
-    """Nothing is lost on the way, each key has one shard, and of a dedup table each key leaves once."""
+def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards: int, cuts: int, memory: int) -> None:
+    """No key is lost, each key has one shard, and a table that removes duplicates emits each key once."""
     low, high = hashes(keys)
     ordinals = np.arange(len(keys), dtype=np.int64)
     ordinals[::7] = -1
@@ -67,8 +67,8 @@ def test_a_shard_has_all_of_its_keys_in_their_order(keys: list[int], shards: int
 
 @settings(deadline=None, max_examples=draws(100))
 @given(st.lists(st.integers(0, 300), max_size=600), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_what_survives_is_what_dicts_say(keys: list[int], shards: int, rng: random.Random) -> None:
-    """Slices that forget their keys now and then, probes in between."""
+def test_survivors_equal_those_of_dictionaries(keys: list[int], shards: int, rng: random.Random) -> None:
+    """Slices that sometimes flush their keys, with probes in between."""
     low, high = hashes(keys)
     is_put = np.array([rng.random() < 0.7 for _ in keys], bool)
     ordinals = np.arange(len(keys), dtype=np.int64)
@@ -108,7 +108,7 @@ def test_what_survives_is_what_dicts_say(keys: list[int], shards: int, rng: rand
 
 
 def slots_of(records: list[tuple[int, int, str]]) -> np.ndarray:
-    """The table of one part's notes, in the order of offsets, as the proof makes it."""
+    """Return the table of one part's records, in the order of offsets, as the proof builds it."""
     slots = np.zeros(3 * 4096, np.uint64)
     for key, offset, fate in sorted(records, key=lambda one: one[1]):
         [low], [high] = hashes([key])
@@ -118,7 +118,7 @@ def slots_of(records: list[tuple[int, int, str]]) -> np.ndarray:
 
 
 def place_one(slots: np.ndarray, entry: np.ndarray) -> None:
-    """As the proof's own `_put`: later offsets replace earlier ones, and remember that those are kept."""
+    """Put as the proof's own `_put` does: later offsets replace earlier ones and record that those are retained."""
     table = slots.reshape(-1, 3)
     for row in table:
         if row[2] == 0:
@@ -133,8 +133,8 @@ def place_one(slots: np.ndarray, entry: np.ndarray) -> None:
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.randoms(use_true_random=False), st.integers(1, 6), st.integers(1, 40))
-def test_proofs_of_parts_say_together_what_one_would(rng: random.Random, parts: int, n_keys: int) -> None:
-    """In any order, several times through shards, and those that were PRESENT settled later."""
+def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts: int, n_keys: int) -> None:
+    """In any order, several times through shards, with those that were PRESENT decided later."""
     records = []
     for offset in range(rng.randint(0, 120)):
         fate = rng.choice([twin.DROPPED, twin.KEPT, twin.EXPIRED])
@@ -175,7 +175,7 @@ def test_proofs_of_parts_say_together_what_one_would(rng: random.Random, parts: 
     assert worst == min(bad, default=(-1, 0))
 
 
-def test_a_shard_that_does_not_fit_is_no_silent_loss() -> None:
+def test_a_shard_that_does_not_fit_is_reported() -> None:
     table = _Table(1, "p")
     entries = np.zeros((40, 3), np.uint64)
     entries[:, 0], entries[:, 1] = hashes(list(range(40)))
@@ -185,8 +185,8 @@ def test_a_shard_that_does_not_fit_is_no_silent_loss() -> None:
         table.merge(entries.reshape(-1))
 
 
-def test_keys_do_not_leave_a_table_in_the_order_of_the_next() -> None:
-    """Else each would be sought among all before it, as long as the next table is small."""
+def test_keys_do_not_leave_a_table_in_the_order_of_the_next_tables_slots() -> None:
+    """Otherwise each insertion would probe all earlier ones, as long as the next table is small."""
     rng = np.random.default_rng(5)
     low, high = (rng.integers(0, 2**64, 20_000, np.uint64) for _ in range(2))
     dedup = OffsetMap(1 << 20)

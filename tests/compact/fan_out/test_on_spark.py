@@ -1,4 +1,5 @@
-"""Partitions that all tasks share, on a real session of two cores: the bytes of one task, whatever goes wrong."""
+"""Partitions processed by many tasks, on a real session of two cores: the bytes equal those of one task, despite
+failures."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[CleaningTask]) -> list[dict[str, Any]]:
-    """What is left of each partition where one task does it, in a copy."""
+    """Return what one task leaves of each partition, in a copy."""
     copy = home / "one-task"
     shutil.copytree(log_dir, copy)
     mine = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
@@ -45,14 +46,14 @@ def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[Cl
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small slices and few keys a shard, wherever the driver fans out."""
+    """Use small slices and few keys per shard wherever the driver chooses fan-out."""
     real = fan_out_on_spark
     monkeypatch.setattr(compact, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_many_tasks_leave_what_one_leaves(engine: SparkEngine, small: None, bound: int | None, tmp_path: Path) -> None:
-    """Chosen when scanned: the map of the one task is too small. In rounds too, of a group each."""
+def test_many_tasks_leave_what_one_task_leaves(engine: SparkEngine, small: None, bound: int | None, tmp_path: Path) -> None:
+    """Fan-out is chosen during the scan, because the map of one task is too small; also in passes of one group each."""
     log_dir, tasks = make(tmp_path / "logs", count=2)
     expected = with_one_task(engine, log_dir, tmp_path, tasks)
     tasks = [replace(task, fan_out="auto", map_max_entries=entries) for task, entries in zip(tasks, (None, 5))]
@@ -84,7 +85,7 @@ def test_a_damaged_batch_changes_nothing(engine: SparkEngine, small: None, tmp_p
 
 
 def die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
-    """A stage whose worker is killed the first time that it runs, with its scratch files written."""
+    """Kill the worker of a stage the first time that it runs, after its scratch files are written."""
     answer = real(fs, part, attempt)
     if not Path(mark).exists():
         Path(mark).touch()
@@ -100,7 +101,7 @@ def emit_and_die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: 
 
 
 @pytest.mark.parametrize("stage", ["scan", "write"])
-def test_a_worker_that_dies_is_one_that_never_was(
+def test_a_killed_worker_leaves_no_trace(
     engine: SparkEngine, small: None, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)

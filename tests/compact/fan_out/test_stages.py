@@ -1,4 +1,4 @@
-"""A partition compacted by fan-out: the bytes of the one-task way with room for all keys, whatever is cut where."""
+"""A partition compacted by fan-out has the bytes of one task with room for all keys, wherever slices are cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.reference.indexing import index_files
 
 
 def fan_out_rounds(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[CleaningResult]:
-    """All rounds, each installed; between them what the driver removes is removed."""
+    """Run all rounds and install each; between them, remove what the driver removes."""
     results = []
     while True:
         result = fan_out(LOCAL, task, engine, sizes)
@@ -50,7 +50,7 @@ def fan_out_rounds(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[
 
 
 def write_indexes(task: CleaningTask) -> None:
-    """The offset indexes that the log earns: random logs come with empty files."""
+    """Write the offset indexes that the log should have: random logs come with empty files."""
     for segment in task.segments:
         path = Path(task.path(segment.base_offset, ".log"))
         index, _ = index_files(path.read_bytes(), segment.base_offset, 64)
@@ -68,7 +68,7 @@ def sweep(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(30)))
-def test_any_cut_gives_the_bytes_of_one_task(
+def test_any_slicing_gives_the_bytes_of_one_task(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
     print("seed", SEED, "case", case)
@@ -105,7 +105,7 @@ SMALL = Sizes(slice_bytes=1500, shards=3)
 
 
 def some_log(path: Path, keys: int = 300, **fields: Any) -> CleaningTask:
-    """Three segments of 40 batches of 100 records."""
+    """Write three segments of 40 batches of 100 records."""
     log, facts = write_segments(path, 3, 40, keys)
     return task_of(path, log, facts, grouping="kafka", config={"segment_bytes": 1}, **fields)
 
@@ -128,7 +128,7 @@ def entries(*positions: int) -> bytes:
     [entries(), entries(5, 3001, 70000), entries(90000, 10, 2**31 - 1), b"\xff" * 80, b"\0" * 800, b"abc"],
     ids=["empty", "inside batches", "not ascending", "negative", "zeros", "no entry"],
 )
-def test_an_index_that_lies_changes_nothing(index: bytes, tmp_path: Path) -> None:
+def test_a_wrong_index_changes_nothing(index: bytes, tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
     for segment in task.segments[:-1]:
         Path(task.path(segment.base_offset, ".index")).write_bytes(index)
@@ -140,7 +140,7 @@ def test_an_index_that_lies_changes_nothing(index: bytes, tmp_path: Path) -> Non
     assert files_of(tmp_path / "t-0") == expected
 
 
-def test_slices_meet_and_cover_each_segment(tmp_path: Path) -> None:
+def test_slices_are_adjacent_and_cover_each_segment(tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
     for segment in task.segments[:-1]:
         path = Path(task.path(segment.base_offset, ".log"))
@@ -158,8 +158,8 @@ def test_slices_meet_and_cover_each_segment(tmp_path: Path) -> None:
         assert (max(parts) > 1) == (slice_bytes < 10**9)
 
 
-def test_damage_is_told_as_one_task_tells_it(tmp_path: Path) -> None:
-    """In a slice in the middle; and where batches go back at the begin of one."""
+def test_damage_is_reported_as_by_one_task(tmp_path: Path) -> None:
+    """In a slice in the middle, and where offsets decrease at the beginning of a slice."""
     task = some_log(tmp_path / "t-0")
     path = Path(task.path(task.segments[1].base_offset, ".log"))
     good = path.read_bytes()
@@ -180,8 +180,8 @@ def test_damage_is_told_as_one_task_tells_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["survey", "keys", "sizes", "groups", "proof"])
-def test_a_run_that_ends_between_stages_leaves_scratch_alone(stage: str, tmp_path: Path) -> None:
-    """And the next run what an undisturbed one leaves."""
+def test_a_run_that_ends_between_stages_leaves_only_scratch_files(stage: str, tmp_path: Path) -> None:
+    """The next run leaves what an undisturbed run leaves."""
     task = replace(some_log(tmp_path / "t-0"), grouping="measured")
     expected = one_task(task, tmp_path / "other")
     before = files_of(tmp_path / "t-0")
@@ -212,8 +212,8 @@ def test_a_run_that_ends_between_stages_leaves_scratch_alone(stage: str, tmp_pat
     assert files_of(tmp_path / "t-0") == expected
 
 
-def test_a_task_says_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the map, or those of the proof, whose table is larger; nothing is left behind."""
+def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into the map, or into the table of the proof, which is larger; no file is left behind."""
     task = some_log(tmp_path / "t-0", fan_out="auto")
     assert clean_partition(LOCAL, task).keys == 300
     sweep(tmp_path / "t-0")
@@ -227,8 +227,8 @@ def test_a_task_says_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: pytes
     assert partly.keys == 299
 
 
-def test_an_output_that_meets_a_limit_is_laid_out_by_one_task(tmp_path: Path) -> None:
-    """The index of an output is full before its bytes are: no size tells it."""
+def test_an_output_that_reaches_a_limit_is_split_by_one_task(tmp_path: Path) -> None:
+    """The output's index is full before the size limit is reached, so sizes alone do not show it."""
     task = some_log(tmp_path / "t-0", keys=10**9)
     two = 2 * task.segments[0].log_bytes
     config = replace(task.config, segment_bytes=two, index_interval_bytes=0, segment_index_bytes=50 * 12)
@@ -241,7 +241,7 @@ def test_an_output_that_meets_a_limit_is_laid_out_by_one_task(tmp_path: Path) ->
     assert ("groups in order", 1) in engine.stages
 
 
-def test_measured_ranges_are_those_of_the_dull_rule(tmp_path: Path) -> None:
+def test_measured_ranges_are_those_of_the_reference_rule(tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
     segments = [task.segments[0]._replace(base_offset=n, log_bytes=1) for n in range(9)]
     config = replace(task.config, segment_bytes=100)

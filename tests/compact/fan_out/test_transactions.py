@@ -1,4 +1,4 @@
-"""Fan-out of logs with transactions: one batch a slice, wrong indexes, and data that is aborted to the map alone."""
+"""Fan-out of logs with transactions: one batch per slice, wrong indexes, and data that is aborted for the map alone."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def same_as_one_task(make, tmp_path: Path, **fields) -> None:
     [INDEXES, {}, {3: INDEXES[6], 6: INDEXES[6]}, {3: Aborted(2, 0, 3, 1).encode(), 6: INDEXES[6]},
      {3: Aborted(1, 0, 3, 4).encode(), 6: Aborted(3, 4, 6, 2**62).encode()}],
 )  # fmt: skip
-def test_wrong_indexes_are_put_right_as_one_task_does(
+def test_wrong_indexes_are_corrected_as_by_one_task(
     indexes: dict[int, bytes], bound: int | None, tmp_path: Path
 ) -> None:
-    """Where the log contradicts them the survey runs again. Data and markers lie in other groups, and other rounds."""
+    """Where the log contradicts them, the survey runs again. Data and markers are in different groups, and different
+    rounds."""
 
     def make(path: Path) -> CleaningTask:
         task = partition(path, indexes)
@@ -55,7 +56,7 @@ def test_wrong_indexes_are_put_right_as_one_task_does(
 
 
 def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> CleaningTask:
-    """CLEANING.md 11.4's example, and around it records that its key decides about in several ways."""
+    """The example of CLEANING.md 11.4, surrounded by records whose removal depends on its key."""
     log = [
         data(0, b"k", 7), marker(1, 7, commit=False),
         encode_batch([Rec(2, NOW, b"u", b"v"), Rec(3, NOW, b"u", b"v"), Rec(4, NOW, b"q", b"v")]),
@@ -76,18 +77,20 @@ def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> Cleani
 
 
 @pytest.mark.parametrize("first_dirty", [0, 2, 3, 4, 5, 6, 8, 10, 11, 13, 15])
-def test_a_round_from_inside_a_segment_takes_for_aborted_what_one_task_does(first_dirty: int, tmp_path: Path) -> None:
+def test_a_round_from_inside_a_segment_treats_the_same_data_as_aborted(first_dirty: int, tmp_path: Path) -> None:
     same_as_one_task(lambda path: inside(path, first_dirty), tmp_path)
 
 
 @pytest.mark.parametrize("last_stable_offset", [4, 9, 11])
-def test_places_that_an_index_names_are_looked_at(last_stable_offset: int, tmp_path: Path) -> None:
-    """In a batch of no transaction, of another, in none: an index entry that cannot be right is put right."""
+def test_positions_in_an_index_are_checked(last_stable_offset: int, tmp_path: Path) -> None:
+    """In a batch without a transaction, of another transaction, or in no batch: an impossible index entry is corrected.
+    """
     same_as_one_task(lambda path: inside(path, 0, last_stable_offset), tmp_path)
 
 
-def test_what_stays_of_the_example(tmp_path: Path) -> None:
-    """From 5 neither 5 nor 8 is put, and both stay; from 0 the later one supersedes the earlier."""
+def test_what_is_retained_of_the_example(tmp_path: Path) -> None:
+    """From 5, neither 5 nor 8 is in the map, and both are retained; from 0, the later one supersedes the earlier one.
+    """
     for first_dirty, expected in ((5, [5, 8]), (0, [8])):
         path = tmp_path / str(first_dirty) / "t-0"
         fan_out_rounds(inside(path, first_dirty), InProcess(tmp_path / "cells"), ONE_BATCH)
@@ -103,10 +106,10 @@ def test_what_stays_of_the_example(tmp_path: Path) -> None:
         (1, "latest record of its key is not in the output"),
     ],
 )
-def test_the_proof_of_parts_finds_what_is_lost(
+def test_the_proof_of_parts_finds_a_lost_record(
     lost: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data and markers lie in other groups: what is said of one needs what is known of the other."""
+    """Data and markers are in different groups: the check of one needs facts about the other."""
     task = partition(tmp_path / "t-0", INDEXES)
     task = replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
     decide_rows = Rewriter._decide_rows
@@ -122,10 +125,10 @@ def test_the_proof_of_parts_finds_what_is_lost(
         fan_out(LOCAL, task, InProcess(tmp_path / "cells"), ONE_BATCH)
 
 
-def test_a_stage_that_loses_a_survivor_is_found_out_by_the_proof(
+def test_the_proof_finds_a_survivor_that_a_stage_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits of a shard do not say so of the one record of a key."""
+    """Clear the bits of a shard for the only record of a key."""
     task = inside(tmp_path / "t-0", 0)
     load = stages.write
 

@@ -1,4 +1,4 @@
-"""A server that speaks S3's protocol (moto's), in a process of its own, on 127.0.0.1."""
+"""A server that speaks S3's protocol (moto's), in a separate process, on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class S3Server:
     port: int
 
     def uri(self, path: str) -> str:
-        """Of a folder, with no keys in it: they are in the environment."""
+        """Return the URI of a folder, without keys: they are in the environment."""
         return f"s3://{path}?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{self.port}"
 
     def uri_with_keys(self, path: str) -> str:
@@ -34,14 +34,14 @@ class S3Server:
         return keys | {"AWS_EC2_METADATA_DISABLED": "true"}
 
     def objects(self, path: str) -> dict[str, bytes]:
-        """Names below a folder and what is in them, by another client than pyarrow's."""
+        """Return the names below a folder and their contents, read by another client than pyarrow's."""
         client = self.client()
         bucket, _, prefix = path.partition("/")
         found: dict[str, bytes] = {}
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
             for one in page.get("Contents", ()):
                 name = one["Key"].removeprefix(f"{prefix}/")
-                if not name.endswith("/") and name:  # what pyarrow makes of a folder that has become empty
+                if not name.endswith("/") and name:  # pyarrow creates this for a folder that has become empty
                     found[name] = client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read()
         return found
 
@@ -56,7 +56,7 @@ class S3Server:
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]  # it prints the port that it got
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]  # it prints the port that it uses
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
         try:
@@ -72,5 +72,5 @@ def s3_server() -> Iterator[S3Server]:
 
 
 def _text_of(file: IO[str]) -> str:
-    """By position: the descriptor's own is where the server writes."""
+    """Read by position: the server writes at the descriptor's own."""
     return os.pread(file.fileno(), 1 << 16, 0).decode()

@@ -1,5 +1,5 @@
-"""`compact --output-dir` on a mounted path: the source stays, the target is what in place would have become of it, and
-only what changed is written again."""
+"""`compact --output-dir` on a mounted path: the source is unchanged, the target equals a compaction in place, and only
+changes are written again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLD = [""]  # standard error of the last run
 
 
 def place(run: Run, source: Path | str, out: Path | str, *more: str | Path, status: int = 0) -> dict[str, Any]:
-    """An executing run's rows, by partition."""
+    """Return the rows of an executing run, by partition."""
     flags = ("--log-dirs", source, "--output-dir", out, *(more or CONFIG), "--execute", "--output", "json")
     with without_spark():
         done = run("compact", *flags)
@@ -42,7 +42,7 @@ def told() -> str:
 
 
 def files_of(root: Path) -> dict[str, tuple[bytes, int, int]]:
-    """Of partitions: names, bytes, times and modes, without records."""
+    """Return the names, bytes, times and modes of partitions, without the output records."""
     return {
         str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode)
         for path in sorted(root.glob("*/*"))
@@ -55,14 +55,14 @@ def checkpoint(path: Path) -> list[str]:
 
 
 def append(partition: Path, text: bytes = b"") -> None:
-    """As a broker that has gone on: the active segment is another."""
+    """Change the log as a broker that continued would: the active segment is another."""
     log = sorted(partition.glob("*.log"))[-1]
     log.write_bytes(log.read_bytes() + text)
 
 
 @pytest.mark.long
-def test_it_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: Path) -> None:
-    """A real broker's log dir: codecs, transactions, producers, all policies; with its own settings."""
+def test_the_target_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: Path) -> None:
+    """A real broker's log dir with its own settings: codecs, transactions, producers, all policies."""
     source = golden.unpack(tmp_path)
     copy, out = tmp_path / "copy", tmp_path / "out"
     shutil.copytree(source, copy, copy_function=shutil.copy2)
@@ -122,8 +122,8 @@ def test_a_checkpoint_that_moved_is_a_change(run: Run, log_dir: Path, tmp_path: 
     assert "orders 0 399" in checkpoint(out / "replication-offset-checkpoint")
 
 
-def test_what_has_become_due_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """Settings that hold now, and a source that is unchanged: of the target's own state it is due."""
+def test_a_partition_that_has_become_due_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    """With the current settings and an unchanged source, by the state of the target."""
     out = tmp_path / "out"
     lag = ("--topic-config", f"orders:min.compaction.lag.ms={10**15}")
     rows = place(run, log_dir, out, *CONFIG, *lag)
@@ -137,7 +137,7 @@ def test_what_has_become_due_is_written_again(run: Run, log_dir: Path, tmp_path:
     assert rows["orders-0"]["status"] == "clean", "nothing is dirty there"
 
 
-def test_unknown_settings_are_no_reason_to_lack_a_partition(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_partition_with_unknown_settings_is_copied(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG[:3], status=3)
     assert rows["users-0"]["status"] == "refused"
@@ -149,7 +149,7 @@ def test_unknown_settings_are_no_reason_to_lack_a_partition(run: Run, log_dir: P
     assert rows["users-0"]["error"].startswith("unchanged since ")
 
 
-def test_keyless_records_are_a_reason_to_copy(run: Run, tmp_path: Path) -> None:
+def test_a_partition_with_keyless_records_is_copied(run: Run, tmp_path: Path) -> None:
     records = random_records(1, 200)
     records[30] = type(records[30])(30, records[30].timestamp, None, b"no key")
     source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
@@ -162,7 +162,7 @@ def test_keyless_records_are_a_reason_to_copy(run: Run, tmp_path: Path) -> None:
     assert rows["orders-0"]["status"] == "compacted"
 
 
-def test_a_corrupt_partition_is_lacking_and_no_broker_may_start(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_corrupt_partition_is_missing_and_no_broker_may_start(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place(run, log_dir, out)
     assert all((out / name).exists() for name in ROOT_FILES)
@@ -182,7 +182,7 @@ def test_a_corrupt_partition_is_lacking_and_no_broker_may_start(run: Run, log_di
     assert not list(out.rglob("*.clean"))
 
 
-def test_a_part_of_the_partitions_makes_no_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_some_of_the_partitions_make_no_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0")
     assert rows.keys() == {"orders-0"}
@@ -218,7 +218,9 @@ def test_several_log_dirs(run: Run, tmp_path: Path) -> None:
     assert all((out / "meta.properties").exists() for out in outs)
 
 
-def test_what_the_source_has_no_more_is_left_and_told(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_partitions_that_the_source_no_longer_has_are_left_and_reported(
+    run: Run, log_dir: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     place(run, log_dir, out)
     shutil.rmtree(log_dir / "users-0")
@@ -229,7 +231,7 @@ def test_what_the_source_has_no_more_is_left_and_told(run: Run, log_dir: Path, t
 
 
 def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path) -> None:
-    """As of a snapshot that was taken while the broker ran: the recovery point stands between segments."""
+    """As in a snapshot that was taken while the broker ran: the recovery point is between segments."""
     records = random_records(5, 400)
     source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
     (source / ".kafka_cleanshutdown").unlink()
@@ -260,7 +262,7 @@ def test_a_deadline_leaves_the_rest_for_the_next_run(run: Run, log_dir: Path, tm
     assert rows["orders-0"]["status"] == "compacted" and (out / "meta.properties").exists()
 
 
-def test_other_replicas_hold_tombstones_back(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_other_replicas_delay_the_removal_of_tombstones(run: Run, log_dir: Path, tmp_path: Path) -> None:
     other = write_log_dir(tmp_path / "other", {"orders-0": records_of(log_dir / "orders-0")})
     rows = place(run, log_dir, tmp_path / "out", *CONFIG, "--replica", f"b={other}")
     assert (rows["orders-0"]["removal_limit_offset"], rows["orders-0"]["removal_limit_replica"]) == (0, "b")
@@ -269,7 +271,8 @@ def test_other_replicas_hold_tombstones_back(run: Run, log_dir: Path, tmp_path: 
 
 
 def test_leftovers_of_the_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """What a broker ignores is read past; what it would finish is not ours to finish here."""
+    """Leftovers that a broker ignores are ignored; those that it would finish are reported, since the source is not
+    changed."""
     out = tmp_path / "out"
     (log_dir / "orders-0" / f"{0:020d}.log.rdead.as1.clean").write_bytes(b"garbage")
     (log_dir / "orders-0" / f"{100:020d}.log.deleted").write_bytes(b"garbage")
@@ -287,7 +290,7 @@ def test_leftovers_of_the_source(run: Run, log_dir: Path, tmp_path: Path) -> Non
     assert not (out / "meta.properties").exists()
 
 
-def test_a_read_only_source_gives_what_a_broker_can_write(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_read_only_source_gives_files_that_a_broker_can_write(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for path in [*log_dir.rglob("*"), log_dir]:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -315,10 +318,11 @@ def test_what_a_broker_changed_in_the_target_is_not_replaced(run: Run, log_dir: 
 
 
 @pytest.mark.parametrize("moment", ["before", "while", "after"])
-def test_a_source_that_changes_meanwhile_is_noticed(
+def test_a_source_that_changes_during_the_run_is_noticed(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """By a file that no task of the cleaning looks at: before it is read, after that, and before it is put in place."""
+    """Through a file that no task reads: before the source is read, after that, and before the output is put in place.
+    """
     from keytail.compact.out_of_place import partition as work
     from keytail.compact.out_of_place import placing
 
@@ -350,7 +354,7 @@ def test_a_source_that_changes_meanwhile_is_noticed(
 
 
 @pytest.mark.parametrize("what", ["partition", "directory", "file", "metadata"])
-def test_a_target_with_other_things_in_it_is_refused(run: Run, log_dir: Path, tmp_path: Path, what: str) -> None:
+def test_a_target_with_other_contents_is_refused(run: Run, log_dir: Path, tmp_path: Path, what: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     if what == "partition":
@@ -380,7 +384,7 @@ def test_a_source_or_target_in_use_is_refused(run: Run, log_dir: Path, tmp_path:
         assert "in use by another keytail run" in told()
 
 
-def test_a_dry_run_says_what_would_be_where_and_makes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_dry_run_reports_the_layout_and_creates_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run("compact", "--log-dirs", log_dir, "--output-dir", out, *CONFIG, "--output", "json")
     assert done.exit_code == 0, done.output
@@ -394,7 +398,7 @@ def test_a_dry_run_says_what_would_be_where_and_makes_nothing(run: Run, log_dir:
     assert {row["status"] for row in rows_of(done).values()} == {"clean"}
 
 
-def test_flags_that_do_not_go_together(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_conflicting_flags_are_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     inside = log_dir / "orders-0"
     other = write_log_dir(tmp_path / "other", {"a-0": random_records(1, 20)})
@@ -427,7 +431,7 @@ def test_flags_that_do_not_go_together(run: Run, log_dir: Path, tmp_path: Path) 
     assert not out.exists()
 
 
-def test_a_record_that_cannot_be_read_is_not_guessed_at(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_an_unreadable_output_record_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place(run, log_dir, out)
     record = out / "orders-0" / RECORD
@@ -440,8 +444,8 @@ def test_a_record_that_cannot_be_read_is_not_guessed_at(run: Run, log_dir: Path,
     assert "cannot be read" in rows["orders-0"]["error"]
 
 
-def test_a_source_of_this_kind_is_a_source_like_any(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """Out of place again, of the target; and in place, there."""
+def test_an_output_can_itself_be_a_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    """Compacted out of place again, and in place."""
     out, second = tmp_path / "out", tmp_path / "second"
     before = records_of(log_dir / "orders-0")
     place(run, log_dir, out)

@@ -45,7 +45,7 @@ def log_dir(tmp_path: Path) -> Path:
 def run(
     spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path | str, **more: Any
 ) -> dict[str, ResultRow]:
-    """In this session."""
+    """Run the command in this session."""
     monkeypatch.setattr(out_of_place, "workers_of_run", lambda *_, **__: SparkEngine(spark))
     request = Request(
         choice=Choice(log_dirs=(str(source),)),
@@ -62,7 +62,7 @@ def run(
     return {row.name: row for row in out_of_place.compact(request)}
 
 
-def test_many_tasks_leave_what_one_leaves(
+def test_many_tasks_leave_what_one_task_leaves(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
     before = snapshot(log_dir)
@@ -77,15 +77,15 @@ def test_many_tasks_leave_what_one_leaves(
     assert snapshot(log_dir) == before
 
 
-def test_many_tasks_send_what_one_places(
+def test_many_tasks_send_what_one_task_writes(
     spark: Any,
     monkeypatch: pytest.MonkeyPatch,
     log_dir: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Into an object store; one partition is shared by all tasks as soon as it proves to have too many keys."""
-    monkeypatch.setattr(Target, "found", Target._found)  # there is no process to be forked
+    """Into an object store; one partition is processed by all tasks once it proves to have too many keys."""
+    monkeypatch.setattr(Target, "found", Target._found)  # no process may be forked here
     mounted = tmp_path / "mounted"
     run(spark, monkeypatch, log_dir, mounted, fan_out="never")
     (tmp_path / "scratch").mkdir()
@@ -119,7 +119,7 @@ def test_keyless_records_are_copied_by_many_tasks_too(
 
 
 class Dying:
-    """A worker's work, whose process is killed the first time that its files are written."""
+    """Do a worker's work, but kill its process the first time that its files are written."""
 
     def __init__(self, worker: Any, mark: Path) -> None:
         self.worker, self.mark = worker, mark
@@ -133,7 +133,7 @@ class Dying:
         return result
 
 
-def test_a_worker_that_dies_is_one_that_never_was(
+def test_a_killed_worker_leaves_no_trace(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
     from keytail.compact.out_of_place import placing
@@ -149,8 +149,10 @@ def test_a_worker_that_dies_is_one_that_never_was(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_stopped_leaves_the_source_and_the_next_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    """Without Spark, as short runs are; stopped where partitions are done and others are not."""
+def test_a_stopped_run_leaves_the_source_unchanged_and_the_next_run_continues(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Without Spark, as short runs are; stopped when some partitions are done and others are not."""
     names = [f"orders-{n}" for n in range(24)]
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
     out, whole = tmp_path / "out", tmp_path / "whole"

@@ -24,7 +24,7 @@ RECORD = OutputRecord(
 )  # fmt: skip
 
 
-def test_what_was_written_is_read() -> None:
+def test_a_written_record_is_read_back() -> None:
     assert decode_record(encode_record(RECORD), "where") == RECORD
 
 

@@ -1,4 +1,5 @@
-"""`compact --output-dir` into an object store: a server that speaks S3's protocol, the command as a user runs it."""
+"""`compact --output-dir` into an object store: a server that speaks S3's protocol, and the command as a user runs it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def without_records(objects: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_a_bucket_becomes_what_a_directory_becomes(server: S3Server, tmp_path: Path) -> None:
+def test_a_bucket_receives_what_a_directory_receives(server: S3Server, tmp_path: Path) -> None:
     names = ("orders-0", "orders-1", "users-0")
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
     scratch, mounted = tmp_path / "scratch", tmp_path / "out"
@@ -68,7 +69,7 @@ def test_a_bucket_becomes_what_a_directory_becomes(server: S3Server, tmp_path: P
         assert json.loads(record)["is_finished"]
         assert SECRET_KEY not in record and ACCESS_KEY not in record
 
-    # What has changed, and nothing else; what is there no more goes.
+    # Only changed objects are written; objects of removed files are deleted.
     os.utime(source / "orders-1" / "leader-epoch-checkpoint")
     server.client().put_object(Bucket="backups", Key="brokers/7/orders-1/00000000000000000100.log", Body=b"")
     rows, errors = place(server, source, out, scratch, status=3)
@@ -83,7 +84,7 @@ def test_a_bucket_becomes_what_a_directory_becomes(server: S3Server, tmp_path: P
     assert without_records(now) == wanted
     assert {name for name in now if now[name] != first[name]} == {f"orders-1/{RECORD}"}
 
-    # A run that was killed while it sent: the record says so, and the next one does it anew.
+    # After a run that was killed while it sent, as the record shows, the next run sends everything again.
     record = json.loads(now[f"orders-0/{RECORD}"])
     unfinished = json.dumps(record | {"is_finished": False}).encode()
     client = server.client()
@@ -101,7 +102,7 @@ def test_a_bucket_becomes_what_a_directory_becomes(server: S3Server, tmp_path: P
 
 
 @pytest.mark.long
-def test_what_cannot_be_reached_or_is_not_ours_is_refused(server: S3Server, tmp_path: Path) -> None:
+def test_an_unreachable_or_foreign_target_is_refused(server: S3Server, tmp_path: Path) -> None:
     source = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 200)})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -113,7 +114,7 @@ def test_what_cannot_be_reached_or_is_not_ours_is_refused(server: S3Server, tmp_
     assert server.objects("backups/other") == {"orders-0/00000000000000000000.log": b"somebody's"}
 
 
-def test_no_secret_of_a_uri_is_told() -> None:
+def test_no_secret_of_a_uri_is_printed() -> None:
     uri = "s3://key:secret@bucket/a/b?endpoint_override=host:1&token=hidden"
     assert shown(uri) == "s3://bucket/a/b"
     assert str(Store(uri, "orders-0")) == repr(Store(uri, "orders-0")) == "s3://bucket/a/b/orders-0"
@@ -127,7 +128,7 @@ def test_no_secret_of_a_uri_is_told() -> None:
 
 
 class Failing:
-    """pyarrow's filesystem, as far as `put` and `delete` need it, that fails a few times."""
+    """The parts of pyarrow's filesystem that `put` and `delete` use; it fails a few times."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.calls = failures, 0
@@ -139,7 +140,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("failures", [3, 4])
-def test_what_fails_is_tried_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_operations_are_retried(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import tenacity.nap
 
     from keytail.compact.out_of_place import object_store

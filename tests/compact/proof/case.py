@@ -1,4 +1,4 @@
-"""A partition, a round of the dull cleaner over it, and the proof of what that wrote, changed or not."""
+"""A partition, a round of the reference cleaner over it, and the proof of its output, changed or unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Output:
 
 
 class Case:
-    """A partition (the last segment is active), and what a round of the dull cleaner makes of it."""
+    """A partition (the last segment is active), and the output of a round of the reference cleaner."""
 
     def __init__(self, segments: list[Segment], *, first_dirty: int, now_ms: int = NOW, **given) -> None:
         self.segments, self.first_dirty, self.now_ms = segments, first_dirty, now_ms
@@ -84,7 +84,7 @@ class Case:
         raise AssertionError(base_offset)
 
     def put(self, data: bytes) -> None:
-        """A batch where its offset belongs, instead of what is there."""
+        """Replace the batch at this offset."""
         (base,) = struct.unpack_from(">q", data)
         output = [o for o in self.outputs if o.base <= base][-1]
         bases = {struct.unpack_from(">q", other)[0]: other for other in output.batches}
@@ -148,7 +148,7 @@ class Case:
         )
 
     def after(self) -> list[Segment]:
-        """The partition as the round leaves it."""
+        """Return the partition as the round leaves it."""
         made = [
             Segment(
                 s.base_offset,
@@ -165,7 +165,7 @@ class Case:
         return made + [s for s in self.segments if s.base_offset >= self.round.end_offset]
 
     def split(self, group: int, bases: list[int]) -> None:
-        """Split a group's output at these offsets; entries go with their markers."""
+        """Split a group's output at these offsets; transaction index entries follow their markers."""
         sources, (output,) = self.groups[group]
         parts = []
         for low, high in pairwise([output.base, *bases, 2**62]):

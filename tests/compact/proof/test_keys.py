@@ -1,4 +1,5 @@
-"""The proof's table of keys, told how many will come: made once, and the same keys in it whatever was told."""
+"""The proof's table of keys, created for an expected number of keys: it contains the same keys whatever was expected.
+"""
 
 import hashlib
 
@@ -26,7 +27,7 @@ def put_all(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("expected, tables", [(0, 2), (10, 2), (KEYS, 1), (10**12, 1)])
-def test_what_is_expected_spares_growing_and_changes_nothing_else(expected, tables, monkeypatch):
+def test_the_expected_number_only_avoids_growth(expected, tables, monkeypatch):
     made = []
     zeros = proof_keys.zeros
     monkeypatch.setattr(proof_keys, "zeros", lambda n, dtype: made.append(n) or zeros(n, dtype))
@@ -42,8 +43,8 @@ def test_what_is_expected_spares_growing_and_changes_nothing_else(expected, tabl
         keys.close()
 
 
-def test_each_key_is_held_by_both_words_of_its_digest():
-    """By one of them alone, a table of 10**9 keys would take two of them for the same key in 1 of 40 runs."""
+def test_keys_are_compared_by_both_words_of_their_digest():
+    """By one word alone, a table of 10**9 keys would confuse two of them in 1 of 40 runs."""
     keys = Keys(1 << 20)
     try:
         put = [b"%d" % i for i in range(100)]

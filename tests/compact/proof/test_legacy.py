@@ -20,7 +20,7 @@ def _records(offset: int, *items: tuple[bytes | None, bytes | None]) -> list[Rec
 
 
 def _example(codec: int = 1, magic: int = 1, append_time: int | None = None, **given) -> Case:
-    """Messages of both magics, alone and around others, beside a batch of version 2."""
+    """Messages of both magics, alone and in wrappers, beside a batch of version 2."""
     append = NOW - 100 if append_time and magic else None
     pack = {"codec": codec, "magic": magic, "append_time": append}
     first = (
@@ -64,7 +64,7 @@ def test_a_group_of_several_outputs(tmp_path):
 
 
 def _at(case: Case, offset: int):
-    """The message of the source that holds `offset`, its output's batch decoded, and where that stands."""
+    """Return the message of the source that contains `offset`, the decoded batch of its output, and its position."""
     for output in case.outputs:
         for i, data in enumerate(output.batches):
             batch = decode_log(data)[0]
@@ -207,13 +207,13 @@ def _m_last_message_of_the_range_gone(c):
 MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.startswith("_m_")}
 
 
-def test_the_number_of_mutations():
+def test_there_are_as_many_mutations_as_documented():
     assert len(MUTATIONS) == 26
 
 
 @pytest.mark.parametrize("codec", [1, 2])
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_every_mutation_is_found_with_its_place(tmp_path, name, codec):
+def test_every_mutation_is_found_with_its_position(tmp_path, name, codec):
     case = _example(codec)
     before = case.files() if "copied" not in name else None
     MUTATIONS[name](case)
@@ -235,8 +235,8 @@ def _holding(case: Case, key: bytes) -> list[int]:
     ]
 
 
-def test_a_tombstone_goes_by_the_time_of_its_file(tmp_path):
-    """The legacy horizon is that of the last segment in front of the first dirty offset."""
+def test_a_tombstone_is_removed_by_the_time_of_its_file(tmp_path):
+    """The legacy horizon is that of the last segment before the first dirty offset."""
     items = [(b"x", None), (b"y", b"1")]
     segments = [
         Segment(0, encode_wrapper(_records(0, *items), 1), mtime_ms=NOW - 5000),
@@ -256,7 +256,7 @@ def test_a_tombstone_goes_by_the_time_of_its_file(tmp_path):
     later.prove(tmp_path)
 
 
-def test_corrupt_messages_are_named_as_such(tmp_path):
+def test_corrupt_messages_are_reported_as_corrupt(tmp_path):
     good = encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1)
     bad = {
         "invalid CRC": good[:-1] + bytes([good[-1] ^ 1]),
@@ -278,7 +278,7 @@ def test_corrupt_messages_are_named_as_such(tmp_path):
 
 
 @pytest.mark.parametrize("number", range(draws(40)))
-def test_random_rounds_pass_and_flipped_values_do_not(tmp_path, number):
+def test_random_rounds_pass_and_flipped_values_fail(tmp_path, number):
     seed = f"proof-legacy-{number}"
     print(seed)
     rng = random.Random(seed)
@@ -318,7 +318,8 @@ def test_random_rounds_pass_and_flipped_values_do_not(tmp_path, number):
     assert base == batch.base_offset
 
 
-# With the magic kept (LEGACY.md 5): each takes the kept records of a message and its codec, and makes it wrong.
+# With the magic kept (LEGACY.md 5): each mutation takes the retained records of a message and its codec, and makes the
+# result wrong.
 
 
 def _inner(records: list[Rec], base: int, *, magic: int = 1, attributes: int = 0) -> bytes:
@@ -398,7 +399,7 @@ def test_a_correct_round_that_keeps_the_magic_passes(tmp_path, codec, magic, app
         case.prove(tmp_path)
 
 
-def test_what_lost_nothing_must_be_the_same_bytes(tmp_path):
+def test_a_message_that_lost_nothing_must_be_the_same_bytes(tmp_path):
     single = encode_single(Rec(0, NOW, b"a", b"1"))
     whole = encode_wrapper(_records(1, (b"b", b"1"), (b"c", b"2")), 1)
     segments = [Segment(0, single + whole, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)]
@@ -420,7 +421,7 @@ def test_a_wrapper_around_another_magic_must_be_rebuilt(tmp_path):
         case.prove(tmp_path)
 
 
-def test_lz4_of_magic_0_has_the_checksum_of_its_time(tmp_path):
+def test_lz4_of_magic_0_has_the_header_checksum_of_old_clients(tmp_path):
     records = [Rec(i, -1, key, b"v") for i, key in enumerate([b"a", b"b", b"a"])]
     old = encode_wrapper(records, 3, magic=0)
     case = Case([Segment(0, old, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0, keep_magic=True)
@@ -431,7 +432,7 @@ def test_lz4_of_magic_0_has_the_checksum_of_its_time(tmp_path):
         case.prove(tmp_path)
 
 
-def test_a_message_in_the_place_of_a_batch_is_found(tmp_path):
+def test_a_message_in_place_of_a_batch_is_found(tmp_path):
     log = encode_batch(_records(0, (b"a", b"1"))) + encode_single(Rec(1, NOW, b"b", b"1"))
     case = Case([Segment(0, log, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0, keep_magic=True)
     [output] = case.outputs

@@ -27,7 +27,7 @@ INTERVAL = 200
 
 
 class Case:
-    """Source segments, their cleaned output, and the directory they stand in."""
+    """Source segments, their cleaned output, and their directory."""
 
     def __init__(self, segments: dict[int, bytes], groups: list[list[int]], round_: Round) -> None:
         self.segments = segments
@@ -37,7 +37,7 @@ class Case:
         self.out: list[list[Out]] = [
             [o for base in group for o in clean(segments[base], round_, newest)] for group in groups
         ]
-        self.files: dict[tuple[int, str], bytes] = {}  # instead of what `out` gives
+        self.files: dict[tuple[int, str], bytes] = {}  # replaces what `out` returns
         self.sizes: dict[tuple[int, str], int] = {}
         self.interval = INTERVAL
 
@@ -87,7 +87,7 @@ class Case:
 
 
 def _example(codec: int = 0, timestamp_type: int = 0) -> Case:
-    """Three segments in two groups, with everything that a mutation below needs."""
+    """Three segments in two groups, with all that the mutations below need."""
     fields = {"codec": codec, "timestamp_type": timestamp_type, "leader_epoch": 3}
 
     def batch(offset: int, *items: tuple[bytes | None, bytes | None], **more) -> bytes:
@@ -130,7 +130,7 @@ def _patch(data: bytes, at: int, new: bytes) -> bytes:
 
 
 def _rebuilt(case: Case) -> Out:
-    """An output batch with at least two records left, and some gone."""
+    """Return an output batch with at least two records left, and some removed."""
     return next(o for o in case.batches() if 2 <= len(o.records) < o.source.record_count)
 
 
@@ -171,7 +171,7 @@ def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch
         assert report.records_checked == 28
 
 
-def test_memory_beyond_the_bound_is_an_error_that_says_so(tmp_path, monkeypatch):
+def test_memory_beyond_the_bound_is_an_error_with_a_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     keys = _example().prove(tmp_path).keys
@@ -568,13 +568,13 @@ def _m_time_entry_offset(c):
 MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.startswith("_m_")}
 
 
-def test_the_number_of_mutations():
+def test_there_are_as_many_mutations_as_documented():
     assert len(MUTATIONS) == 78
 
 
 @pytest.mark.parametrize(("codec", "in_pieces"), [(0, False), (1, False), (4, False), (0, True), (1, True)])
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_every_mutation_is_found_with_its_place(tmp_path, name, codec, in_pieces, monkeypatch):
+def test_every_mutation_is_found_with_its_position(tmp_path, name, codec, in_pieces, monkeypatch):
     if in_pieces:
         take_in_pieces(monkeypatch, records=1 + SEED % 3)
     for timestamp_type in (0, 1):
@@ -594,7 +594,7 @@ def test_every_mutation_is_found_with_its_place(tmp_path, name, codec, in_pieces
             assert error.byte_position is not None, error
 
 
-def test_a_corrupt_source_is_named_as_such(tmp_path):
+def test_a_corrupt_source_is_reported_as_corrupt(tmp_path):
     for position, new in ((25, b"\x01"), (16, b"\x01"), (8, b"\xff\xff\xff\xff"), (8, b"\x7f\xff\xff\xff")):
         case = _example()
         broken = bytearray(case.segments[10])
@@ -606,7 +606,7 @@ def test_a_corrupt_source_is_named_as_such(tmp_path):
         assert caught.value.byte_position == 0
 
 
-def test_a_source_cut_in_a_batch(tmp_path):
+def test_a_source_truncated_within_a_batch_is_corrupt(tmp_path):
     for cut in (1, 40, 60):
         case = _example()
         case.segments[30] = case.segments[30][:-cut]
@@ -623,7 +623,7 @@ def test_groups_must_cover_the_segments_below_the_end(tmp_path):
             case.prove(tmp_path)
 
 
-def test_keyless_records_only_when_told(tmp_path):
+def test_keyless_records_are_removed_only_if_allowed(tmp_path):
     segments = {0: encode_batch([Rec(0, NOW, None, b"x"), Rec(1, NOW, b"k", b"y")]), 2: b""}
     case = Case(segments, [[0]], Round(0, 2, 2, NOW))
     with pytest.raises(KeytailError, match="without a key"):
@@ -632,7 +632,7 @@ def test_keyless_records_only_when_told(tmp_path):
     case.prove(tmp_path)
 
 
-def test_a_tombstone_must_not_leave_before_what_it_deletes(tmp_path):
+def test_a_tombstone_is_not_removed_before_the_records_that_it_deletes(tmp_path):
     batches = [
         encode_batch([Rec(0, NOW, b"k", b"old"), Rec(1, NOW, b"j", b"x")]),
         encode_batch([Rec(2, NOW, b"k", None), Rec(3, NOW, b"i", b"x")], delete_horizon_ms=NOW - 1),
@@ -646,7 +646,7 @@ def test_a_tombstone_must_not_leave_before_what_it_deletes(tmp_path):
     assert (caught.value.offset, caught.value.byte_position) == (2, len(batches[0]))
 
 
-def test_the_place_of_a_lost_record(tmp_path):
+def test_the_position_of_a_lost_record_is_reported(tmp_path):
     case = _example()
     _m_drop_newest_of_a_key(case)
     with pytest.raises(KeytailError) as caught:
@@ -725,7 +725,7 @@ def test_a_random_flipped_bit_is_found(tmp_path_factory, case, data):
 
 @settings(deadline=None, max_examples=draws(150))
 @given(_cases(), st.data())
-def test_a_random_flipped_bit_under_a_right_checksum_is_found(tmp_path_factory, case, data):
+def test_a_random_flipped_bit_under_a_valid_checksum_is_found(tmp_path_factory, case, data):
     plain = [o for o in case.batches() if o.source.codec == 0 or not o.records]
     if not plain:
         return
@@ -740,7 +740,7 @@ def test_a_random_flipped_bit_under_a_right_checksum_is_found(tmp_path_factory, 
 
 @settings(deadline=None, max_examples=draws(150))
 @given(_cases(), st.data())
-def test_a_record_too_few_is_found(tmp_path_factory, case, data):
+def test_a_missing_record_is_found(tmp_path_factory, case, data):
     holding = [o for o in case.batches() if o.records]
     if not holding:
         return
@@ -755,7 +755,7 @@ def test_a_record_too_few_is_found(tmp_path_factory, case, data):
         if b.delete_horizon_ms is not None and b.delete_horizon_ms <= NOW
     )
     if gone.offset < case.round.end and (gone.key is None or deleted):
-        return  # nobody misses it: keyless, or deleted by a tombstone whose time has come
+        return  # no error: the record has no key, or is deleted by a tombstone past its horizon
     rest = tuple(r for r in o.records if r is not gone)
     kept = decode_log(o.data)[0]
     nulls = any(r.value is None for r in rest)

@@ -35,17 +35,17 @@ def abort(offset: int, pid: int, **fields) -> bytes:
 
 
 def _example(codec: int = 0) -> Case:
-    """Every state of a transaction that a log below its last stable offset can hold, and some beyond."""
+    """Every state of a transaction that a log below its last stable offset can have, and some beyond it."""
     pack = {"codec": codec}
     first = (
         data(0, 9, (b"below", b"log start"), **pack)
-        + abort(1, 9)  # below the log start: nobody asks any more
+        + abort(1, 9)  # below the log start: no reader needs it
         + data(2, -1, (b"a", b"1"), (b"b", b"2" * 30), (b"f", b"not superseded"), **pack)
         + data(5, 1, (b"a", b"aborted"), (b"b", b"aborted"), **pack)
         + data(7, 2, (b"c", b"committed"), (b"a", b"3"), **pack)
         + abort(9, 1)
         + commit(10, 2)
-        + commit(11, 3)  # its data went in the round before
+        + commit(11, 3)  # its data was removed in the previous round
         + commit(12, 4, delete_horizon_ms=NOW - 1)
         + abort(13, 5, delete_horizon_ms=NOW + 1)
         + data(14, 6, (b"d", b"aborted, and the producer's last"), **pack)
@@ -101,7 +101,7 @@ def test_a_correct_round_passes(tmp_path, codec):
     assert 14 in bases and 12 not in bases and 13 in bases and 20 not in bases and 9 in bases
 
 
-def test_without_producers_to_protect(tmp_path):
+def test_producers_need_no_protection_if_none_is_active(tmp_path):
     case = _example()
     case.producers = {}
     case.prove(tmp_path)
@@ -345,13 +345,13 @@ def _m_entry_cut(c):
 MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.startswith("_m_")}
 
 
-def test_the_number_of_mutations():
+def test_there_are_as_many_mutations_as_documented():
     assert len(MUTATIONS) == 51
 
 
 @pytest.mark.parametrize("codec", [0, 4])
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_every_mutation_is_found_with_its_place(tmp_path, name, codec):
+def test_every_mutation_is_found_with_its_position(tmp_path, name, codec):
     case = _example(codec)
     before = case.files()
     MUTATIONS[name](case)
@@ -365,8 +365,8 @@ def test_every_mutation_is_found_with_its_place(tmp_path, name, codec):
     assert (error.byte_position is not None and error.offset is not None) or "cut" in name
 
 
-def test_a_marker_above_the_cleaned_range_is_read_there(tmp_path):
-    """Without it the transaction is open, and its data must stay."""
+def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
+    """Without it the transaction is open, and its data must be retained."""
     case = _example()
     case.prove(tmp_path)
     active = case.segments[-1]
@@ -380,7 +380,7 @@ def test_a_marker_above_the_cleaned_range_is_read_there(tmp_path):
     assert caught.value.offset == 16
 
 
-def test_a_torn_tail_of_the_last_segment_is_left_unread(tmp_path):
+def test_a_torn_tail_of_the_last_segment_is_not_read(tmp_path):
     case = _example()
     active = case.segments[-1]
     for tail in (b"\0" * 40, b"\0" * 500, data(43, 8, (b"y", b"z"))[:-1], b"\x7f" * 61):
@@ -404,7 +404,7 @@ def test_a_group_of_several_outputs(tmp_path, bases):
     assert (split.records_kept, split.batches_kept) == (whole.records_kept, whole.batches_kept)
 
 
-def test_outputs_that_take_each_others_batches_are_found(tmp_path):
+def test_outputs_that_contain_each_others_batches_are_found(tmp_path):
     for change in range(6):
         case = _example()
         case.split(0, [2, 10])
@@ -414,7 +414,7 @@ def test_outputs_that_take_each_others_batches_are_found(tmp_path):
         elif change == 1:
             second.batches.insert(0, first.batches.pop())
         elif change == 2:
-            third.base = 11  # its first batch lies below
+            third.base = 11  # its first batch is below
         elif change == 3:
             second.base = 3  # inside the batch at 2
         elif change == 4:
@@ -447,7 +447,7 @@ def test_an_index_beyond_its_capacity_is_found(tmp_path):
 
 
 def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
-    """Producers that take turns; every transaction has ended when the last segment begins."""
+    """Producers that alternate; every transaction has ended when the last segment begins."""
     keys = [b"k%d" % i for i in range(rng.choice([2, 5, 20]))]
     offset, opened, producers = rng.choice([0, 100]), {}, {}
     segments = []
@@ -473,7 +473,7 @@ def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
                 end(pid)
                 continue
             if pid >= 0 and pid not in opened and rng.random() < 0.15:
-                opened[pid] = None  # its data has gone already
+                opened[pid] = None  # its data has been removed already
                 end(pid)
                 continue
             n = rng.randint(1, 4)
@@ -493,7 +493,7 @@ def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
 
 
 @pytest.mark.parametrize("number", range(draws(60)))
-def test_random_rounds_pass_and_random_losses_do_not(tmp_path, number):
+def test_random_rounds_pass_and_random_losses_fail(tmp_path, number):
     seed = f"proof-transactions-{number}"
     print(seed)
     rng = random.Random(seed)
@@ -516,7 +516,7 @@ def test_random_rounds_pass_and_random_losses_do_not(tmp_path, number):
 
 
 def _random_losses(case: Case, rng: random.Random, directory: Path) -> None:
-    """Markers of data that is left, and aborted records: no round may lose the one or keep the other."""
+    """Return markers of data that is left, and aborted records: no round may lose the former or retain the latter."""
     sources = [b for s in case.segments[:-1] for b in decode_log(s.log)]
     markers = [b for b in sources if b.control and b.records]
     for marker in rng.sample(markers, min(3, len(markers))):
@@ -553,7 +553,7 @@ def _random_losses(case: Case, rng: random.Random, directory: Path) -> None:
             output.batches = batches
 
 
-def test_markers_beyond_the_memory_are_an_error_that_says_so(tmp_path, monkeypatch):
+def test_markers_beyond_the_memory_are_an_error_with_a_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 4)
     case = _example()
