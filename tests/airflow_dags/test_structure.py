@@ -22,6 +22,7 @@ TOLD_HERE = (SNAPSHOTS, BROKERS, REBUILD, LEDGER)
 PAGE = (DAGS / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_the_dags(ask: Ask, tmp_path: Path) -> None:
     """One reading of them all, as it takes seconds: no errors, nothing brought in that is not Airflow's, and of each
     DAG what holds for all."""
@@ -67,6 +68,7 @@ def in_order(tasks: dict[str, Any], *names: str) -> bool:
     return all(after in tasks[before]["downstream"] for before, after in itertools.pairwise(names))
 
 
+@pytest.mark.long
 def test_the_command_of_a_job(ask: Ask, keytail_home: Path) -> None:
     """A word of a Param is a word of the command, whatever is in it; templates in it stay as they are."""
     odd = [*(word for word in ODD if word), "{{ 1 + 1 }}", "{% raw %}"]
@@ -101,6 +103,7 @@ def test_the_command_of_a_job(ask: Ask, keytail_home: Path) -> None:
     assert "--force" not in verify["application_args"]
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_defaults_is_told(ask: Ask) -> None:
     """Of the Params from the environment, where DAGs are read: by the variable's name, for the DAGs of that file."""
     found = ask(
