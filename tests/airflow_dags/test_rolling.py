@@ -280,6 +280,7 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
     assert seen == {rolling.UP, rolling.DOWN, rolling.KEPT_DOWN, rolling.UNTOUCHED, "stopped", "through"}
 
 
+@pytest.mark.long
 def test_each_step_is_a_task_and_the_last_one_reports(rolls_of: dict[str, Any]) -> None:
     tasks = rolls_of["three"]["tasks"]
     assert set(tasks) == {"choose", "roll", *(f"{group}.{step}" for group in GROUPS for step in rolling.STEPS)}
@@ -300,6 +301,7 @@ def test_each_step_is_a_task_and_the_last_one_reports(rolls_of: dict[str, Any]) 
     assert wanted <= set(rolls_of["three"]["params"])
 
 
+@pytest.mark.long
 def test_without_brokers_there_is_one_task_with_instructions(rolls_of: dict[str, Any]) -> None:
     assert list(rolls_of["none"]["tasks"]) == ["inventory_is_missing"]
 

@@ -193,6 +193,7 @@ def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keyt
     assert "lock" in told
 
 
+@pytest.mark.long
 def test_missing_requirements_are_reported(run_dag: Ask, tmp_path: Path) -> None:
     found = run_dag(LEDGER, {})
     assert found["tasks"] == {"maintain": "failed", "tell_partial": "skipped", "done": "upstream_failed"}

@@ -22,6 +22,7 @@ TOLD_HERE = (SNAPSHOTS, BROKERS, REBUILD, LEDGER)
 PAGE = (DAGS / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_the_dags_have_the_expected_structure(ask: Ask, tmp_path: Path) -> None:
     """All are read once, since that takes seconds: no errors, no imports except Airflow's, and the properties that all
     DAGs share."""
@@ -67,6 +68,7 @@ def in_order(tasks: dict[str, Any], *names: str) -> bool:
     return all(after in tasks[before]["downstream"] for before, after in itertools.pairwise(names))
 
 
+@pytest.mark.long
 def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) -> None:
     """A Param is one argument of the command, whatever it contains; templates in it are not rendered."""
     odd = [*(word for word in ODD if word), "{{ 1 + 1 }}", "{% raw %}"]
@@ -101,6 +103,7 @@ def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) 
     assert "--force" not in verify["application_args"]
 
 
+@pytest.mark.long
 def test_invalid_defaults_are_reported(ask: Ask) -> None:
     """Of the Params from the environment, when DAGs are read: by the variable's name, for the DAGs of that file."""
     found = ask(

@@ -132,7 +132,9 @@ def test_one_corrupt_partition_does_not_stop_the_others(engine: SparkEngine, tmp
     assert snapshot(log_dir / "t-1") == untouched
 
 
-def test_a_partition_that_does_not_fit_is_refused_with_numbers_and_the_rest_continues(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_partition_that_does_not_fit_is_refused_with_numbers_and_the_rest_continues(
+    engine: SparkEngine, tmp_path: Path
+) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     limit = least_scratch_bytes(tasks[1])
     assert least_scratch_bytes(tasks[2]) > limit

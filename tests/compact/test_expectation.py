@@ -97,7 +97,9 @@ def session(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"each_s": [SPARK_FROM_S] * 64}, True),
     ],
 )
-def test_large_runs_start_spark(given: dict[str, Any], has_spark: bool, session: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_large_runs_start_spark(
+    given: dict[str, Any], has_spark: bool, session: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = {"master": None, "each_s": [0.1] * 10, **given}
     with contextlib.ExitStack() as run, Reporter("compact", [("a-0", 1)]) as reporter:
         found = workers.workers_of_run(run, reporter, given.pop("master"), given.pop("each_s"), **given)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chance import draws
-from tests.reference import codecs
+from tests.reference import codecs, hashing
 from tests.reference.batches import Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.varints import crc32c, decode_varint, decode_varlong, encode_varint, encode_varlong
 
@@ -73,6 +73,12 @@ def test_crc32c_vectors() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720 B.4
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
+
+
+@given(st.binary(max_size=300))
+@settings(deadline=None, max_examples=draws(300))
+def test_crc32c_equals_its_definition(data: bytes) -> None:
+    assert crc32c(data) == hashing.crc32c(data)
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1))

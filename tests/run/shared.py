@@ -19,14 +19,21 @@ from tests.run.cluster import Cluster, cluster
 
 _session: list[Any] = []
 
+_FOR_SMALL_DATA = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.daemon.module": "tests.run.preloaded",
+    # Compiling a query costs more than interpreting it for a few rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 
 def shared_session() -> Any:
     from keytail.run import delta
     from keytail.run.session import local_session
 
     if not _session:
-        # Small data does not need the 200 tasks of Spark's default for each shuffle.
-        settings = {**delta.session_settings(None), "spark.sql.shuffle.partitions": "2"}
+        settings = {**delta.session_settings(None), **_FOR_SMALL_DATA}
         _session.append(local_session("local[2]", "keytail tests", settings))
     return _session[0]
 

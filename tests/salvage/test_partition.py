@@ -28,7 +28,7 @@ from tests.chance import SEED, draws
 from tests.in_pieces import take_in_pieces
 from tests.reference import legacy
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
-from tests.reference.hashing import crc32c
+from tests.reference.varints import crc32c
 
 NOW_MS = 1_700_000_000_000
 INTERVAL_BYTES = 300

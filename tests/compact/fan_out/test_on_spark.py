@@ -52,7 +52,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_many_tasks_leave_what_one_task_leaves(engine: SparkEngine, small: None, bound: int | None, tmp_path: Path) -> None:
+def test_many_tasks_leave_what_one_task_leaves(
+    engine: SparkEngine, small: None, bound: int | None, tmp_path: Path
+) -> None:
     """Fan-out is chosen during the scan, because the map of one task is too small; also in passes of one group each."""
     log_dir, tasks = make(tmp_path / "logs", count=2)
     expected = with_one_task(engine, log_dir, tmp_path, tasks)

@@ -1,0 +1,19 @@
+"""A Spark Python daemon that has imported keytail: its workers, which it forks, need not each import it for a second.
+
+    spark.python.daemon.module  tests.run.preloaded
+
+Spark's own daemon imports nothing, because libraries that start threads may not survive a fork. These start theirs at
+their first use, which is in the worker.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    import pandas  # noqa: F401
+    import pyarrow  # noqa: F401
+    import pyspark.worker  # noqa: F401
+    from pyspark.daemon import manager
+
+    import keytail.compact.worker  # noqa: F401
+
+    manager()
