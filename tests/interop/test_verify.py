@@ -20,7 +20,7 @@ from keytail.cli.selection import Choice
 from keytail.compact.planning import Rules
 from keytail.describe.command import describe
 from keytail.log.fs import LOCAL
-from keytail.log.partition import survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
 from keytail.verify.command import verify
 from keytail.verify.findings import Finding
 from keytail.verify.log_dir import verify_log_dir

@@ -14,7 +14,8 @@ import pytest
 
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
-from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.rebuild_index import driver as rebuild
 from keytail.rebuild_index.driver import Rebuild
 from keytail.rebuild_index.partition import PartitionPlan, plan_partition

@@ -15,8 +15,8 @@ from keytail.cli.selection import Choice, pick
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
+from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.metadata import read_topic_id
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.run.rows import status_of
 from keytail.run.workers import workers_of_run

@@ -16,7 +16,8 @@ from keytail.cli.configuration import Configuration
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.each_partition import uncollected
 
 

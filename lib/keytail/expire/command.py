@@ -31,7 +31,7 @@ from keytail.compact.planning import check_clock
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.expire.settings import unknown_retention
-from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
+from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
@@ -143,12 +143,9 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                 if spark is None and flags.path is not None:
                     reporter.note("starting Spark, for the ledger")
                     spark = session_of_run(run, None, submitted=False, extra=flags.session_settings())
-                recorded = recording(
-                    flags, spark, run_id_at(now_ms, secrets.token_hex(4)), command="expire",
-                    log_dirs=request.choice.log_dirs, now_ms=now_ms, configuration=configuration,
-                    shared_storage=request.shared_storage, on_note=reporter.note, fs=fs,
-                )  # fmt: skip
-                with recorded as record:
+                about = Run("expire", run_id_at(now_ms, secrets.token_hex(4)), now_ms, request.choice.log_dirs,
+                            configuration, request.shared_storage)  # fmt: skip
+                with recording(flags, spark, about, on_note=reporter.note, fs=fs) as record:
                     record.intend([_planned_row(one) for one in looked_at if one.retention is not None])
                     for one in looked_at:
                         row = _settle(fs, one, request, now_ms)

@@ -15,7 +15,7 @@ import numpy as np
 from keytail.errors import KeytailError
 from keytail.export.avro import AvroSchemas, decode_avro
 from keytail.format.columns import BytesColumn
-from keytail.log.record_table import RecordTable
+from keytail.log.records.table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
 
 # The largest TIMESTAMP of Spark, in ms.

@@ -303,7 +303,7 @@ def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[L
     """Return the current state of the log, with the stable offset limited by the request, and notes for the row."""
     from keytail.export.plan import LogNow  # noqa: PLC0415 (--help stays fast)
     from keytail.log.checkpoint import read_epochs  # noqa: PLC0415 (as the line above)
-    from keytail.log.metadata import read_topic_id  # noqa: PLC0415 (as the line above)
+    from keytail.log.cluster.metadata import read_topic_id  # noqa: PLC0415 (as the line above)
     from keytail.log.readable import readable  # noqa: PLC0415 (brings in the kernels)
 
     now_ms = time.time_ns() // 1_000_000

@@ -16,13 +16,14 @@ from keytail.config.message_format import older_format
 from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry
 
 if TYPE_CHECKING:
     from keytail.cli.configuration import Configuration
     from keytail.import_.plan import Rules
     from keytail.import_.request import Request
-    from keytail.log.replay import Topic
+    from keytail.log.cluster.replay import Topic
 
 _LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
 _DEFAULT_CODEC = "none"

@@ -26,10 +26,11 @@ from keytail.cli.quarantine import Place
 from keytail.cli.selection import Choice, choose
 from keytail.errors import KeytailError, in_words
 from keytail.format import names
-from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
+from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, hosted, survey_partition
+from keytail.log.log_dirs import hosted
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
@@ -153,12 +154,9 @@ def rebuild(
 
             of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
             now_ms = time.time_ns() // 1_000_000
-            recorded = recording(
-                flags, spark, run_id_at(now_ms, run_id), command="rebuild-index", log_dirs=request.choice.log_dirs,
-                now_ms=now_ms, configuration=configuration, shared_storage=request.shared_storage,
-                on_note=reporter.note, fs=fs,
-            )  # fmt: skip
-            with recorded as record:
+            about = Run("rebuild-index", run_id_at(now_ms, run_id), now_ms, request.choice.log_dirs, configuration,
+                        request.shared_storage)  # fmt: skip
+            with recording(flags, spark, about, on_note=reporter.note, fs=fs) as record:
                 record.intend([replace(one.refused_row(), status="begun") for one in looked_at if one.plan is not None])
                 Rebuild(
                     plans, spark, of_dirs, heard, lambda trace: say(trace, "error"), fs,
