@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param, TriggerRule, chain, dag, task_group
+from airflow.sdk import Param, TriggerRule, chain, task_group
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
@@ -38,34 +38,26 @@ _BROKERS = "keytail_compact_brokers"
 _SNAPSHOTS = "keytail_compact_snapshots"
 
 
-@dag(
-    dag_id=_BROKERS,
+@steps.dag(
+    _BROKERS,
+    {
+        "brokers": steps.brokers_param(),
+        **steps.selection(),
+        **steps.settings(),
+        **steps.compaction(),
+    },
     dag_display_name="keytail: compact brokers",
     description="Compact the log dirs of stopped brokers, each on its own host",
     doc_md=f"""Compacts the log dirs of stopped brokers, by a command on each broker's host. `choose` reads the
 brokers from the inventory (`KEYTAIL_BROKERS`). Does not stop or start brokers.
 {STEPS}""",
-    schedule=steps.schedule_of(_BROKERS),
-    catchup=False,
-    max_active_runs=1,
-    default_args=steps.DEFAULT_ARGS,
-    params=steps.params(
-        _BROKERS,
-        {
-            "brokers": steps.words_param((), "Brokers", "Names of the inventory, one per line. Empty: all brokers."),
-            **steps.selection(),
-            **steps.settings(),
-            **steps.compaction(),
-        },
-    ),
     tags=["keytail", "kafka", "compaction"],
 )
 def compact_brokers() -> None:
     @steps.task(execution_timeout=steps.SHORT)
     def choose() -> list[str]:
         """Return the brokers of this run; raises InventoryError for a mistake in the inventory."""
-        wanted = steps.given()["brokers"]
-        return [inventory.broker(name).name for name in wanted] or [one.name for one in inventory.brokers()]
+        return [one.name for one in inventory.chosen(steps.given()["brokers"])]
 
     tasks: list[Any] = []
 
@@ -113,37 +105,30 @@ def compact_brokers() -> None:
     steps.end_with(*tasks, partial=["broker.compact", "broker.verify", "broker.ledger"])
 
 
-@dag(
-    dag_id=_SNAPSHOTS,
+@steps.dag(
+    _SNAPSHOTS,
+    {
+        "log_dirs": steps.words_param((), "Log dirs", "One per line (--log-dirs). Default: log.dirs of config."),
+        "config": steps.text_param(None, "server.properties", "Path of the broker's file (--config).", minLength=1),
+        **steps.selection(),
+        **steps.settings(),
+        **steps.compaction(),
+        "keytail_home": steps.text_param(
+            steps.HOME, "keytail's home", "Environment in which keytail is installed on the worker and all "
+            "executors, with jobs/ and conf/.", minLength=1,
+        ),
+        "spark_home": steps.text_param(None, "SPARK_HOME", "Default: the Spark of keytail's home.", minLength=1),
+        "properties_file": steps.text_param(
+            None, "Properties file", "For spark-submit (--properties-file) instead of conf/spark-defaults.conf; "
+            "for a ledger: keytail's conf/spark-delta.conf.", minLength=1,
+        ),
+        "conf": Param({}, type="object", title="Spark's settings", description="Each is a --conf of spark-submit."),
+    },
     dag_display_name="keytail: compact snapshots",
     description="Compact log dirs that are mounted on all hosts of a Spark cluster, by spark-submit",
     doc_md=f"""Compacts log dirs that a worker of Airflow and all hosts of a Spark cluster have at the same path, by
 `spark-submit` in client mode with the connection `spark_default`. Nothing else may write to these log dirs.
 {STEPS}""",
-    schedule=steps.schedule_of(_SNAPSHOTS),
-    catchup=False,
-    max_active_runs=1,
-    default_args=steps.DEFAULT_ARGS,
-    params=steps.params(
-        _SNAPSHOTS,
-        {
-            "log_dirs": steps.words_param((), "Log dirs", "One per line (--log-dirs). Default: log.dirs of config."),
-            "config": steps.text_param(None, "server.properties", "Path of the broker's file (--config).", minLength=1),
-            **steps.selection(),
-            **steps.settings(),
-            **steps.compaction(),
-            "keytail_home": steps.text_param(
-                steps.HOME, "keytail's home", "Environment in which keytail is installed on the worker and all "
-                "executors, with jobs/ and conf/.", minLength=1,
-            ),
-            "spark_home": steps.text_param(None, "SPARK_HOME", "Default: the Spark of keytail's home.", minLength=1),
-            "properties_file": steps.text_param(
-                None, "Properties file", "For spark-submit (--properties-file) instead of conf/spark-defaults.conf; "
-                "for a ledger: keytail's conf/spark-delta.conf.", minLength=1,
-            ),
-            "conf": Param({}, type="object", title="Spark's settings", description="Each is a --conf of spark-submit."),
-        },
-    ),
     tags=["keytail", "kafka", "compaction", "spark"],
 )
 def compact_snapshots() -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param, chain, dag, task_group
+from airflow.sdk import Param, chain, task_group
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
@@ -43,8 +43,26 @@ def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], comman
     return made
 
 
-@dag(
-    dag_id=_DAG,
+@steps.dag(
+    _DAG,
+    {
+        "brokers": steps.brokers_param(),
+        "by": steps.text_param(
+            "broker", "A task for each", "group: one task for the brokers of a group, one after the other, for "
+            "hosts that share disks; a broker without a group has its own task.", enum=["broker", "group"],
+        ),
+        **steps.selection(),
+        **{name: steps.settings()[name] for name in ("topic_config", "topic_configs", "metadata_is_current")},
+        "truncate": Param(
+            False, type="boolean", title="Truncate",
+            description="Truncate logs that were torn by a crash, where a broker would (--truncate).",
+        ),
+        "all": Param(
+            False, type="boolean", title="All",
+            description="Also rebuild valid files that differ from what a recovering broker writes (--all).",
+        ),
+        "ledger": steps.compaction()["ledger"],
+    },
     dag_display_name="keytail: rebuild indexes",
     description="Rebuild missing and wrong index files on the hosts of all stopped brokers",
     doc_md="""Rebuilds `.index`, `.timeindex` and `.txnindex` files that are missing or do not match their logs, before
@@ -63,40 +81,14 @@ Retries are safe: index files that match their logs are not changed, so a second
 `truncate`, logs that were torn by a crash are truncated where a broker would truncate them at its start. No time is
 passed to keytail: it uses the clock of its host.
 """,
-    schedule=steps.schedule_of(_DAG),
-    catchup=False,
-    max_active_runs=1,
-    default_args=steps.DEFAULT_ARGS,
-    params=steps.params(
-        _DAG,
-        {
-            "brokers": steps.words_param((), "Brokers", "Names of the inventory, one per line. Empty: all brokers."),
-            "by": steps.text_param(
-                "broker", "A task for each", "group: one task for the brokers of a group, one after the other, for "
-                "hosts that share disks; a broker without a group has its own task.", enum=["broker", "group"],
-            ),
-            **steps.selection(),
-            **{name: steps.settings()[name] for name in ("topic_config", "topic_configs", "metadata_is_current")},
-            "truncate": Param(
-                False, type="boolean", title="Truncate",
-                description="Truncate logs that were torn by a crash, where a broker would (--truncate).",
-            ),
-            "all": Param(
-                False, type="boolean", title="All",
-                description="Also rebuild valid files that differ from what a recovering broker writes (--all).",
-            ),
-            "ledger": steps.compaction()["ledger"],
-        },
-    ),
     tags=["keytail", "kafka", "index"],
 )
 def index_rebuild() -> None:
     @steps.task(execution_timeout=steps.SHORT)
     def choose() -> list[list[str]]:
         values = steps.given()
-        chosen = [inventory.broker(name) for name in values["brokers"]] or inventory.brokers()
         groups: dict[str, list[str]] = {}
-        for one in chosen:
+        for one in inventory.chosen(values["brokers"]):
             key = f"group {one.group}" if values["by"] == "group" and one.group else f"broker {one.name}"
             groups.setdefault(key, []).append(one.name)
         return list(groups.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,11 @@ def broker(name: str, path: str | None = None) -> Broker:
         if one.name == name:
             return one
     raise InventoryError(f"the inventory has no broker {name!r}; it has {', '.join(one.name for one in known)}")
+
+
+def chosen(names: Sequence[str]) -> list[Broker]:
+    """Return the brokers with these names; all if there are none."""
+    return [broker(name) for name in names] or brokers()
 
 
 _TEXTS = ("name", "keytail", "config", "group")

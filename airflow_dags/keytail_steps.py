@@ -16,6 +16,7 @@ from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import Param, TriggerRule, get_current_context
+from airflow.sdk import dag as airflow_dag
 from airflow.sdk import task as airflow_task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -55,13 +56,20 @@ def left_by(task_id: str) -> dict[str, Any]:
     return instance.xcom_pull(task_ids=task_id, map_indexes=instance.map_index) or {}
 
 
-def schedule_of(dag_id: str) -> str | None:
-    """Return a cron expression from the environment of the DAG processor, for example
-    KEYTAIL_COMPACT_BROKERS_SCHEDULE."""
-    return os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None
+def dag(dag_id: str, declared: Mapping[str, Param], **more: Any) -> Any:
+    """Return Airflow's @dag with the settings that all DAGs share.
+
+    The environment of the DAG processor may have a cron expression, in KEYTAIL_COMPACT_BROKERS_SCHEDULE or the like,
+    and defaults of Params.
+    """
+    shared = {
+        "schedule": os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None, "catchup": False, "max_active_runs": 1,
+        "default_args": DEFAULT_ARGS, "params": _params(dag_id, declared),
+    }  # fmt: skip
+    return airflow_dag(dag_id=dag_id, **(shared | more))
 
 
-def params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
+def _params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
     """Return the Params with the defaults in KEYTAIL_COMPACT_BROKERS_PARAMS or the like, JSON for scheduled runs."""
     variable = f"{dag_id.upper()}_PARAMS"
     text = os.environ.get(variable)
@@ -87,6 +95,10 @@ def words_param(default: Sequence[str], title: str, description: str) -> Param:
 def text_param(default: str | None, title: str, description: str, **schema: Any) -> Param:
     kinds: Any = ["null", "string"] if default is None else "string"
     return Param(default, type=kinds, title=title, description=description, **schema)
+
+
+def brokers_param() -> Param:
+    return words_param((), "Brokers", "Names of the inventory, one per line. Empty: all brokers.")
 
 
 def selection() -> dict[str, Param]:

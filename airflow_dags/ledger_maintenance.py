@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param, dag
+from airflow.sdk import Param
 from airflow.sdk.exceptions import AirflowFailException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
@@ -18,8 +18,26 @@ import keytail_steps as steps
 _DAG = "keytail_ledger_maintenance"
 
 
-@dag(
-    dag_id=_DAG,
+@steps.dag(
+    _DAG,
+    {
+        "ledger": steps.text_param(None, "Ledger", "Ledger that is given to runs (--ledger).", minLength=1),
+        "retain_days": Param(
+            400, type=["null", "integer"], minimum=1, title="Days to retain",
+            description="Older rows are removed (--retain-days). Empty: none are removed.",
+        ),
+        "broker": steps.text_param(
+            None, "Broker", "Broker on whose host the ledger is, by its name in the inventory. Empty: this worker."
+        ),
+        "keytail_home": steps.text_param(
+            steps.HOME, "keytail's home", "Environment in which keytail is installed on this worker.",
+            minLength=1,
+        ),
+        "delta_jars": steps.text_param(
+            None, "Delta's jars", "Directory with them, if no Maven repository can be reached (--delta-jars).",
+            minLength=1,
+        ),
+    },
     dag_display_name="keytail: maintain the ledger",
     description="Remove old rows from the ledger of runs, and merge its small files",
     doc_md="""Keeps the ledger of `--ledger` small: `keytail history --maintain`.
@@ -33,31 +51,6 @@ _DAG = "keytail_ledger_maintenance"
 Runs may append at the same time. Retries are safe: each table is changed by Delta's own commits, and finished work is
 not repeated. The ledger is only a record: no decision of keytail depends on it.
 """,
-    schedule=steps.schedule_of(_DAG),
-    catchup=False,
-    max_active_runs=1,
-    default_args=steps.DEFAULT_ARGS,
-    params=steps.params(
-        _DAG,
-        {
-            "ledger": steps.text_param(None, "Ledger", "Ledger that is given to runs (--ledger).", minLength=1),
-            "retain_days": Param(
-                400, type=["null", "integer"], minimum=1, title="Days to retain",
-                description="Older rows are removed (--retain-days). Empty: none are removed.",
-            ),
-            "broker": steps.text_param(
-                None, "Broker", "Broker on whose host the ledger is, by its name in the inventory. Empty: this worker."
-            ),
-            "keytail_home": steps.text_param(
-                steps.HOME, "keytail's home", "Environment in which keytail is installed on this worker.",
-                minLength=1,
-            ),
-            "delta_jars": steps.text_param(
-                None, "Delta's jars", "Directory with them, if no Maven repository can be reached (--delta-jars).",
-                minLength=1,
-            ),
-        },
-    ),
     tags=["keytail", "ledger"],
 )
 def ledger_maintenance() -> None:

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task_group
+from airflow.sdk import Param, TriggerRule, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
@@ -101,10 +101,6 @@ CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a lo
 ASK_S = 300.0  # time that a check, or doctor, may take
 
 
-def _values() -> Any:
-    return get_current_context()["params"]
-
-
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Store why the task failed, for the report of the last task."""
@@ -161,7 +157,7 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
 
 def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
     """Wait until all checks were good `looks` times in a row; raises AirflowFailException with the last failure."""
-    values = _values()
+    values = steps.given()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
     good = 0
     while True:
@@ -178,7 +174,7 @@ def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) 
 
 
 def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
-    values = _values()
+    values = steps.given()
     if one.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
         raise AirflowSkipException(f"{one.name} is not in only_brokers")
     if values["dry_run"]:
@@ -207,14 +203,14 @@ def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stop(one: inventory.Broker) -> None:
-    ended = commands.run(one.commands["stop"], one.on_host, 60 * _values()["stop_minutes"], parse_rows=False)
+    ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
     if ended.exit_status != 0:
         raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.words}")
 
 
 def _stopped(one: inventory.Broker) -> dict[str, Any]:
     """Wait until every log dir has its clean shutdown file and its lock is free."""
-    values = _values()
+    values = steps.given()
     until_s = time.monotonic() + 60 * values["stop_minutes"]
     states: list[str] = []
     while True:
@@ -235,13 +231,13 @@ def _stopped(one: inventory.Broker) -> dict[str, Any]:
 
 
 def _compact(one: inventory.Broker) -> dict[str, Any]:
-    values = _values()
+    values = steps.given()
     limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
     return commands.outcome(commands.run(words_of(one, values)["compact"], one.on_host, limit_s))
 
 
 def _verify(one: inventory.Broker) -> dict[str, Any]:
-    values = _values()
+    values = steps.given()
     ended = commands.run(words_of(one, values)["verify"], one.on_host, 60 * values["verify_minutes"])
     said = rolling.verdict(ended.exit_status, ended.rows)
     get_current_context()["ti"].xcom_push(key="verdict", value=said)
@@ -259,7 +255,7 @@ def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, A
     if not rolling.may_start(said):
         assert said is not None
         raise AirflowFailException(f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}")
-    poll_s = _values()["poll_seconds"]
+    poll_s = steps.given()["poll_seconds"]
     _let_go(one, poll_s)
     for number in range(1, START_TRIES + 1):
         ended = commands.run(one.commands["start"], one.on_host, ASK_S, parse_rows=False)
@@ -301,7 +297,7 @@ def _group(group: str, name: str) -> Any:
         @task(retries=3)
         def begin() -> None:
             """Mark the point after which the broker may be down: `start` runs whatever happens."""
-            if _values()["dry_run"]:
+            if steps.given()["dry_run"]:
                 raise AirflowSkipException("a dry run stops nothing")
 
         @task(retries=2)
@@ -340,7 +336,7 @@ def _group(group: str, name: str) -> Any:
         def go_on() -> None:
             with _explained():
                 why = rolling.stops_the_roll(
-                    *_left_by(group), stop_on_damage=_values()["stop_on_damage"]
+                    *_left_by(group), stop_on_damage=steps.given()["stop_on_damage"]
                 )
                 if why:
                     raise AirflowFailException(f"the broker runs and is in sync, but the roll stops here: {why}")
@@ -415,7 +411,7 @@ def _declare(named: list[str]) -> None:
         """Return the brokers of this run; fails first for a mistake in the inventory or in Params."""
         with _explained():
             known = inventory.brokers()
-            names = rolling.chosen([one.name for one in known], _values()["only_brokers"])
+            names = rolling.chosen([one.name for one in known], steps.given()["only_brokers"])
             wrong = [f"{one.name} {rolling.lacking(one.commands)}" for one in known
                      if one.name in names and rolling.lacking(one.commands)]  # fmt: skip
             if wrong:
@@ -451,16 +447,13 @@ def _tell(problem: str) -> None:
     inventory_is_missing()
 
 
-@dag(
-    dag_id=DAG_ID,
+@steps.dag(
+    DAG_ID,
+    PARAMS,
     dag_display_name="keytail: rolling maintenance",
     description="Each broker in turn: stop, compact, verify, start, wait until in sync",
     doc_md=DOC,
-    schedule=steps.schedule_of(DAG_ID),
-    catchup=False,
-    max_active_runs=1,
     default_args={"retry_delay": timedelta(seconds=float(os.environ.get(RETRY, "30")))},
-    params=steps.params(DAG_ID, PARAMS),
     tags=["keytail", "kafka", "rolling"],
 )
 def rolling_maintenance() -> None:

@@ -5,23 +5,13 @@
 The hosts of the driver and of every executor must have the log dirs at the same path.
 """
 
-from __future__ import annotations
-
-import sys
+import runpy
 from pathlib import Path
 
-
-def main() -> None:
+if __name__ == "__main__":
     try:
-        from keytail.main.main import run_as_job  # noqa: PLC0415 (may have to restart first)
+        from keytail.main.main import run_as_job
     except ModuleNotFoundError as missing:
-        sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
-        from compact import restart_beside_spark  # noqa: PLC0415 (the job beside this one)
-
-        restart_beside_spark(missing)
+        runpy.run_path(str(Path(__file__).with_name("beside_spark.py")))["restart"](missing.name)
         raise
     run_as_job("audit")
-
-
-if __name__ == "__main__":
-    main()

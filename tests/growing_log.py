@@ -14,7 +14,8 @@ from pathlib import Path
 from keytail.compact.one_partition import compact
 from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL
-from keytail.log.partition import PartitionEntry, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import PartitionEntry, survey_partition
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted
 from tests.reference.indexing import index_files

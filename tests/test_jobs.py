@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import compact
+from jobs import beside_spark
 
-JOBS = sorted((Path(__file__).parents[1] / "jobs").glob("*.py"))
-MISSING = ModuleNotFoundError("No module named 'keytail'", name="keytail")
+JOBS = sorted(set((Path(__file__).parents[1] / "jobs").glob("*.py")) - {Path(beside_spark.__file__)})
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_it_starts_anew_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # both variables are restored after the test
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "python3")
     monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
-    compact.restart_beside_spark(MISSING)
+    beside_spark.restart("keytail")
     assert started == [(beside, [str(beside), "jobs/compact.py", "--execute"])]
     assert os.environ["PYSPARK_PYTHON"] == str(beside)
 
@@ -52,11 +51,21 @@ def test_that_python_has_none_either(beside: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(beside))
     monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("started again"))
     with pytest.raises(SystemExit, match="has no module keytail; set PYSPARK_PYTHON"):
-        compact.restart_beside_spark(MISSING)
+        beside_spark.restart("keytail")
 
 
 def test_spark_did_not_come_by_pip(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("started again"))
     with pytest.raises(SystemExit, match="has no module keytail"):
-        compact.restart_beside_spark(MISSING)
+        beside_spark.restart("keytail")
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
+def test_a_job_needs_no_other_file_where_keytail_is_installed(job: Path, tmp_path: Path) -> None:
+    """In cluster mode spark-submit sends only the file of the job."""
+    alone = tmp_path / job.name
+    alone.write_bytes(job.read_bytes())
+    done = subprocess.run([sys.executable, str(alone), "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "spark-submit jobs/" in done.stdout

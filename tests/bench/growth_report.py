@@ -7,32 +7,30 @@ that takes its colours from the page, in light and in dark mode.
 from __future__ import annotations
 
 import html
-import io
 import json
-import re
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from keytail.report.chart import Axis, Chart, numbers
 from tests.bench.growth import KAFKA, TASK
 
 STYLE = (Path(__file__).parent / "growth_report.css").read_text()
 # An exponent of the bytes this close to 1 counts as linear: caches and fixed costs bend any line.
 NEARLY = 0.1
-INK, FAINT = "#010203", "#010204"
-# The page's style defines each colour.
-COLOURS = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
-MARKS = ("o", "s", "^", "D")
-_NAMES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {c: f"var(--side-{n})" for n, c in enumerate(COLOURS)}
-
-mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "keytail", "font.size": 9, "font.family": "sans-serif"})
+# The page's style says what each colour is.
+COLOURS = tuple(f"var(--side-{n})" for n in range(4))
+FAINT = "var(--faint)"
+# Around the middle of a point: a circle, a square, a triangle, a diamond.
+MARKS = (
+    "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z", "m-3,-3h6v6h-6z", "m0,-3.5l3.5,6.5h-7z", "m0,-4l4,4l-4,4l-4,-4z",
+)  # fmt: skip
+HEIGHT = 209
 
 
 def page(found: dict[str, Any]) -> str:
@@ -58,7 +56,7 @@ def page(found: dict[str, Any]) -> str:
         "median of its runs, a bar goes from the least to the most.</p>\n"
         f'<details class="facts"><summary>The machine</summary><dl>{facts}</dl></details>\n'
         + "\n".join(parts)
-        + '\n<section><h2>Raw numbers</h2><p>As <code>growth.json</code>, which this page is made from.</p>'
+        + "\n<section><h2>Raw numbers</h2><p>As <code>growth.json</code>, which this page is made from.</p>"
         f'<details><summary>JSON</summary><pre id="raw">{html.escape(json.dumps(found))}</pre></details></section>\n'
         "</main>\n</body>\n</html>\n"
     )
@@ -97,91 +95,68 @@ def _summary(curves: dict[str, Any]) -> str:
 
 
 def _draw(name: str, curve: dict[str, Any], x_of: Callable[[Any], float], x_label: str, *, log_x: bool) -> str:
-    drawing = Drawing(figsize=(4.2, 2.9), layout="constrained")
-    axes = drawing.add_subplot()
     points = curve["points"]
-    for side in _sides(points):
-        number = _colour(side)
-        having = [point for point in points if side in point["sides"]]
-        xs = [x_of(point) for point in having]
-        runs = [point["sides"][side]["seconds"] for point in having]
-        middle = [statistics.median(seconds) for seconds in runs]
-        spread = [[m - min(s) for m, s in zip(middle, runs, strict=True)],
-                  [max(s) - m for m, s in zip(middle, runs, strict=True)]]  # fmt: skip
-        line = "none" if name == "records" else "-"
-        axes.errorbar(xs, middle, yerr=spread, color=COLOURS[number], marker=MARKS[number], markersize=4.5,
-                      linewidth=1.6, elinewidth=1, capsize=2, linestyle=line)  # fmt: skip
-        if name == "records":
-            fixed, slope, _ = cost_of_bytes(having, side)
-            axes.plot([0, max(xs)], [fixed, fixed + slope * max(xs)], color=COLOURS[number], linewidth=1.2)
-        if name == "unique":
-            _say_rounds(axes, having, side, xs, middle)
+    places = [x_of(point) for point in points]
+    most = max(max(of_side["seconds"]) for point in points for of_side in point["sides"].values())
+    if log_x:
+        powers = range(math.floor(math.log10(min(places))), math.ceil(math.log10(max(places))) + 1)
+        first, last = min(places) / 1.5, max(places) * 1.5
+        ticks = [(10.0**n, _short(10.0**n)) for n in powers if first <= 10.0**n <= last]
+        across = Axis(first, last, ticks, x_label, scale=math.log)
+    else:
+        ticks = [(x, f"{x:g}") for x in places] if name == "cores" else numbers(max(places), 5)
+        across = Axis(0, 1.05 * max(places), ticks, x_label)
+    chart = Chart(f"{curve['title']}: seconds", HEIGHT, across, Axis(0, 1.08 * most, numbers(most, 5), "seconds"))
     if name == "cores":
         first = statistics.median(points[0]["sides"]["keytail on Spark"]["seconds"])
-        counts = [point["x"] for point in points]
-        axes.plot(counts, [first * counts[0] / n for n in counts], color=FAINT, linestyle="--", linewidth=1.2)
-        axes.set_xticks(counts)
-    if log_x:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(_short))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel("seconds")
-    return _svg(drawing, axes, name, f"{curve['title']}: seconds")
+        chart.line([(x, first * places[0] / x) for x in places], FAINT, is_dashed=True)
+    for side in _sides(points):
+        having = [point for point in points if side in point["sides"]]
+        runs = [(x_of(point), point["sides"][side]["seconds"]) for point in having]
+        number = _colour(side)
+        for x, seconds in runs:
+            chart.line([(x, min(seconds)), (x, max(seconds))], COLOURS[number])
+        line = [(x, statistics.median(seconds)) for x, seconds in runs]
+        _mark(chart, line, MARKS[number], COLOURS[number])
+        if name == "records":
+            fixed, slope, _ = cost_of_bytes(having, side)
+            line = [(x, fixed + slope * x) for x in (0, max(places))]
+        chart.line(line, COLOURS[number])
+        if name == "unique":
+            _say_rounds(chart, having, side, line)
+    return chart.svg()
 
 
-def _say_rounds(axes: Any, points: Sequence[dict[str, Any]], side: str, xs: list[float], ys: list[float]) -> None:
-    for point, x, y in zip(points, xs, ys, strict=True):
+def _mark(chart: Chart, points: Sequence[tuple[float, float]], mark: str, colour: str) -> None:
+    for x, y in (chart.place(*point) for point in points):
+        chart.add("path", d=f"M{x:.1f},{y:.1f}{mark}", style=f"fill:{colour}")
+
+
+def _say_rounds(chart: Chart, points: Sequence[dict[str, Any]], side: str, line: list[tuple[float, float]]) -> None:
+    for point, place in zip(points, line, strict=True):
         rounds = point["sides"][side].get("rounds")
         if rounds and rounds[0] > 1:
-            axes.annotate(f"{rounds[0]}", (x, y), xytext=(0, 5), textcoords="offset points", ha="center", color=INK,
-                          fontsize=8)  # fmt: skip
+            x, y = chart.place(*place)
+            chart.add("text", str(rounds[0]), x=x, y=y - 6, text_anchor="middle")
 
 
 def _memory(curve: dict[str, Any]) -> str:
-    drawing = Drawing(figsize=(4.2, 2.9), layout="constrained")
-    axes = drawing.add_subplot()
-    having = [point for point in curve["points"] if "peak_bytes" in point["sides"].get(TASK, {})]
-    keys = [point["sides"][TASK]["records_after"][0] / 1e6 for point in having]
-    for number, name in enumerate(("peak_bytes", "before_bytes")):
-        values = [statistics.median(point["sides"][TASK][name]) / 2**20 for point in having]
-        axes.plot(keys, values, color=COLOURS[1] if number == 0 else FAINT, marker=MARKS[number], markersize=4.5,
-                  linewidth=1.6, linestyle="-" if number == 0 else "--")  # fmt: skip
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("million keys that survive")
-    axes.set_ylabel("MiB, private")
-    return _svg(drawing, axes, "memory", "Peak private memory of the task's process, over keys")
+    of_task = [point["sides"][TASK] for point in curve["points"] if "peak_bytes" in point["sides"].get(TASK, {})]
+    keys = [one["records_after"][0] / 1e6 for one in of_task]
+    peak, before = (
+        [statistics.median(one[name]) / 2**20 for one in of_task] for name in ("peak_bytes", "before_bytes")
+    )
+    across = Axis(0, 1.05 * max(keys), numbers(max(keys), 5), "million keys that survive")
+    up = Axis(0, 1.08 * max(peak), numbers(max(peak), 5), "MiB, private")
+    chart = Chart("Peak private memory of the task's process, over keys", HEIGHT, across, up)
+    for number, (values, colour) in enumerate(((peak, COLOURS[1]), (before, FAINT))):
+        line = list(zip(keys, values, strict=True))
+        chart.line(line, colour, is_dashed=number == 1)
+        _mark(chart, line, MARKS[number], colour)
+    return chart.svg()
 
 
-def _svg(drawing: Any, axes: Any, name: str, title: str) -> str:
-    drawing.patch.set_alpha(0)
-    axes.patch.set_alpha(0)
-    axes.grid(color=FAINT, linewidth=0.4, alpha=0.5)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, which="both", width=0.6)
-    for place, spine in axes.spines.items():
-        spine.set_visible(place in ("left", "bottom"))
-        spine.set_color(INK)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-    out = io.StringIO()
-    drawing.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    svg = out.getvalue()[out.getvalue().index("<svg") :]
-    for colour, variable in _NAMES.items():
-        svg = svg.replace(colour, variable)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg height="[^"]*" width="[^"]*"',
-                  r"<svg \1", svg, count=1).replace(
-        "<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)  # fmt: skip
-
-
-def _short(value: float, _: Any = None) -> str:
+def _short(value: float) -> str:
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"

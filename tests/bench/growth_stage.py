@@ -14,7 +14,8 @@ from keytail.compact.compaction import Compaction
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL
-from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.run.session import end_jvm, local_session
 from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace

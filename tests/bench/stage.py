@@ -7,7 +7,8 @@ import sys
 import time
 
 from keytail.log.fs import LOCAL
-from keytail.log.partition import survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.rebuild_index.partition import PartitionPlan, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.session import end_jvm, local_session

@@ -119,7 +119,9 @@ def test_the_page_needs_no_other_file_and_contains_every_number() -> None:
     assert len(seen.ids) == len(set(seen.ids))
     assert {link[1:] for link in seen.asked} | set(re.findall(r"url\(#([\w-]+)\)", text)) <= set(seen.ids)
     assert json.loads(seen.raw) == found
-    assert not set(growth_report._NAMES) & set(re.findall(r"#\w{6}", text)), "every colour is the page's"
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text))
+    assert drawings.count("<svg") == len(found["curves"]) + 1
+    assert not re.findall(r"#\w{3,6}\b", drawings), "every colour is the page's"
     for curve in found["curves"].values():
         assert curve["date"] in text
         for point in curve["points"]:

@@ -27,7 +27,8 @@ from keytail.log.checkpoint import update_offset
 from keytail.log.freeing import Freeing
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.heap import keep_freed_memory
-from keytail.log.partition import survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.rebuild_index.tasks import Rebuild
 from tests.bench.limits import limits
 from tests.bench.memory import peak_private

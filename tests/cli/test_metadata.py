@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keytail.log.appended import appended_after
+from keytail.log.cluster.appended import appended_after
 from keytail.log.import_record import ImportRecord
 from tests import golden
 from tests.command_line import Run, rows_of

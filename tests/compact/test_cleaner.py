@@ -18,8 +18,8 @@ from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.kernels.batches import OK, index_batches
 from keytail.log import writer
 from keytail.log.fs import LOCAL
-from keytail.log.key_scan import KeyScanner
-from keytail.log.scan import RecordScanner
+from keytail.log.records.key_scan import KeyScanner
+from keytail.log.records.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, random_log, task_for, write_log

@@ -16,7 +16,8 @@ from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import ResultRow
 from keytail.run.spark_engine import SparkEngine

@@ -21,7 +21,8 @@ from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import PartitionFacts, hosted, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.log.producers import first_unstable
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.indexing import index_files

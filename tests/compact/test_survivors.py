@@ -8,7 +8,7 @@ from keytail.compact.offset_map import OffsetMap
 from keytail.compact.plan import segments_between
 from keytail.compact.survivors import Followers, SurvivorBuilder
 from keytail.log.fs import LOCAL
-from keytail.log.key_scan import KeyScanner
+from keytail.log.records.key_scan import KeyScanner
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import NATIVE_ENTRY, TransactionTracker
 from tests.chance import chance, draws

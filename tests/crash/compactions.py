@@ -25,7 +25,8 @@ from keytail.config.compaction import CompactionConfig
 from keytail.errors import Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import LogDirFacts, PartitionEntry, hosted, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.producers import first_unstable
 from keytail.log.recover import recover
 from keytail.run.engine import ThisProcess

@@ -20,7 +20,8 @@ from keytail.expire.ages import age_tasks, read_age
 from keytail.expire.partition import Retention, age_candidates, decide, refusals, remove
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import LOCAL, FileStat, FileSystem
-from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.log.recover import recover
 from tests.chance import SEED
 from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop

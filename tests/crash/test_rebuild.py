@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.log.recover import recover
 from keytail.rebuild_index.partition import plan_partition
 from keytail.rebuild_index.tasks import Rebuild

@@ -13,8 +13,9 @@ import pytest
 from keytail.cli.kafka_version import which_kafka
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.log.fs import LOCAL
+from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.log_end import log_end
-from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.indexes import SegmentTask, cut, finish, index_segment, scan
 from keytail.rebuild_index.partition import plan_partition, segment_tasks, settle

@@ -19,9 +19,10 @@ from keytail.format import legacy
 from keytail.format.batch import BATCH_TABLE
 from keytail.kernels import batches
 from keytail.log.checkpoint import read_offsets
-from keytail.log.fs import LOCAL, MOST_SMALL_BYTES
+from keytail.log.cluster.metadata import read_metadata
+from keytail.log.files.existing import MOST_SMALL_BYTES
+from keytail.log.fs import LOCAL
 from keytail.log.log_end import log_end
-from keytail.log.metadata import read_metadata
 from keytail.run.tasks import attempt_one
 from keytail.verify.task import verify_partition
 from tests.hostile.directories import run

@@ -16,7 +16,8 @@ from keytail.import_.install import finish, install
 from keytail.import_.plan import ImportPlan, ReplicaFacts, plan_import, survey_replica
 from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.log.fs import FileSystem
-from keytail.log.partition import survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.log.recover import recover
 from keytail.log.writer import Limits
 from tests.crash.partitions import PARTITION, write_segment

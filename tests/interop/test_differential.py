@@ -27,7 +27,8 @@ from keytail.errors import KeytailError
 from keytail.format.index import TXN_ENTRY
 from keytail.log.checkpoint import write_offsets
 from keytail.log.fs import LOCAL
-from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.log.producers import first_unstable
 from tests.chance import SEED
 from tests.in_pieces import take_in_pieces

@@ -17,7 +17,8 @@ from keytail.config.resolve import Setting, from_command_line
 from keytail.expire.command import ExpireRow, Request
 from keytail.expire.driver import expire
 from keytail.log.fs import LOCAL
-from keytail.log.partition import survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import survey_partition
 from tests.chance import SEED
 from tests.interop.kafka import CLOCK_MS, Kafka, Retained, step_batch, step_delete_records, step_raw, step_roll
 from tests.interop.traffic import DAY_MS, Traffic, random_traffic

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from keytail.log.fs import LOCAL
-from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.lookup.steps import Lookup, lookup_offset, lookup_time
 from tests import golden
 from tests.chance import SEED

@@ -22,8 +22,8 @@ import pytest
 
 from keytail.config.keys import KEYS, TOPIC_KEYS, file_names
 from keytail.format.names import parse_metadata_snapshot
+from keytail.log.cluster.metadata import METADATA_DIR, ClusterMetadata, read_metadata
 from keytail.log.fs import LOCAL
-from keytail.log.metadata import METADATA_DIR, ClusterMetadata, read_metadata
 from tests.interop.broker import NODE_ID, Broker
 from tests.interop.broker_client import BrokerClient, client_command
 from tests.interop.kafka import KafkaUnavailable

@@ -26,7 +26,8 @@ from keytail.kernels.native import crc32c
 from keytail.log.checkpoint import read_offsets, write_offsets
 from keytail.log.fs import LOCAL
 from keytail.log.lock import hold
-from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.log.producers import first_unstable
 from tests.interop.compare import differences
 from tests.interop.kafka import Cleaned, Kafka, KafkaError, Loaded, step_delete_records, step_raw, step_roll

@@ -11,7 +11,8 @@ import pytest
 
 from keytail.format.index import parse_txn_index
 from keytail.log.fs import LOCAL
-from keytail.log.partition import survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.rebuild_index.partition import Rest, plan_partition
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
 from tests.chance import SEED

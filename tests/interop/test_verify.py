@@ -20,7 +20,7 @@ from keytail.cli.selection import Choice
 from keytail.describe.command import Request as DescribeRequest
 from keytail.describe.driver import describe
 from keytail.log.fs import LOCAL
-from keytail.log.partition import survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
 from keytail.verify.command import Request
 from keytail.verify.driver import verify
 from keytail.verify.findings import Finding

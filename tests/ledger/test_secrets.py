@@ -14,7 +14,7 @@ from keytail.cli.configuration import read_configuration
 from keytail.cli.masking import HIDDEN, masked_arguments
 from keytail.ledger import write as of_spark
 from keytail.ledger.history import folded_runs
-from keytail.ledger.of_run import LedgerFlags, recording
+from keytail.ledger.of_run import LedgerFlags, Run, recording
 from keytail.ledger.tables import TABLES
 
 SECRET = "hunter2"
@@ -44,10 +44,8 @@ def test_the_ledger_gets_the_command_line_masked(tmp_path: Path, monkeypatch: An
     monkeypatch.setattr(sys, "argv", ["keytail", *ARGUMENTS])
     notes: list[str] = []
     configuration = read_configuration(None, [], False)
-    run = recording(
-        LedgerFlags(f"s3a://key:{SECRET}@bucket/ledger"), None, "run", command="compact", log_dirs=[str(tmp_path)],
-        now_ms=0, configuration=configuration, on_note=notes.append,
-    )  # fmt: skip
+    about = Run("compact", "run", 0, [str(tmp_path)], configuration)
+    run = recording(LedgerFlags(f"s3a://key:{SECRET}@bucket/ledger"), None, about, on_note=notes.append)
     with pytest.raises(OSError), run:
         raise OSError(f"s3a://key:{SECRET}@bucket/t is not there")
     assert written[0]["arguments"] == masked_arguments(ARGUMENTS)

@@ -25,7 +25,7 @@ from keytail.ledger import tables as ledger_tables
 from keytail.ledger.command import PartitionRow, Request, RunRow, show_rows
 from keytail.ledger.history import folded_partitions, folded_runs
 from keytail.ledger.maintain import maintain
-from keytail.ledger.of_run import LedgerFlags, Recording, recording
+from keytail.ledger.of_run import LedgerFlags, Recording, Run, recording
 from keytail.ledger.read import read_rows
 from keytail.ledger.repair import repair
 from keytail.ledger.tables import Stamp, partition_fields
@@ -271,9 +271,9 @@ def test_a_run_works_even_if_it_cannot_repair_the_ledger(
     ledger.intend(1, [planned_row(task) for task in tasks])
     (log_dir / "cleaner-offset-checkpoint").write_text("no checkpoint")
     notes: list[str] = []
-    given = {"log_dirs": [str(log_dir)], "now_ms": 0, "configuration": Configuration(), "on_note": notes.append}
+    run = Run("compact", "next", 0, [str(log_dir)], Configuration())
     monkeypatch.setattr(sys, "argv", ["keytail", "compact"])
-    with recording(LedgerFlags(path), engine, "next", command="compact", **given) as record:
+    with recording(LedgerFlags(path), engine, run, on_note=notes.append) as record:
         record.end([], 0)
     assert "could not be determined" in notes[0]
     assert runs(path)["next"].status == "done"

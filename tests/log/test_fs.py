@@ -15,6 +15,7 @@ import pytest
 
 from keytail.errors import Refused, SymbolicLink
 from keytail.log import fs as module
+from keytail.log.files.attributes import ACCESS_ACL
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
@@ -207,7 +208,7 @@ SHARED = _acl(
 )
 
 
-def _set_acl(path: Path, value: bytes, name: str = module.ACCESS_ACL) -> None:
+def _set_acl(path: Path, value: bytes, name: str = ACCESS_ACL) -> None:
     try:
         os.setxattr(path, name, value)
     except OSError as error:
@@ -221,7 +222,7 @@ def test_a_new_file_has_the_acl_of_the_old(tmp_path: Path) -> None:
     old.touch()
     _set_acl(old, SHARED)
     LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(old)))
-    assert os.getxattr(tmp_path / "new", module.ACCESS_ACL) == SHARED
+    assert os.getxattr(tmp_path / "new", ACCESS_ACL) == SHARED
     assert (tmp_path / "new").stat().st_mode == old.stat().st_mode
 
 
@@ -230,7 +231,7 @@ def test_a_directorys_default_acl_is_not_added(tmp_path: Path) -> None:
     old.touch()
     _set_acl(tmp_path, SHARED, "system.posix_acl_default")
     LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(old)))
-    assert module.ACCESS_ACL not in os.listxattr(tmp_path / "new")
+    assert ACCESS_ACL not in os.listxattr(tmp_path / "new")
     assert (tmp_path / "new").stat().st_mode == old.stat().st_mode
 
 
@@ -245,7 +246,7 @@ def test_the_acl_of_a_directory_comes_without_execute(tmp_path: Path) -> None:
     _set_acl(tmp_path, _acl(*entries))
     LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(tmp_path)))
     wanted = _acl(*((tag, bits & 6, who) for tag, bits, who in entries))
-    assert os.getxattr(tmp_path / "new", module.ACCESS_ACL) == wanted
+    assert os.getxattr(tmp_path / "new", ACCESS_ACL) == wanted
 
 
 @root_only

@@ -13,7 +13,8 @@ import pytest
 
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import PartitionFacts, SegmentFacts, list_partition, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import PartitionFacts, SegmentFacts, list_partition, survey_partition
 from tests.log_dirs import random_records, write_log_dir
 
 SEGMENTS = 12

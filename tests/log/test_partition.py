@@ -10,13 +10,8 @@ import pytest
 
 from keytail.errors import UsageProblem
 from keytail.log.fs import LOCAL
-from keytail.log.partition import (
-    PartitionFacts,
-    SegmentFacts,
-    hosted,
-    survey_log_dirs,
-    survey_partition,
-)
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import PartitionFacts, SegmentFacts, survey_partition
 from tests.crash.partitions import INTERVAL_BYTES, log_of, write_segment
 from tests.reference.batches import Rec, encode_batch
 

@@ -155,8 +155,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
         expiration_ms=expiration_ms, now_ms=NOW,
     )  # fmt: skip
     found_states = load_producers(
-        LOCAL, SegmentReader(LOCAL), str(path), facts.segments, facts.snapshots, log_start, end,
-        clean_shutdown=clean_shutdown, expiration_ms=expiration_ms, now_ms=NOW,
+        LOCAL, SegmentReader(LOCAL), str(path), facts, expiration_ms=expiration_ms, now_ms=NOW,
     )  # fmt: skip
     assert found_states.entries() == sorted(entries_of(loaded.known), key=lambda entry: entry.producer_id)
     unstable = first_unstable(LOCAL, facts, expiration_ms=expiration_ms, now_ms=NOW)
@@ -189,8 +188,7 @@ def test_without_snapshots_a_clean_stop_leaves_no_producer_and_a_crash_all(tmp_p
     for clean_shutdown, known in ((True, []), (False, [1, 2])):
         facts = partition(tmp_path, segments, {}, 2, clean_shutdown=clean_shutdown)
         found = load_producers(
-            LOCAL, SegmentReader(LOCAL), facts.path, facts.segments, (), 0, 2,
-            clean_shutdown=clean_shutdown, expiration_ms=1, now_ms=NOW + HOUR_MS,
+            LOCAL, SegmentReader(LOCAL), facts.path, facts, expiration_ms=1, now_ms=NOW + HOUR_MS,
         )  # fmt: skip
         assert sorted(found.states) == known  # replayed producers do not expire
         unstable = first_unstable(LOCAL, facts, expiration_ms=1, now_ms=NOW + 5)
@@ -208,8 +206,7 @@ def test_idle_producers_expire_unless_a_transaction_is_open(tmp_path: Path) -> N
     }
     facts = partition(tmp_path, {0: b"", 4: b""}, {4: encode_snapshot(entries_of(known))}, 4)
     found = load_producers(
-        LOCAL, SegmentReader(LOCAL), facts.path, facts.segments, (4,), 0, 4, clean_shutdown=True,
-        expiration_ms=HOUR_MS, now_ms=NOW,
+        LOCAL, SegmentReader(LOCAL), facts.path, facts, expiration_ms=HOUR_MS, now_ms=NOW,
     )  # fmt: skip
     assert sorted(found.states) == [2, 3]
 

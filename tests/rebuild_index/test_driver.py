@@ -12,7 +12,8 @@ import pytest
 
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
-from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import survey_partition
 from keytail.rebuild_index import tasks as rebuild
 from keytail.rebuild_index.partition import PartitionPlan, plan_partition
 from keytail.rebuild_index.tasks import Rebuild

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.tail import Cut, TornTail, cut_tail, plan_cut, torn_tail
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, write_segment

@@ -16,9 +16,9 @@ import pytest
 from keytail.errors import KeytailError
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.limits import MAX_RECORD_VARIABLE
-from keytail.log import block_check
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.log.records import block_check
 from keytail.salvage import scan as salvage_scan
 from keytail.salvage.partition import Salvage, Settings, salvage_partition
 from keytail.salvage.scan import read_around, scan_file

@@ -150,7 +150,7 @@ def test_only_requested_columns_are_read(
     frame = by_schema.option("logDirs", str(logs[0].log_dir)).load()
     assert frame.columns == ["partition", "key"]
     assert [bytes(row.key) for row in frame.collect()] == [row[3] for row in expected(logs[2])]
-    monkeypatch.setattr("keytail.log.record_table.RecordTable._gather", _never)
+    monkeypatch.setattr("keytail.log.records.table.RecordTable._gather", _never)
     options = parse_options({"logDirs": str(logs[0].log_dir), "topic": "a", "columns": "topic,offset,timestamp"})
     tasks = plan_read(LOCAL, options)
     found = sum(batch.num_rows for pieces in tasks for batch in record_batches(LOCAL, pieces, _arrow(options)))

@@ -51,8 +51,7 @@ def kept_of(log_dir: Path, *, copies: bool = False, groups: int = 1, fs: FileSys
     return Path(
         keep(
             fs, originals, str(log_dir / PARTITION), outputs()[:groups],
-            run_id="r1", topic="orders", partition=0, source_bases=[0, 10, 20, 30], end_offset=40, next_checkpoint=40,
-            now_ms=1_750_000_000_000,
+            run_id="r1", source_bases=[0, 10, 20, 30], end_offset=40, next_checkpoint=40,
         )
     )  # fmt: skip
 

@@ -61,8 +61,7 @@ class Story:
         bases = [base for group in groups for base in group.source_bases]
         self.entry = keep(
             LOCAL, Originals(str(self.originals), copies), str(self.path), groups[: done + 1],
-            run_id="r1", topic="orders", partition=0, source_bases=bases, end_offset=ACTIVE, next_checkpoint=after,
-            now_ms=1,
+            run_id="r1", source_bases=bases, end_offset=ACTIVE, next_checkpoint=after,
         )  # fmt: skip
         for group in groups[:done]:
             commit_group(LOCAL, str(self.path), group)
@@ -152,7 +151,7 @@ def test_without_hard_links_copies_are_kept_and_restored(tmp_path: Path) -> None
     with pytest.raises(Refused, match="cannot create a hard link") as caught:
         keep(
             WithoutLinks(), originals, str(tmp_path / "logs2" / PARTITION), partition.outputs()[:1], run_id="r2",
-            topic="orders", partition=0, source_bases=[0, 10], end_offset=ACTIVE, next_checkpoint=ACTIVE, now_ms=1,
+            source_bases=[0, 10], end_offset=ACTIVE, next_checkpoint=ACTIVE,
         )  # fmt: skip
     assert "--copy-originals" in str(caught.value)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from keytail.format.producers import encode_snapshot
 from keytail.log.fs import LOCAL
-from keytail.log.partition import survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
 from keytail.verify.finding_kinds import KINDS
 from keytail.verify.scope import Claims, claims_of
 from keytail.verify.task import verify_partition

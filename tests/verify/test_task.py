@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from keytail.errors import KeytailError
 from keytail.format.producers import encode_snapshot
 from keytail.limits import MAX_RECORD_VARIABLE
-from keytail.log import block_check
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.records import block_check
 from keytail.log.window import Window
 from keytail.run.tasks import attempt_one
 from keytail.verify import batches as verify_batches

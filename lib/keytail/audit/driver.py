@@ -27,8 +27,8 @@ from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
+from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.metadata import read_topic_id
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.run.engine import Engine
 from keytail.run.rows import status_of

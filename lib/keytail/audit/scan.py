@@ -19,7 +19,7 @@ from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.kernels import audit as kernels
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
-from keytail.log.scan import RecordScanner
+from keytail.log.records.scan import RecordScanner
 from keytail.log.stride import SegmentReader, Stride
 from keytail.values import to_bytes
 

@@ -11,8 +11,8 @@ from keytail.config.resolve import Layer, broker_options, topic_options
 from keytail.durations import duration_text
 from keytail.errors import Refused
 from keytail.format import names
+from keytail.log.cluster.metadata import ClusterMetadata, read_topic_id
 from keytail.log.fs import FileSystem
-from keytail.log.metadata import ClusterMetadata, read_topic_id
 from keytail.log.partition import PartitionEntry
 
 OLD_MS = 3_600_000

@@ -24,8 +24,8 @@ from keytail.config.resolve import Setting
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
+from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata
 from keytail.log.fs import FileSystem
-from keytail.log.metadata import ClusterMetadata, find_metadata_dir, read_metadata
 from keytail.telling import say
 
 _MOST_NAMED = 10
@@ -117,7 +117,7 @@ def _refuse_zookeeper(metadata: ClusterMetadata, properties: Mapping[str, MetaPr
 
 
 def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMetadata) -> None:
-    from keytail.log.appended import appended_after  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.cluster.appended import appended_after  # noqa: PLC0415 (--help stays fast)
 
     appended = appended_after(fs, log_dirs, metadata.as_of_ms + OLD_MS)
     if appended is not None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keytail.errors import Refused, UsageProblem
+from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
-from keytail.log.metadata import read_topic_id
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)")
 

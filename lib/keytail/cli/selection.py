@@ -19,8 +19,9 @@ from keytail.cli.flags import FromFlags
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.errors import UsageProblem
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.owner import work_as_owner
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.each_partition import uncollected
 
 

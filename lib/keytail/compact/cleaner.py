@@ -31,8 +31,8 @@ from keytail.log.directory import Directory
 from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
+from keytail.log.records.scan import RecordScanner
 from keytail.log.replace import CleanFile, GroupOutput, commit_group
-from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter

@@ -33,10 +33,10 @@ from keytail.compact.planning import (
     say_what_is_assumed,
 )
 from keytail.compact.task import CleaningTask
-from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
+from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
-from keytail.log.partition import hosted
+from keytail.log.log_dirs import hosted
 from keytail.run.each_partition import of_each
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -85,12 +85,15 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 engine = _workers(run, reporter, planned, request, flags)
             else:
                 reporter.watch(engine.driver_address)
-            recorded = recording(
-                flags, engine, run_id_at(rules.now_ms, run_id), command="compact", log_dirs=request.choice.log_dirs,
-                now_ms=rules.now_ms, configuration=configuration, shared_storage=request.shared_storage,
-                on_note=reporter.note, fs=fs,
-            )  # fmt: skip
-            with recorded as record:
+            about = Run(
+                "compact",
+                run_id_at(rules.now_ms, run_id),
+                rules.now_ms,
+                request.choice.log_dirs,
+                configuration,
+                request.shared_storage,
+            )
+            with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                 compaction = _compaction(engine, fs, chosen, tasks, request, reporter, deadline_s)
                 compaction.ledger = record.ledger
                 if originals is not None and tasks:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from keytail.cli.replicas import Replica, refuse_other_topic
 from keytail.errors import KeytailError, Refused, in_words
+from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
-from keytail.log.metadata import read_topic_id
 from keytail.log.partition import PartitionFacts, list_partition, survey_partition
 from keytail.telling import say
 

@@ -21,7 +21,7 @@ from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.scan import RecordScanner
+from keytail.log.records.scan import RecordScanner
 from keytail.log.stride import SegmentReader, Stride
 
 Place = tuple[int, int]  # the ordinal of the first record of a batch, and the batch's byte position

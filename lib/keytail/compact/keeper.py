@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 
 from keytail.compact.rounds import source_bytes
@@ -59,12 +58,9 @@ class Keeper:
             task.partition_path,
             result.groups,
             run_id=task.run_id,
-            topic=task.topic,
-            partition=task.partition,
             source_bases=[segment.base_offset for segment in sources],
             end_offset=behind,
             next_checkpoint=result.end_offset,
-            now_ms=time.time_ns() // 1_000_000,
         )
 
     def let_go(self, task: CleaningTask) -> None:

@@ -19,9 +19,9 @@ from keytail.format import names
 from keytail.format.index import parse_offset_index
 from keytail.log import meter
 from keytail.log.fs import FileSystem
-from keytail.log.key_scan import KeyScanner
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
+from keytail.log.records.key_scan import KeyScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
 
@@ -79,17 +79,9 @@ def contradicting(task: CleaningTask, offset: int) -> CorruptLog:
 
 
 def active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:
+    expiration_ms = task.config.producer_id_expiration_ms
     producers = load_producers(
-        fs,
-        reader,
-        task.partition_path,
-        task.segments,
-        task.snapshots,
-        task.log_start_offset,
-        task.log_end_offset,
-        clean_shutdown=task.clean_shutdown,
-        expiration_ms=task.config.producer_id_expiration_ms,
-        now_ms=task.now_ms,
+        fs, reader, task.partition_path, task, expiration_ms=expiration_ms, now_ms=task.now_ms
     )
     return ActiveProducers.of(producers)
 

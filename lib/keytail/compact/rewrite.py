@@ -24,7 +24,7 @@ from keytail.format.compression import LZ4, compress, with_old_lz4_checksum
 from keytail.kernels import rewrite as kernels
 from keytail.kernels import rows as row_kernels
 from keytail.log.partition import SegmentFacts
-from keytail.log.scan import Chunk, RecordScanner
+from keytail.log.records.scan import Chunk, RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, OpenedRows, SegmentReader, Stride, refuse_unsupported
 from keytail.log.transactions import Transactions
 from keytail.log.writer import OutputWriter

@@ -18,8 +18,8 @@ from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors
 from keytail.log.ahead import one_ahead
-from keytail.log.key_scan import KeyChunk, KeyScanner
 from keytail.log.partition import SegmentFacts
+from keytail.log.records.key_scan import KeyChunk, KeyScanner
 from keytail.log.stride import SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.transactions import TransactionTracker
 

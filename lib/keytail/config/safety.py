@@ -1,7 +1,7 @@
 """Chooses, of several possible values of a setting, the one by which the fewest records are removed.
 
 The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
-value. Pure; `log/metadata.py` finds these values.
+value. Pure; `log/cluster/metadata.py` finds these values.
 """
 
 from __future__ import annotations

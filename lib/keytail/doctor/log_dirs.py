@@ -24,7 +24,8 @@ from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import can_be_asked, is_held
-from keytail.log.partition import LogDirFacts, survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import LogDirFacts
 from keytail.run.storage import is_local
 
 _FUTURE_MS = 3_600_000

@@ -20,10 +20,11 @@ from keytail.format.record import decode_varint, decode_varlong
 from keytail.kernels import dump as kernels
 from keytail.kernels.records import IN_RAW, RECORD_TABLE
 from keytail.log.fs import FileSystem
-from keytail.log.pieces import WHOLE_BLOCK_BYTES
-from keytail.log.record_table import RecordTable
-from keytail.log.scan import RecordScanner
-from keytail.log.stride import STRIDE_BYTES, SegmentReader, Stride
+from keytail.log.records.opening import BlockOpener, Stride
+from keytail.log.records.pieces import WHOLE_BLOCK_BYTES
+from keytail.log.records.scan import RecordScanner
+from keytail.log.records.table import RecordTable
+from keytail.log.stride import STRIDE_BYTES
 
 _ROWS = 1 << 16
 _NOTHING = np.empty(0, np.uint8)
@@ -72,7 +73,7 @@ class LogReader:
         self._raw = np.empty(STRIDE_BYTES, np.uint8)
         self._rows = np.empty(_ROWS, BATCH_TABLE)
         self._valid = np.empty(_ROWS, np.bool_)
-        self._opener = SegmentReader(fs)
+        self._opener = BlockOpener()
         self._scanner = RecordScanner()
         self.extent = Extent(0)
 

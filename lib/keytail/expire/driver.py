@@ -27,7 +27,7 @@ from keytail.expire.ages import Age, AgeTask, age_tasks, claimed_age, read_age
 from keytail.expire.command import ExpireRow, Request, exit_status
 from keytail.expire.partition import Decision, Retention
 from keytail.expire.settings import unknown_retention
-from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
+from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
@@ -84,12 +84,11 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                 if engine is None and flags.path is not None:
                     reporter.note("starting Spark, for the ledger")
                     engine = session_of_run(run, None, submitted=False, extra=flags.session_settings())
-                recorded = recording(
-                    flags, engine, run_id_at(now_ms, secrets.token_hex(4)), command="expire",
-                    log_dirs=request.choice.log_dirs, now_ms=now_ms, configuration=configuration,
-                    shared_storage=request.shared_storage, on_note=reporter.note, fs=fs,
-                )  # fmt: skip
-                with recorded as record:
+                run_id = run_id_at(now_ms, secrets.token_hex(4))
+                about = Run(
+                    "expire", run_id, now_ms, request.choice.log_dirs, configuration, request.shared_storage
+                )
+                with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                     record.intend([_planned_row(one) for one in looked_at if one.retention is not None])
                     for one in looked_at:
                         row = _settle(fs, one, request, now_ms)

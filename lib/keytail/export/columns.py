@@ -15,7 +15,7 @@ from keytail.errors import KeytailError
 from keytail.export.avro import decode_avro
 from keytail.export.formats import FIXED, Format, Formats
 from keytail.format.columns import BytesColumn
-from keytail.log.record_table import RecordTable
+from keytail.log.records.table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
 
 # The largest TIMESTAMP of Spark, in ms.

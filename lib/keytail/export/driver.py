@@ -31,9 +31,9 @@ from keytail.export.on_spark import Export, Exporting, ExportOutcome, Work
 from keytail.export.plan import ExportPlan, LogNow, plan_export
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
+from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.listed import again_beside_a_broker
-from keytail.log.metadata import read_topic_id
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import readable
 from keytail.lookup.steps import lookup_time

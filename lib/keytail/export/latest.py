@@ -25,8 +25,8 @@ from keytail.kernels.records import number_records
 from keytail.log.fs import FileSystem
 from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import SegmentFacts
-from keytail.log.record_table import RecordTable
-from keytail.log.scan import Chunk, RecordScanner
+from keytail.log.records.scan import Chunk, RecordScanner
+from keytail.log.records.table import RecordTable
 from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, TransactionTracker, read_aborted
 

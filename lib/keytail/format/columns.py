@@ -1,6 +1,6 @@
 """Byte strings and headers of many records as contiguous columns, laid out like Arrow's binary and list arrays.
 
-`log/record_table.py` decodes records into these columns, `encode.py` encodes them as batches.
+`log/records/table.py` decodes records into these columns, `encode.py` encodes them as batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encodes columns of records as batches of version 2: the reverse of `log/record_table.py`.
+"""Encodes columns of records as batches of version 2: the reverse of `log/records/table.py`.
 
 BATCH.md 6 specifies where a batch ends and what is refused. Batches have no producer and no transaction, like those
 of a producer without idempotence.
@@ -29,6 +29,19 @@ MAX_BATCH_RECORDS = 2**31 - 1
 BATCH_BYTES = 16384  # the default of a producer's `batch.size`
 CHUNK_BYTES = 4 << 20
 _CHUNK_BATCHES = 1 << 14
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Where a batch ends, and what a step yields: about `chunk_bytes` of whole batches before compression."""
+
+    batch_bytes: int = BATCH_BYTES
+    batch_records: int = MAX_BATCH_RECORDS
+    max_message_bytes: int = MAX_BATCH_BYTES
+    chunk_bytes: int = CHUNK_BYTES
+
+
+DEFAULT_LIMITS = BatchLimits()
 
 _OFFSETS = "the offsets of the {} are not ascending or exceed their data"
 _REFUSALS = {
@@ -91,27 +104,28 @@ def encode_batches(
     leader_epoch: int,
     codec: int = NONE,
     level: int | None = None,
-    batch_bytes: int = BATCH_BYTES,
-    batch_records: int = MAX_BATCH_RECORDS,
-    max_message_bytes: int = MAX_BATCH_BYTES,
+    limits: BatchLimits = DEFAULT_LIMITS,
     first_row: int = 0,
-    chunk_bytes: int = CHUNK_BYTES,
     log_append_time: bool = False,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Return an iterator of batches with consecutive offsets from `base_offset` on: bytes, and rows of BATCH_TABLE.
 
-    Each step yields about `chunk_bytes` of whole batches before compression, more only for a single larger batch;
-    positions in its rows are relative to its own first byte. The caller owns both arrays. `level` None is the codec's
-    default. `first_row` is the number of the first row in messages. `log_append_time`: the timestamps, which must all
-    be equal, are append times.
+    Each step yields about `limits.chunk_bytes`, more only for a single larger batch; positions in its rows are relative
+    to its own first byte. The caller owns both arrays. `level` None is the codec's default. `first_row` is the number
+    of the first row in messages. `log_append_time`: the timestamps, which must all be equal, are append times.
 
     Refused, before any byte is yielded, for rows that no batch can hold; and, when it is reached, for a record that
-    exceeds `max_message_bytes` even when compressed. UsageProblem for an invalid codec, level or limit.
+    exceeds `limits.max_message_bytes` even when compressed. UsageProblem for an invalid codec, level or limit.
     """
     check_level(codec, level)
-    if not (0 < batch_bytes <= MAX_BATCH_BYTES and 0 < batch_records <= MAX_BATCH_RECORDS and chunk_bytes > 0):
+    if not (
+        0 < limits.batch_bytes <= MAX_BATCH_BYTES
+        and 0 < limits.batch_records <= MAX_BATCH_RECORDS
+        and limits.chunk_bytes > 0
+    ):
         raise UsageProblem(
-            f"invalid batch limits: {batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and {batch_records} records",
+            f"invalid batch limits: {limits.batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and {limits.batch_records} "
+            "records",
             slug="invalid-batch-limits",
         )
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
@@ -122,58 +136,32 @@ def encode_batches(
     if log_append_time and len(columns) and (columns.timestamps_ms != columns.timestamps_ms[0]).any():
         raise ValueError("records appended at several times")
     arrays = _arrays(columns)
-    most_bytes = min(max_message_bytes, MAX_BATCH_BYTES)
+    most_bytes = min(limits.max_message_bytes, MAX_BATCH_BYTES)
+    batch_bytes = min(limits.batch_bytes, most_bytes)
     largest = _check(arrays, first_row, most_bytes if codec == NONE else MAX_BATCH_BYTES)
-    return _chunks(
-        arrays,
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        codec=codec,
-        level=level,
-        batch_bytes=min(batch_bytes, most_bytes),
-        batch_records=batch_records,
-        max_message_bytes=most_bytes,
-        first_row=first_row,
-        chunk_bytes=chunk_bytes,
-        log_append_time=log_append_time,
-        room_bytes=max(largest, min(batch_bytes, most_bytes)),
-    )
 
+    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        n, room_bytes = 0, limits.chunk_bytes + max(largest, batch_bytes)
+        while n < len(columns):
+            target, table = np.empty(room_bytes, np.uint8), np.zeros(_CHUNK_BATCHES, BATCH_TABLE)
+            n, n_bytes, rows = kernels.write_blocks(
+                *arrays, n, base_offset, batch_bytes, limits.batch_records, limits.chunk_bytes, target, table
+            )
+            target, table = target[:n_bytes], table[:rows]
+            table["magic"] = 2
+            table["leader_epoch"] = leader_epoch
+            table["producer_id"] = NO_PRODUCER_ID
+            table["producer_epoch"] = table["coordinator_epoch"] = -1
+            table["base_sequence"] = NO_SEQUENCE
+            table["control_type"] = NO_CONTROL_TYPE
+            if codec != NONE:
+                target = _compressed(target, table, codec, level, most_bytes, first_row - base_offset)
+            if log_append_time:
+                table["attributes"] |= LOG_APPEND_TIME
+            kernels.put_headers(target, table)
+            yield target, table
 
-def _chunks(
-    arrays: tuple,
-    *,
-    base_offset: int,
-    leader_epoch: int,
-    codec: int,
-    level: int | None,
-    batch_bytes: int,
-    batch_records: int,
-    max_message_bytes: int,
-    first_row: int,
-    chunk_bytes: int,
-    log_append_time: bool,
-    room_bytes: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    records, n = len(arrays[0]), 0
-    while n < records:
-        target, table = np.empty(chunk_bytes + room_bytes, np.uint8), np.zeros(_CHUNK_BATCHES, BATCH_TABLE)
-        n, n_bytes, rows = kernels.write_blocks(
-            *arrays, n, base_offset, batch_bytes, batch_records, chunk_bytes, target, table
-        )
-        target, table = target[:n_bytes], table[:rows]
-        table["magic"] = 2
-        table["leader_epoch"] = leader_epoch
-        table["producer_id"] = NO_PRODUCER_ID
-        table["producer_epoch"] = table["coordinator_epoch"] = -1
-        table["base_sequence"] = NO_SEQUENCE
-        table["control_type"] = NO_CONTROL_TYPE
-        if codec != NONE:
-            target = _compressed(target, table, codec, level, max_message_bytes, first_row - base_offset)
-        if log_append_time:
-            table["attributes"] |= LOG_APPEND_TIME
-        kernels.put_headers(target, table)
-        yield target, table
+    return chunks()
 
 
 def _compressed(

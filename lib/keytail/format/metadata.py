@@ -2,7 +2,7 @@
 
 Only the types that define a topic, its configuration and the cluster's version are decoded; all others are skipped by
 their number, so that nothing else of a cluster (such as credentials) is read. Errors are ValueError with the reason;
-`log/replay.py` computes the resulting state.
+`log/cluster/replay.py` computes the resulting state.
 """
 
 from __future__ import annotations

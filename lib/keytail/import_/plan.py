@@ -18,9 +18,9 @@ from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.producers import check_snapshot, encode_snapshot
 from keytail.log.checkpoint import read_epochs
+from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.import_record import ImportRecord, parse_record
-from keytail.log.metadata import read_topic_id
 from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
 from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.epochs import Epoch

@@ -15,7 +15,7 @@ import numpy as np
 
 from keytail.errors import Refused
 from keytail.format import names
-from keytail.format.encode import RecordColumns, encode_batches, joined
+from keytail.format.encode import BatchLimits, RecordColumns, encode_batches, joined
 from keytail.log.fs import FileSystem
 from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
@@ -102,8 +102,7 @@ class SegmentsWriter:
             leader_epoch=task.leader_epoch,
             codec=task.codec,
             level=task.level,
-            batch_bytes=task.batch_bytes,
-            max_message_bytes=task.max_message_bytes,
+            limits=BatchLimits(task.batch_bytes, max_message_bytes=task.max_message_bytes),
             first_row=self._next - task.base_offset,
             log_append_time=task.log_append_time,
         )

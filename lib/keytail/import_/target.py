@@ -18,9 +18,10 @@ from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.import_.command import Request
 from keytail.import_.plan import Rules
+from keytail.log.cluster.replay import Topic
 from keytail.log.fs import FileSystem
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
-from keytail.log.replay import Topic
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry
 
 _LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
 _DEFAULT_CODEC = "none"

@@ -136,19 +136,21 @@ def _as_result(row: Any) -> ResultRow:
     return ResultRow(row.topic, row.partition, row.log_dir, row.status, row.error, **known)
 
 
+@dataclass(frozen=True)
+class Run:
+    """What a ledger records of a run from its beginning; `run_id` is that of `run_id_at`."""
+
+    command: str
+    run_id: str
+    now_ms: int
+    log_dirs: Sequence[str]
+    configuration: Configuration
+    shared_storage: bool = False
+
+
 @contextlib.contextmanager
 def recording(
-    flags: LedgerFlags,
-    engine: Engine | None,
-    run_id: str,
-    *,
-    command: str,
-    log_dirs: Sequence[str],
-    now_ms: int,
-    configuration: Configuration,
-    shared_storage: bool = False,
-    on_note: Callable[[str], None],
-    fs: FileSystem = LOCAL,
+    flags: LedgerFlags, engine: Engine | None, run: Run, *, on_note: Callable[[str], None], fs: FileSystem = LOCAL
 ) -> Iterator[Recording]:
     """Open the ledger of one run and record it from its intent to its end; the locks of its log dirs must be held.
 
@@ -159,18 +161,20 @@ def recording(
         yield Recording()
         return
     from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in the kernels)
+
     assert engine is not None  # a ledger needs Spark
-    ledger = Ledger(engine, flags.path, run_id, command, on_note=on_note)
+    ledger = Ledger(engine, flags.path, run.run_id, run.command, on_note=on_note)
     ledger.open()
-    _repair(ledger, log_dirs, shared_storage, fs)
+    _repair(ledger, run.log_dirs, run.shared_storage, fs)
     ledger.begin(
         arguments=masked_arguments(sys.argv[1:]),
-        log_dirs=list(log_dirs),
+        log_dirs=list(run.log_dirs),
         versions=versions(),
-        now_ms=now_ms,
-        config=given_settings(configuration),
+        now_ms=run.now_ms,
+        config=given_settings(run.configuration),
     )
-    on_note(f"ledger: this is run {run_id}; to show it: keytail history --ledger {masked(flags.path)} --run {run_id}")
+    show = f"keytail history --ledger {masked(flags.path)} --run {run.run_id}"
+    on_note(f"ledger: this is run {run.run_id}; to show it: {show}")
     made = Recording(ledger)
     try:
         yield made

@@ -18,7 +18,7 @@ from keytail.format.compression import CODECS
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
-from keytail.log.scan import RecordScanner
+from keytail.log.records.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 
 

@@ -1,8 +1,9 @@
-"""The only module that accesses log dirs: it contains every read, and every operation that changes something.
+"""The only module by which log dirs are accessed: every read, and every operation that changes something.
 
-Every path is resolved to a descriptor of its directory, without following links below a log dir (`paths.py`), and its
-last name is then used relative to that. So the owner of a log dir cannot redirect an operation of root to another
-place. New files and directories get the owner of their directory, and never a mode with more than read and write.
+The modules of `files/`, which no other module imports, carry out the operations. Every path is resolved to a descriptor
+of its directory, without following links below a log dir (`files/paths.py`), and its last name is then used relative to
+that. So the owner of a log dir cannot redirect an operation of root to another place. New files and directories get the
+owner of their directory, and never a mode with more than read and write.
 
 Each operation passes through one of two private hooks, one for operations that change something and one for the
 others, so that a subclass can record it, stop before it, drop it or make it fail. Errors are the system's own OSError
@@ -14,49 +15,32 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import grp
 import mmap
 import os
-import pwd
 import re
-import stat as stat_bits
-import struct
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
-from keytail.acting_user import current, is_another
-from keytail.errors import WRITTEN_TO, ForeignFile, NotRegular, Refused, SymbolicLink
+from keytail.errors import SymbolicLink
 from keytail.log import meter
-from keytail.log.file_facts import (
-    ACCESS_ACL,
+from keytail.log.files import existing, new
+from keytail.log.files.attributes import (
     DirEntry,
     DirName,
     FileStat,
     Sizes,
-    attributes_of,
     file_stat,
     scan,
     scan_names,
     scan_sizes,
 )
-from keytail.log.paths import DIRECTORY, READABLE_DIRECTORY, open_directory, split, symbolic_link
+from keytail.log.files.existing import in_directory, of_directory
+from keytail.log.files.paths import READABLE_DIRECTORY
 
 T = TypeVar("T")
 
-# Limit for a file that is read whole. The index of a log of 2^31 bytes, with an entry each 100 bytes, has half of it.
-MOST_SMALL_BYTES = 1 << 29
-
 # Errors of `link`: the file system has no hard links, or no more for this file, or both names are on different ones.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-
-# Without O_NONBLOCK, opening a FIFO waits for the other end.
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-_READ_AND_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-
-_ACL_HEADER = struct.Struct("<I")
-_ACL_ENTRY = struct.Struct("<HHI")
-_ACL_EXECUTE = 1
 
 # Descriptions for errors.
 _DOING = {
@@ -85,6 +69,7 @@ _DOING = {
     "rmdir": "removing the directory",
     "set_mtime_ns": "setting the modification time",
 }
+
 
 class FileSystem:
     """The real file system. Paths are strings; descriptors are plain integers."""
@@ -121,12 +106,12 @@ class FileSystem:
 
     def scan(self, path: str) -> list[DirEntry]:
         """List a directory, unsorted; names that vanish meanwhile are omitted."""
-        return self._look("scan", (path,), lambda: _of_directory(path, scan, READABLE_DIRECTORY))
+        return self._look("scan", (path,), lambda: of_directory(path, scan, READABLE_DIRECTORY))
 
     def scan_names(self, path: str) -> list[DirName]:
         """List the names in a directory, unsorted. Does not stat files if the file system reports the type of each
         name."""
-        return self._look("scan", (path,), lambda: _of_directory(path, scan_names, READABLE_DIRECTORY))
+        return self._look("scan", (path,), lambda: of_directory(path, scan_names, READABLE_DIRECTORY))
 
     def scan_sizes(self, path: str, suffix: str) -> Sizes:
         """List a directory, with size and modification time only for regular files that end with `suffix`.
@@ -134,21 +119,21 @@ class FileSystem:
         Costs a fourth of `scan` if most names have other suffixes. Names that vanish meanwhile are omitted.
         """
         return self._look(
-            "scan", (path,), lambda: _of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
+            "scan", (path,), lambda: of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
         )
 
     def stat(self, path: str) -> FileStat:
         """Return the attributes of a file or directory; SymbolicLink for a link, unless it leads to a directory and
         may be followed."""
-        return self._look("stat", (path,), lambda: _in_directory(path, lambda at, name: _stat(path, at, name)))
+        return self._look("stat", (path,), lambda: existing.stat(path))
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes, at half of the cost of `stat`. SymbolicLink for a link."""
-        return self._look("stat", (path,), lambda: _size(path))
+        return self._look("stat", (path,), lambda: existing.size(path))
 
     def exists(self, path: str) -> bool:
         """Whether the name exists, whatever it refers to. Raises any error that leaves this undecided."""
-        return self._look("exists", (path,), lambda: _exists(path))
+        return self._look("exists", (path,), lambda: existing.exists(path))
 
     def open_read(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor; never blocks on a FIFO.
@@ -156,11 +141,11 @@ class FileSystem:
         Raises SymbolicLink or NotRegular for anything else, ForeignFile if root would read another user's file for
         the owner of the directory.
         """
-        return self._look("open_read", (path,), lambda: self._open_regular(path, _READ))
+        return self._look("open_read", (path,), lambda: self._open_regular(path, existing.READ))
 
     def open_write(self, path: str) -> int:
         """Open an existing regular file for `write_at` and `truncate`, and for reading; return its descriptor."""
-        return self._look("open_write", (path,), lambda: self._open_regular(path, _READ_AND_WRITE))
+        return self._look("open_write", (path,), lambda: self._open_regular(path, existing.READ_AND_WRITE))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
         """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; it outlives the
@@ -192,7 +177,7 @@ class FileSystem:
         fd = self.open_read(path)
         try:
             size_bytes = self.fd_size(fd) if whole else 0
-            data = self._look("read_bytes", (fd,), lambda: _read_all(fd))
+            data = self._look("read_bytes", (fd,), lambda: existing.read_all(fd))
             if len(data) < size_bytes:
                 raise OSError(errno.EIO, f"Only {len(data)} of {size_bytes} bytes could be read", path)
             return data
@@ -214,17 +199,17 @@ class FileSystem:
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an unprivileged process may still write on the file system of `path`."""
-        facts = self._look("free_bytes", (path,), lambda: _of_directory(path, os.statvfs))
+        facts = self._look("free_bytes", (path,), lambda: of_directory(path, os.statvfs))
         return facts.f_bavail * facts.f_frsize
 
     def is_read_only(self, path: str) -> bool:
         """Whether the file system of `path` is mounted read-only."""
-        return bool(self._look("is_read_only", (path,), lambda: _of_directory(path, os.statvfs)).f_flag & os.ST_RDONLY)
+        return bool(self._look("is_read_only", (path,), lambda: of_directory(path, os.statvfs)).f_flag & os.ST_RDONLY)
 
     def file_system_type(self, path: str) -> str:
         """Return the kernel's name of the file system that contains `path` ("ext4", "nfs4"); "" if it does not report
         it."""
-        device, mount_of_it = _of_directory(path, lambda fd: (os.fstat(fd).st_dev, self._proc(f"fdinfo/{fd}")))
+        device, mount_of_it = of_directory(path, lambda fd: (os.fstat(fd).st_dev, self._proc(f"fdinfo/{fd}")))
         number = f"{os.major(device)}:{os.minor(device)}"
         found = re.search(r"^mnt_id:\s*(\d+)$", mount_of_it, re.MULTILINE)
         for line in self._proc("mountinfo").splitlines():
@@ -258,7 +243,7 @@ class FileSystem:
 
         Raises Refused if something else took its name before it got its owner.
         """
-        self._change("mkdir", (path,), lambda: _in_directory(path, lambda at, name: _mkdir(path, at, name, like)))
+        self._change("mkdir", (path,), lambda: in_directory(path, lambda at, name: new.mkdir(path, at, name, like)))
 
     def open_lock_file(self, path: str, like: FileStat) -> tuple[int, bool]:
         """Return a read-write descriptor of a lock file, and whether this call created the file."""
@@ -290,26 +275,26 @@ class FileSystem:
 
     def fsync_dir(self, path: str) -> None:
         """Make the names of a directory durable."""
-        self._change("fsync_dir", (path,), lambda: _of_directory(path, os.fsync, READABLE_DIRECTORY))
+        self._change("fsync_dir", (path,), lambda: of_directory(path, os.fsync, READABLE_DIRECTORY))
 
     def rename(self, source: str, target: str) -> None:
         """Rename atomically; replaces `target`."""
-        self._change("rename", (source, target), lambda: _rename(source, target))
+        self._change("rename", (source, target), lambda: existing.rename(source, target))
 
     def link(self, source: str, target: str) -> None:
         """Create a second name of a file, on the same file system; FileExistsError if the name exists."""
-        self._change("link", (source, target), lambda: _link(source, target))
+        self._change("link", (source, target), lambda: existing.link(source, target))
 
     def unlink(self, path: str) -> None:
-        self._change("unlink", (path,), lambda: _in_directory(path, lambda at, name: os.unlink(name, dir_fd=at)))
+        self._change("unlink", (path,), lambda: in_directory(path, lambda at, name: os.unlink(name, dir_fd=at)))
 
     def rmdir(self, path: str) -> None:
         """Remove an empty directory."""
-        self._change("rmdir", (path,), lambda: _in_directory(path, lambda at, name: os.rmdir(name, dir_fd=at)))
+        self._change("rmdir", (path,), lambda: in_directory(path, lambda at, name: os.rmdir(name, dir_fd=at)))
 
     def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
         """Set the modification time of a regular file, opened as by `open_read`."""
-        self._change("set_mtime_ns", (path, mtime_ns), lambda: _set_mtime_ns(path, mtime_ns))
+        self._change("set_mtime_ns", (path, mtime_ns), lambda: existing.set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
         """Create a file with these contents, durable except for its name. On failure the file is removed."""
@@ -340,33 +325,15 @@ class FileSystem:
 
     def refuse_unless_like(self, like: FileStat) -> None:
         """Raise Refused if this process cannot create a file with owner and group of `like`. Call it before writing."""
-        user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
-        if user == 0 or (user == like.uid and like.gid in groups):
-            return
-        directory = like.path if like.is_dir else split(like.path)[0]
-        if is_another() and like.uid == 0 and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
-            return
-        if is_another():
-            raise Refused(
-                f"keytail was started as root and works as {current()}, but the files belong to {_owner(like)}",
-                path=like.path,
-                remedy="Change the owner of the files to the owner of the log dir and a group of that user (chown)",
-                slug="files-of-another-user",
-            )
-        raise Refused(
-            f"this process runs as {_user_name(user)}, but the files belong to {_owner(like)}",
-            path=like.path,
-            remedy=f"Run as {_user_name(like.uid)} or root",
-            slug="files-of-another-user",
-        )
+        new.refuse_unless_like(like)
 
     def _open_regular(self, path: str, flags: int) -> int:
-        fd = _open_regular(path, flags)
+        fd = existing.open_regular(path, flags)
         self._path_of[fd] = path
         return fd
 
     def _create(self, path: str, like: FileStat | None) -> int:
-        fd = _in_directory(path, lambda at, name: _create(path, at, name, like))
+        fd = in_directory(path, lambda at, name: new.create(path, at, name, like))
         self._path_of[fd] = path
         return fd
 
@@ -402,222 +369,3 @@ class FileSystem:
 
 
 LOCAL = FileSystem()
-
-
-def _in_directory(path: str, act: Callable[[int, str], T]) -> T:
-    """Return the result of `act` for a descriptor of the directory of the path's last name, and that name."""
-    directory, name = split(path)
-    at = open_directory(directory)
-    try:
-        return act(at, name)
-    finally:
-        os.close(at)
-
-
-def _of_directory(path: str, act: Callable[[int], T], flags: int = DIRECTORY) -> T:
-    """Return the result of `act` for a descriptor of this directory."""
-    fd = open_directory(path, flags)
-    try:
-        return act(fd)
-    finally:
-        os.close(fd)
-
-
-def _exists(path: str) -> bool:
-    try:
-        _in_directory(path, lambda at, name: os.stat(name, dir_fd=at, follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def _stat(path: str, at: int, name: str) -> FileStat:
-    """Stat through /proc: a descriptor that supports extended attributes would need read permission."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-    try:
-        facts = os.fstat(fd)
-        if not stat_bits.S_ISLNK(facts.st_mode):
-            return file_stat(path, facts, attributes_of(f"/proc/self/fd/{fd}"))
-    finally:
-        os.close(fd)
-    try:
-        return _of_directory(path, lambda fd: file_stat(path, os.fstat(fd), attributes_of(f"/proc/self/fd/{fd}")))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise symbolic_link(path) from error
-
-
-def _size(path: str) -> int:
-    directory, name = split(path)
-    at = open_directory(directory)
-    try:
-        facts = os.stat(name, dir_fd=at, follow_symlinks=False)
-    finally:
-        os.close(at)
-    if stat_bits.S_ISLNK(facts.st_mode):
-        raise symbolic_link(path)
-    return facts.st_size
-
-
-def _open_regular(path: str, flags: int) -> int:
-    directory, name = split(path)
-    at = open_directory(directory)
-    try:
-        fd = os.open(name, flags, dir_fd=at)
-        try:
-            facts = os.fstat(fd)
-            if not stat_bits.S_ISREG(facts.st_mode):
-                raise _not_regular(path)
-            if os.geteuid() == 0 and os.fstat(at).st_uid not in (0, facts.st_uid):
-                raise ForeignFile(errno.EPERM, "File and directory have different owners", path)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise symbolic_link(path) from error
-        if error.errno in (errno.ENXIO, errno.EISDIR):  # a socket; a directory to be written to
-            raise _not_regular(path) from error
-        raise
-    finally:
-        os.close(at)
-
-
-def _not_regular(path: str) -> NotRegular:
-    return NotRegular(errno.EINVAL, "Not a regular file", path)
-
-
-def _set_mtime_ns(path: str, mtime_ns: int) -> None:
-    fd = _open_regular(path, _READ)
-    try:
-        os.utime(fd, ns=(mtime_ns, mtime_ns))
-    finally:
-        os.close(fd)
-
-
-def _rename(source: str, target: str) -> None:
-    _in_directory(source, lambda at, name: _in_directory(
-        target, lambda to, new_name: os.replace(name, new_name, src_dir_fd=at, dst_dir_fd=to)))  # fmt: skip
-
-
-def _link(source: str, target: str) -> None:
-    _in_directory(source, lambda at, name: _in_directory(
-        target, lambda to, new_name: os.link(
-            name, new_name, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False)))  # fmt: skip
-
-
-def _read_all(fd: int) -> bytes:
-    """Read to the end. Raise OSError for a file that is too large: a sparse file can have any size without using disk
-    space, but would fill memory."""
-    chunks: list[bytes] = []
-    size_bytes = os.fstat(fd).st_size
-    while size_bytes <= MOST_SMALL_BYTES and (chunk := os.read(fd, 1 << 20)):
-        chunks.append(chunk)
-        size_bytes = max(size_bytes, len(chunks) << 20)
-    if size_bytes > MOST_SMALL_BYTES:
-        raise OSError(errno.EFBIG, f"File is larger than {MOST_SMALL_BYTES} bytes, the maximum for a file of this kind")
-    return b"".join(chunks)
-
-
-def _create(path: str, at: int, name: str, like: FileStat | None) -> int:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    fd = os.open(name, flags, 0o600 if like else 0o666, dir_fd=at)
-    try:
-        if like is not None:
-            _make_like(fd, path, _for_directory(like, os.fstat(at)))
-    except BaseException:
-        os.close(fd)
-        os.unlink(name, dir_fd=at)
-        raise
-    return fd
-
-
-def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
-    """Root gives files that it creates in a user's directory to that user, never to a third one or with a third one's
-    labels.
-
-    In a directory of root, only root can have created the file of `like`. A process that root started and that works
-    as another user creates all files for that user, even next to files of root.
-    """
-    if is_another() and like.uid == 0:
-        return replace(like, uid=os.geteuid(), gid=os.getegid(), attributes=())
-    if os.geteuid() != 0 or directory.st_uid in (0, like.uid):
-        return like
-    return replace(like, uid=directory.st_uid, gid=directory.st_gid, attributes=())
-
-
-def _mkdir(path: str, at: int, name: str, like: FileStat) -> None:
-    """Create the directory. Its parent's owner can exchange it, so only an empty directory of this process's user is
-    given away."""
-    os.mkdir(name, 0o700, dir_fd=at)
-    try:
-        fd = os.open(name, READABLE_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _exchanged(path) from error
-    try:
-        if os.fstat(fd).st_uid != os.geteuid() or os.listdir(fd):
-            raise _exchanged(path)
-        try:
-            _make_like(fd, path, _for_directory(like, os.fstat(at)))
-        except BaseException:
-            os.rmdir(name, dir_fd=at)
-            raise
-    finally:
-        os.close(fd)
-
-
-def _exchanged(path: str) -> Refused:
-    return Refused(
-        "a new directory was replaced by something else", path=path, remedy=WRITTEN_TO, slug="directory-replaced"
-    )
-
-
-def _make_like(fd: int, path: str, like: FileStat) -> None:
-    """Apply owner, attributes and mode of `like`. Owner first: changing it clears mode bits. ACL before mode: both
-    set the group bits, to the same value."""
-    try:
-        now = os.fstat(fd)
-        if (now.st_uid, now.st_gid) != (like.uid, like.gid):
-            os.fchown(fd, like.uid, like.gid)
-        wanted = dict(like.attributes)
-        of_dir = stat_bits.S_ISDIR(now.st_mode)
-        if not of_dir and ACCESS_ACL in wanted:
-            wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
-        present = dict(attributes_of(fd))
-        for name in present.keys() - wanted.keys():
-            if name == ACCESS_ACL:  # inherited from a directory's default ACL; a label is only ever replaced
-                os.removexattr(fd, name)
-        for name, value in wanted.items():
-            if present.get(name) != value:
-                os.setxattr(fd, name, value)
-        os.fchmod(fd, like.mode & (0o777 if of_dir else 0o666))
-    except OSError as error:
-        raise Refused(
-            f"cannot give a new file the owner, mode and labels of {like.path}: {error.strerror}",
-            path=path,
-            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root. If started as root, "
-            "keytail works as the owner of the log dir: the files must belong to that user and one of its groups",
-            slug="cannot-set-file-attributes",
-        ) from error
-
-
-def _without_execute(acl: bytes) -> bytes:
-    """Remove the execute bits of an ACL in the kernel's form: a version, then entries of tag, permissions and id."""
-    entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER.size :])
-    kept = [_ACL_ENTRY.pack(tag, bits & ~_ACL_EXECUTE, who) for tag, bits, who in entries]
-    return acl[: _ACL_HEADER.size] + b"".join(kept)
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user id {uid}"
-
-
-def _owner(like: FileStat) -> str:
-    try:
-        group = f"group {grp.getgrgid(like.gid).gr_name}"
-    except KeyError:
-        group = f"group id {like.gid}"
-    return f"{_user_name(like.uid)}, {group}"

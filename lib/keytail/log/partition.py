@@ -1,35 +1,26 @@
-"""Reads what is on disk in log dirs without reading log data: listings, sizes, checkpoints, last index entries.
+"""Collects the facts of a partition directory that planning needs, without reading log data: listing, sizes, last index
+entries. `log_dirs.py` lists the log dirs and reads their checkpoints.
 
-`survey_log_dirs` lists log dirs, `survey_partition` collects the facts of one partition directory that planning
-needs. States that keytail does not process are returned as `problems`, sentences for a report; nothing is changed.
+States that keytail does not process are returned as `problems`, sentences for a report; nothing is changed.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from keytail.errors import CorruptLog, Refused, UsageProblem, in_words, refusal
+from keytail.errors import CorruptLog, Refused, in_words, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.index import TIME_ENTRY
-from keytail.format.names import PartitionDir
-from keytail.log.checkpoint import Offsets, read_epochs, read_offsets
-from keytail.log.fs import DirEntry, DirName, FileSystem
+from keytail.log.checkpoint import Offsets, read_epochs
+from keytail.log.fs import DirEntry, FileSystem
 from keytail.log.log_end import LogEnd, log_end
 
 MAX_LOG_BYTES = 2**31 - 1
-CHECKPOINTS = (
-    names.CLEANER_CHECKPOINT,
-    names.RECOVERY_POINT_CHECKPOINT,
-    names.LOG_START_CHECKPOINT,
-    names.HIGH_WATERMARK_CHECKPOINT,
-)
-_LOG_DIR_FILES = {names.META_PROPERTIES, *CHECKPOINTS}
 
 _MAGIC_AT, _MAX_TIMESTAMP_AT, _TIMESTAMP_V1_AT = 16, 35, 18
 assert BATCH_HEADER.fields is not None
@@ -101,10 +92,6 @@ class LogDirFacts:
     problems: tuple[str, ...] = ()  # of the whole log dir; every partition in it has them too
 
 
-# A name in a log dir, and the partition that it stands for.
-_Named: TypeAlias = tuple[DirName, PartitionDir | None]
-
-
 @dataclass
 class _Listing:
     """The files of one partition directory, classified by their names."""
@@ -113,131 +100,6 @@ class _Listing:
     leftovers: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     snapshots: list[int] = field(default_factory=list)
-
-
-def survey_log_dirs(fs: FileSystem, log_dirs: Sequence[str]) -> list[LogDirFacts]:
-    """List log dirs, read their checkpoints and check them together as the log dirs of one broker.
-
-    Raises UsageProblem for a path that is no log dir.
-    """
-    listings = [(path, _list_log_dir(fs, path)) for path in log_dirs]
-    homes: Counter[tuple[str, int]] = Counter()
-    moving: dict[tuple[str, int], str] = {}
-    for path, entries in listings:
-        for entry, parsed in entries:
-            if parsed is None:
-                continue
-            if parsed.kind == "normal":
-                homes[parsed.topic, parsed.partition] += 1
-            elif parsed.kind == "future":
-                moving[parsed.topic, parsed.partition] = os.path.join(path, entry.name)
-    return [_log_dir_facts(fs, path, entries, homes, moving) for path, entries in listings]
-
-
-def hosted(log_dirs: Sequence[LogDirFacts]) -> set[tuple[str, int]]:
-    """The partitions in these log dirs, for `checkpoint.update_offset`."""
-    return {(entry.topic, entry.partition) for facts in log_dirs for entry in facts.partitions}
-
-
-def _list_log_dir(fs: FileSystem, path: str) -> list[_Named]:
-    try:
-        entries = [(entry, names.parse_partition_dir(entry.name)) for entry in fs.scan_names(path)]
-    except FileNotFoundError as error:
-        raise UsageProblem(
-            "no such log dir",
-            path=path,
-            remedy="Check whether it is mounted, and compare it with the broker's log.dirs",
-            slug="no-such-log-dir",
-        ) from error
-    except NotADirectoryError as error:
-        raise UsageProblem(
-            "a log dir must be a directory",
-            path=path,
-            remedy="Give the directories of the broker's log.dirs",
-            slug="log-dir-not-a-directory",
-        ) from error
-    if not entries:
-        raise UsageProblem(
-            "not a log dir: the directory is empty",
-            path=path,
-            remedy="Check whether its disk is mounted. Omit a log dir that no broker has used yet",
-            slug="empty-log-dir",
-        )
-    if not any(e.name in _LOG_DIR_FILES for e, _ in entries) and not any(_is_partition(fs, path, *e) for e in entries):
-        raise UsageProblem(
-            f"not a log dir: it contains neither {names.META_PROPERTIES} nor a <topic>-<partition> directory",
-            path=path,
-            remedy="Give the directories of the broker's log.dirs, not a partition directory or a parent directory",
-            slug="not-a-log-dir",
-        )
-    return entries
-
-
-def _is_partition(fs: FileSystem, path: str, entry: DirName, parsed: PartitionDir | None) -> bool:
-    """Check both name and contents, because names such as `gtk-2` are common elsewhere."""
-    if not entry.is_dir or parsed is None or parsed.kind != "normal":
-        return False
-    return any(names.parse_file_name(file.name).kind != "other" for file in fs.scan(os.path.join(path, entry.name)))
-
-
-def _log_dir_facts(
-    fs: FileSystem,
-    path: str,
-    entries: list[_Named],
-    homes: Mapping[tuple[str, int], int],
-    moving: Mapping[tuple[str, int], str],
-) -> LogDirFacts:
-    foreign = "a broker does not start on {}: directory {} is not a partition directory; move it away"
-    problems = [refusal(foreign.format(path, name), slug="foreign-directory")
-                for name in sorted(e.name for e, parsed in entries if parsed is None and _is_foreign(e))]  # fmt: skip
-    checkpoints = []
-    for name in CHECKPOINTS:
-        offsets: Offsets = {}
-        try:
-            offsets = read_offsets(fs, os.path.join(path, name))
-        except (CorruptLog, OSError) as error:
-            problems.append(in_words(error))
-        checkpoints.append(offsets)
-    partitions, skipped = [], []
-    inside = os.path.join(path, "")
-    for entry, parsed in sorted(entries, key=lambda e: e[0].name):
-        if parsed is None or not (entry.is_dir or entry.is_symlink):
-            continue
-        if parsed.kind != "normal" or parsed.topic == names.CLUSTER_METADATA_TOPIC:
-            skipped.append(entry.name)
-            continue
-        key = (parsed.topic, parsed.partition)
-        against = list(problems)
-        if entry.is_symlink:
-            against.append(refusal("the partition directory is a symbolic link", slug="symbolic-link"))
-        if homes[key] > 1:
-            text = "the partition is in several log dirs, with which no broker starts"
-            against.append(refusal(text, slug="partition-in-several-log-dirs"))
-        if key in moving:
-            text = f"the partition is moving to another log dir: {moving[key]}"
-            against.append(refusal(text, slug="partition-moving"))
-        partitions.append(PartitionEntry(*key, path, inside + entry.name, tuple(against)))
-    return LogDirFacts(
-        path=path,
-        partitions=tuple(partitions),
-        skipped=tuple(skipped),
-        clean_shutdown=any(e.name == names.CLEAN_SHUTDOWN for e, _ in entries),
-        cleaner_checkpoint=checkpoints[0],
-        recovery_points=checkpoints[1],
-        log_starts=checkpoints[2],
-        high_watermarks=checkpoints[3],
-        problems=tuple(problems),
-    )
-
-
-def foreign_dirs(entries: Sequence[DirEntry]) -> list[str]:
-    """Return the directories in a log dir's listing that keep a broker from starting."""
-    return sorted(e.name for e in entries if _is_foreign(e) and names.parse_partition_dir(e.name) is None)
-
-
-def _is_foreign(entry: DirEntry | DirName) -> bool:
-    """Whether an entry whose name is not a partition's keeps a broker from starting."""
-    return entry.is_dir and entry.name != names.REMOTE_INDEX_CACHE_DIR
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:

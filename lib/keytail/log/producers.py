@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -95,32 +96,48 @@ def newest_snapshot(
     return None
 
 
+class Log(Protocol):
+    """What loading a log depends on: fields of PartitionFacts, and of tasks."""
+
+    @property
+    def segments(self) -> Sequence[SegmentFacts]: ...
+
+    @property
+    def snapshots(self) -> Sequence[int]: ...
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def clean_shutdown(self) -> bool: ...
+
+
 def load_producers(
     fs: FileSystem,
     reader: SegmentReader | None,
     partition_path: str,
-    segments: Sequence[SegmentFacts],
-    snapshots: Sequence[int],
-    log_start_offset: int,
-    log_end_offset: int,
+    log: Log,
     *,
-    clean_shutdown: bool,
     expiration_ms: int,
     now_ms: int,
 ) -> ProducerStates:
     """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, one is created
     only if it is needed: allocating its buffers costs more than the rest if the latest snapshot is at the log end."""
-    found = newest_snapshot(fs, partition_path, snapshots, log_end_offset)
-    if found is None and clean_shutdown:
+    segments, log_end_offset = log.segments, log.log_end_offset
+    found = newest_snapshot(fs, partition_path, log.snapshots, log_end_offset)
+    if found is None and log.clean_shutdown:
         return ProducerStates()  # as a broker does, whatever the log contains
-    start, entries = found if found is not None else (log_start_offset, [])
+    start, entries = found if found is not None else (log.log_start_offset, [])
     producers = ProducerStates.of(not_idle(entries, expiration_ms=expiration_ms, now_ms=now_ms))
     for number, segment in enumerate(segments):
         is_last = number + 1 == len(segments)
         is_behind = is_last or segments[number + 1].base_offset > start
         if start < log_end_offset and is_behind and segment.base_offset < log_end_offset:
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-            torn_tail = is_last and not clean_shutdown
+            torn_tail = is_last and not log.clean_shutdown
             reader = reader or SegmentReader(fs)
             for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
                 producers.replay(stride.table, start, log_end_offset)
@@ -146,18 +163,7 @@ def first_unstable(
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
         limit = min(limit, facts.high_watermark)
-    producers = load_producers(
-        fs,
-        None,
-        facts.path,
-        facts.segments,
-        facts.snapshots,
-        facts.log_start_offset,
-        facts.log_end_offset,
-        clean_shutdown=facts.clean_shutdown,
-        expiration_ms=expiration_ms,
-        now_ms=now_ms,
-    )
+    producers = load_producers(fs, None, facts.path, facts, expiration_ms=expiration_ms, now_ms=now_ms)
     earliest = producers.earliest_unsettled(limit)
     if earliest is None:
         return None

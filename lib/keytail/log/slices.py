@@ -23,8 +23,8 @@ from keytail.kernels import transactions as kernels
 from keytail.log.fs import FileSystem
 from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import PartitionFacts, SegmentFacts
-from keytail.log.record_table import RecordTable
-from keytail.log.scan import RecordScanner
+from keytail.log.records.scan import RecordScanner
+from keytail.log.records.table import RecordTable
 from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_unsupported
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.indexer import SegmentIndexer
+from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 from keytail.log.stride import SegmentReader
 

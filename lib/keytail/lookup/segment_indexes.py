@@ -12,9 +12,9 @@ from typing import TypeVar
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.index import TIME_ENTRY
-from keytail.log.append.presized_index import REBUILD
 from keytail.log.fs import FileSystem
-from keytail.log.index_files import OffsetIndex, TimeIndex
+from keytail.log.index.files import OffsetIndex, TimeIndex
+from keytail.log.index.presized import REBUILD
 from keytail.log.partition import PartitionFacts, SegmentFacts
 
 IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)

@@ -21,10 +21,11 @@ from keytail.cli.quarantine import Place
 from keytail.cli.selection import choose
 from keytail.errors import KeytailError, in_words
 from keytail.format import names
-from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
+from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, hosted, survey_partition
+from keytail.log.log_dirs import hosted
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.recover import recover
 from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_status
 from keytail.rebuild_index.partition import PartitionPlan, cut_sentence, plan_partition, refusals
@@ -82,12 +83,11 @@ def rebuild(
 
             of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
             now_ms = time.time_ns() // 1_000_000
-            recorded = recording(
-                flags, engine, run_id_at(now_ms, run_id), command="rebuild-index", log_dirs=request.choice.log_dirs,
-                now_ms=now_ms, configuration=configuration, shared_storage=request.shared_storage,
-                on_note=reporter.note, fs=fs,
-            )  # fmt: skip
-            with recorded as record:
+            run_id = run_id_at(now_ms, run_id)
+            about = Run(
+                "rebuild-index", run_id, now_ms, request.choice.log_dirs, configuration, request.shared_storage
+            )
+            with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                 record.intend([replace(one.refused_row(), status="begun") for one in looked_at if one.plan is not None])
                 Rebuild(
                     plans, engine, of_dirs, heard, lambda trace: say(trace, "error"), fs,

@@ -20,7 +20,7 @@ from keytail.format.batch import BATCH_TABLE
 from keytail.format.index import parse_offset_index
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
-from keytail.log.indexer import SegmentIndexer
+from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.partition import refuse_changed
 from keytail.log.replace import CleanFile
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride

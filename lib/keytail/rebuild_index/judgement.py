@@ -14,7 +14,7 @@ import numpy as np
 
 from keytail.errors import CorruptLog, Refused
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
-from keytail.log.scan import RecordScanner
+from keytail.log.records.scan import RecordScanner
 from keytail.log.stride import OpenedRows, Stride
 
 # An index is incomplete without entries over so many bytes, and over several times what the interval explains.

@@ -21,7 +21,7 @@ from keytail.cli.masking import masked, masked_arguments, shown
 from keytail.cli.rows import change, human_bytes, human_time
 from keytail.durations import duration_text
 from keytail.errors import UsageProblem
-from keytail.report import keys, sums
+from keytail.report import drawings, keys, sums
 from keytail.report.facts import Partition, Report
 
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ MOST_ROWS = 500  # in a table; the raw rows include all
 MOST_REASONS = 100
 MOST_NAMES = 2000  # in one reason
 MOST_SLOWEST = 15
-NEEDED = ("jinja2", "matplotlib")
+NEEDED = ("jinja2",)
 
 
 @as_caller()
@@ -256,9 +256,7 @@ def _slowest(found: Sequence[Partition]) -> Table:
     timed = sorted((one for one in found if one.seconds is not None), key=lambda one: -(one.seconds or 0))
     rows = []
     for one in timed[:MOST_SLOWEST]:
-        phases = ", ".join(
-            f"{name} {_short_time(took)}" for name, took in one.detail.phases_s.items() if took >= 0.001
-        )
+        phases = ", ".join(f"{name} {_short_time(took)}" for name, took in one.detail.phases_s.items() if took >= 0.001)
         speed = human_bytes(int((one.bytes_before or 0) / one.seconds)) + "/s" if one.seconds else ""
         rows.append([one.name, phases, _seconds(one.seconds), _size(one.bytes_before), speed])
     heads = ("partition", "time in tasks", "took", "log bytes", "speed")
@@ -323,8 +321,6 @@ def _change(before: int | None, after: int | None) -> tuple[str, Any]:
 
 
 def _drawings(report: Report, markup: Any) -> dict[str, Any]:
-    from keytail.report import drawings  # noqa: PLC0415 (optional)
-
     found = report.partitions
     drawn: dict[str, Any] = {"maps": []}
     topics = [one for one in sums.by_topic(found)[:TOPICS_DRAWN] if one.bytes_before]
@@ -342,8 +338,8 @@ def _drawings(report: Report, markup: Any) -> dict[str, Any]:
         drawn["key_sizes"] = markup(drawings.key_sizes(sizes))
     mapped = sums.that_matter(found, MAPS_DRAWN)
     drawn["legend"] = drawings.legend(mapped)
-    for number, one in enumerate(mapped):
-        drawn["maps"].append((one.name, _about_map(one), markup(drawings.segment_map(one, number, report.now_ms))))
+    for one in mapped:
+        drawn["maps"].append((one.name, _about_map(one), markup(drawings.segment_map(one, report.now_ms))))
     return drawn
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keytail.format.columns import BytesColumn
-from keytail.log.record_table import RecordTable
+from keytail.log.records.table import RecordTable
 
 # The limit for one batch, which is passed to the JVM as a whole; a single record may be larger. Arrow's offsets have 32
 # bits here, since pyspark does not accept large types for binary columns.

@@ -21,9 +21,9 @@ from keytail.kernels import salvage as kernels
 from keytail.kernels.legacy import OUT_SIZE, check_message, check_plain
 from keytail.kernels.verify import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE
 from keytail.limits import max_record_bytes
-from keytail.log.block_check import check_block
 from keytail.log.fs import FileSystem
 from keytail.log.partition import MAX_LOG_BYTES
+from keytail.log.records.block_check import check_block
 
 _READ_BYTES = 8 << 20
 _PAGE_BYTES = 4096
@@ -283,7 +283,7 @@ def _packed_problem(raw: np.ndarray, row: np.void) -> str:
     start, end = int(row["position"]) + HEADER_BYTES, int(row["position"]) + int(row["size_bytes"])
     try:
         code = check_block(
-            int(row["attributes"]) & CODEC_MASK, memoryview(raw)[start:end], base=int(row["base_offset"]),
+            memoryview(raw)[start:end], base=int(row["base_offset"]),
             last=int(row["last_offset"]), count=int(row["record_count"]),
             base_timestamp_ms=int(row["base_timestamp_ms"]), max_timestamp_ms=int(row["max_timestamp_ms"]),
             attributes=int(row["attributes"]), state=np.zeros(STATE_SIZE, np.int64),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,11 +16,10 @@ from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.format.producers import check_snapshot, encode_snapshot
 from keytail.log.checkpoint import read_epochs, write_epochs
+from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.metadata import read_topic_id
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.producers import load_producers
-from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.epochs import plan_epochs
 from keytail.rebuild_index.indexes import SegmentResult, index_segment
 from keytail.rebuild_index.partition import PartitionPlan, install, mend_rest, plan_partition, segment_tasks, settle
@@ -179,10 +179,8 @@ class NewPartition:
         facts = plan.facts
         if log_end_offset in snapshots or log_end_offset <= facts.log_start_offset:
             return []
-        producers = load_producers(
-            self._fs, SegmentReader(self._fs), self.path, facts.segments, snapshots, facts.log_start_offset,
-            log_end_offset, clean_shutdown=False, expiration_ms=names.MAX_OFFSET, now_ms=0,
-        )  # fmt: skip
+        log = replace(facts, snapshots=tuple(snapshots), log_end_offset=log_end_offset, clean_shutdown=False)
+        producers = load_producers(self._fs, None, self.path, log, expiration_ms=names.MAX_OFFSET, now_ms=0)
         data = encode_snapshot(producers.entries())
         last_log = os.path.join(self.path, names.segment_file(facts.segments[-1].base_offset, names.LOG))
         like = self._fs.stat(last_log)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from keytail.errors import Refused, UsageProblem, of_system
 from keytail.log.fs import FileSystem
 from keytail.log.listed import again_beside_a_broker
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.log_dirs import survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import Readable, readable
 from keytail.log.slices import LogSlice, slices_of
 from keytail.log.transactions import read_aborted

@@ -19,8 +19,9 @@ from keytail.durations import time_text
 from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
+from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.owner import work_as_owner
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs, survey_partition
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.recover import recover
 from keytail.run.rows import status_of
 from keytail.run.storage import refuse_shared_storage

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -72,31 +73,30 @@ def keep(
     groups: Iterable[GroupOutput],
     *,
     run_id: str,
-    topic: str,
-    partition: int,
     source_bases: Sequence[int],
     end_offset: int,
     next_checkpoint: int,
-    now_ms: int,
 ) -> str:
     """Creates an entry and returns its path. It is durable at the end; after an error nothing is left.
 
     Raises Refused if hard links are impossible, or if a segment lacks an index, without which it cannot be restored.
     """
-    log_dir = os.path.dirname(partition_path)
+    log_dir, name = os.path.split(partition_path)
+    parsed = names.parse_partition_dir(name)
+    assert parsed is not None
+    key = (parsed.topic, parsed.partition)
     files = source_files(fs, partition_path, source_bases)
     _refuse_without_indexes(partition_path, source_bases, frozenset(files))
-    key = (topic, partition)
-    path = entry_path(originals.directory, run_id, topic, partition)
+    path = entry_path(originals.directory, run_id, *key)
     _make_directory(fs, originals.directory, path, fs.stat(partition_path))
     try:
         fs.fsync_dir(os.path.dirname(path))
         manifest = Manifest(
             run_id=run_id,
-            topic=topic,
-            partition=partition,
+            topic=key[0],
+            partition=key[1],
             log_dir=log_dir,
-            kept_ms=now_ms,
+            kept_ms=time.time_ns() // 1_000_000,
             end_offset=end_offset,
             cleaner_checkpoint=read_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT)).get(key),
             next_checkpoint=next_checkpoint,

@@ -16,7 +16,7 @@ from keytail.format.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
 from keytail.format.legacy import summarize
 from keytail.kernels import verify as kernels
 from keytail.limits import max_record_bytes
-from keytail.log.block_check import check_block
+from keytail.log.records.block_check import check_block
 from keytail.log.window import Window
 from keytail.verify.indexes import Entries
 from keytail.verify.scope import Scope
@@ -219,7 +219,7 @@ class BatchWalk:
         last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # the walk has reported offsets outside int64
         try:
             code = check_block(
-                header[22] & 7, data, base=base, last=last, count=count, base_timestamp_ms=base_timestamp,
+                data, base=base, last=last, count=count, base_timestamp_ms=base_timestamp,
                 max_timestamp_ms=max_timestamp, attributes=header[22], state=state,
             )  # fmt: skip
         except Refused as problem:

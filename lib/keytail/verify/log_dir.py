@@ -7,7 +7,7 @@ import os
 from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import FileSystem
-from keytail.log.partition import CHECKPOINTS, foreign_dirs
+from keytail.log.log_dirs import CHECKPOINTS, foreign_dirs
 from keytail.verify.findings import Finding, Findings
 
 

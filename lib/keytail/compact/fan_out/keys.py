@@ -25,8 +25,8 @@ from keytail.format.batch import CONTROL
 from keytail.kernels import fan_out as kernels
 from keytail.kernels.rewrite import note_nulls
 from keytail.log.fs import FileSystem
+from keytail.log.records.scan import Chunk, RecordScanner
 from keytail.log.replace import CleanFile
-from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import SegmentReader, Stride
 from keytail.values import from_bytes, to_bytes
 

@@ -13,7 +13,7 @@ from keytail.format import names
 from keytail.format.compression import TooLarge, decompress
 from keytail.kernels import batch_header as v2
 from keytail.kernels import proof as kernels
-from keytail.log.pieces import WHOLE_BLOCK_BYTES
+from keytail.log.records.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.window import Window
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels import batch_header as v2
 from keytail.kernels import proof as kernels
 from keytail.kernels.proof_rest import close_noted, note_piece
-from keytail.log.pieces import RecordStream
+from keytail.log.records.pieces import RecordStream
 from keytail.log.window import Window
 
 _MOST_GROWTH_BYTES = 32  # of a rewritten record: its timestamp is relative to another base

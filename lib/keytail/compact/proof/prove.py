@@ -24,7 +24,7 @@ from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.kernels import proof as kernels
 from keytail.log.fs import FileSystem
-from keytail.log.pieces import WHOLE_BLOCK_RECORDS
+from keytail.log.records.pieces import WHOLE_BLOCK_RECORDS
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts

@@ -12,7 +12,7 @@ from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.kernels import proof as kernels
 from keytail.kernels.proof_rest import note_rest
-from keytail.log.pieces import WHOLE_BLOCK_RECORDS
+from keytail.log.records.pieces import WHOLE_BLOCK_RECORDS
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts

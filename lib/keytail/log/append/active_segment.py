@@ -17,7 +17,7 @@ from keytail.kernels import index as kernels
 from keytail.log.append.index_plan import NO_TIMESTAMP, IndexPlan, IndexState
 from keytail.log.append.rolling import AppendConfig, Standing
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.index_files import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+from keytail.log.index.files import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
 
 
 class ActiveSegment:

@@ -17,7 +17,7 @@ from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.control import ControlType
 from keytail.format.producers import ProducerEntry
 from keytail.log.append.hash_order import hash_order
-from keytail.log.index_files import AbortedTransaction
+from keytail.log.index.files import AbortedTransaction
 from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
 BATCHES_KEPT = 5  # of each producer, to recognise a batch that is sent again

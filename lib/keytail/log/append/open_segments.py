@@ -14,7 +14,7 @@ from keytail.format import names
 from keytail.log.append.active_segment import ActiveSegment
 from keytail.log.append.rolling import AppendConfig, Standing, draw_jitter_ms
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.index_files import OffsetEntry, OffsetIndex
+from keytail.log.index.files import OffsetEntry, OffsetIndex
 from keytail.log.partition import SegmentFacts
 
 

@@ -24,7 +24,7 @@ from keytail.log.append.index_plan import IndexState, place, plan_entries
 from keytail.log.append.open_log import OpenLog
 from keytail.log.append.rolling import MAX_RELATIVE_OFFSET, AppendConfig, Standing, is_flush_due
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.index_files import OffsetEntry
+from keytail.log.index.files import OffsetEntry
 from keytail.log.producer import SentBatch
 
 DEFAULTS = AppendConfig()

@@ -16,7 +16,7 @@ import pytest
 
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import LOCAL, FileStat
-from keytail.log.partition import survey_log_dirs
+from keytail.log.log_dirs import survey_log_dirs
 
 OWNER, OTHER = 52_011, 52_012
 SECRET = "root:$6$secret:19000"
@@ -32,7 +32,7 @@ def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             ctypes.set_errno(errno.ENOSYS)
             return -1
 
-        monkeypatch.setattr("keytail.log.paths._system_call", missing)
+        monkeypatch.setattr("keytail.log.files.paths._system_call", missing)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from keytail.format.index import (
     parse_time_index,
     parse_txn_index,
 )
-from keytail.log.append.presized_index import REBUILD, PresizedIndex
 from keytail.log.fs import FileStat, FileSystem
+from keytail.log.index.presized import REBUILD, PresizedIndex
 
 
 class OffsetEntry(NamedTuple):

@@ -27,8 +27,8 @@ from keytail.format.metadata import (
     parse_topic_id,
 )
 from keytail.format.record import Record, decode_records
+from keytail.log.cluster.replay import Replay, Topic, Values
 from keytail.log.fs import FileSystem
-from keytail.log.replay import Replay, Topic, Values
 
 if TYPE_CHECKING:
     from keytail.log.stride import SegmentReader

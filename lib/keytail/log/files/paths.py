@@ -1,4 +1,4 @@
-"""Opens directories for `fs.py` without following symbolic links that another user may have created.
+"""Opens directories for `log/fs.py` without following symbolic links that another user may have created.
 
 Usually one system call opens a path without following any link (openat2, Linux 5.6). If the path contains a link, or
 the kernel has no openat2, the path is walked name by name, and `_may_follow` decides about each link: log dirs and

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.kernels import records as kernels
-from keytail.log.record_table import RecordTable
+from keytail.log.records.table import RecordTable
 from keytail.log.stride import OpenedRows, Stride
 
 CHUNK_RECORDS = 8192

@@ -1,6 +1,6 @@
 """An index file of one segment with room after its entries: mapped for look-ups, written while it is active.
 
-This is the code that the offset and the time index share; log/index_files.py and format/INDEX.md define their entries.
+This is the code that the offset and the time index share; log/index/files.py and format/INDEX.md define their entries.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.log.fs import LOCAL
-from keytail.log.record_table import BytesColumn
-from keytail.log.scan import RecordScanner
+from keytail.log.records.scan import RecordScanner
+from keytail.log.records.table import BytesColumn
 from keytail.log.stride import SegmentReader
 from tests.chance import draws
 from tests.reference.batches import Rec, decode_log, encode_batch

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from keytail.format.batch import CODEC_MASK
 from keytail.format.block_stream import Buffer
 from keytail.format.compression import TooLarge, decompress
 from keytail.kernels import verify as kernels
-from keytail.log.pieces import WHOLE_BLOCK_BYTES, pieces
+from keytail.log.records.pieces import WHOLE_BLOCK_BYTES, pieces
 
 
 def check_block(
-    codec: int,
     data: Buffer,
     *,
     base: int,
@@ -23,11 +23,11 @@ def check_block(
     state: np.ndarray,
 ) -> int:
     """Return 0 or a code of kernels/verify.py; `state` (its STATE_SIZE) receives the place. `data` is the compressed
-    block.
+    block, and the other arguments are fields of the batch.
 
     Raises ValueError if the codec cannot decompress it, Refused for a record of more than `max_record_bytes`.
     """
-    times = (base_timestamp_ms, max_timestamp_ms)
+    codec, times = attributes & CODEC_MASK, (base_timestamp_ms, max_timestamp_ms)
     try:
         opened = decompress(codec, data, limit_bytes=WHOLE_BLOCK_BYTES)
     except TooLarge:

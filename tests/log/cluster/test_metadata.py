@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from tests import golden
 from tests.chance import draws
 from tests.reference import metadata as dull

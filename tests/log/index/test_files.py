@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL
-from keytail.log.index_files import (
+from keytail.log.index.files import (
     AbortedTransaction,
     OffsetIndex,
     TimeIndex,

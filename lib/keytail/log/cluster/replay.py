@@ -1,7 +1,7 @@
 """Applies records of the metadata log, as a broker does, to obtain topics and configs.
 
 A batch is applied as a whole, a KRaft transaction when it ends. For each config the class also keeps the values that
-it had while the records could still be truncated, because a broker may use any of them. `log/metadata.py` reads the
+it had while the records could still be truncated, because a broker may use any of them. `metadata.py` reads the
 records; contradictory records raise ValueError.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keytail.format.metadata import MetadataRecord, ResourceType, parse_record
-from keytail.log.replay import Replay, Topic
+from keytail.log.cluster.replay import Replay, Topic
 from tests.reference import metadata as dull
 
 KEPT = ("cleanup.policy", "retention.ms")

@@ -1,0 +1,141 @@
+"""Operations on existing files and directories, for `log/fs.py`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_bits
+from collections.abc import Callable
+from typing import TypeVar
+
+from keytail.errors import ForeignFile, NotRegular
+from keytail.log.files.attributes import FileStat, attributes_of, file_stat
+from keytail.log.files.paths import DIRECTORY, open_directory, split, symbolic_link
+
+T = TypeVar("T")
+
+# Limit for a file that is read whole. The index of a log of 2^31 bytes, with an entry each 100 bytes, has half of it.
+MOST_SMALL_BYTES = 1 << 29
+
+# Without O_NONBLOCK, opening a FIFO waits for the other end.
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+READ_AND_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+def in_directory(path: str, act: Callable[[int, str], T]) -> T:
+    """Return the result of `act` for a descriptor of the directory of the path's last name, and that name."""
+    directory, name = split(path)
+    at = open_directory(directory)
+    try:
+        return act(at, name)
+    finally:
+        os.close(at)
+
+
+def of_directory(path: str, act: Callable[[int], T], flags: int = DIRECTORY) -> T:
+    """Return the result of `act` for a descriptor of this directory."""
+    fd = open_directory(path, flags)
+    try:
+        return act(fd)
+    finally:
+        os.close(fd)
+
+
+def exists(path: str) -> bool:
+    try:
+        in_directory(path, lambda at, name: os.stat(name, dir_fd=at, follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def stat(path: str) -> FileStat:
+    return in_directory(path, lambda at, name: _stat(path, at, name))
+
+
+def _stat(path: str, at: int, name: str) -> FileStat:
+    """Stat through /proc: a descriptor that supports extended attributes would need read permission."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        facts = os.fstat(fd)
+        if not stat_bits.S_ISLNK(facts.st_mode):
+            return file_stat(path, facts, attributes_of(f"/proc/self/fd/{fd}"))
+    finally:
+        os.close(fd)
+    try:
+        return of_directory(path, lambda fd: file_stat(path, os.fstat(fd), attributes_of(f"/proc/self/fd/{fd}")))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise symbolic_link(path) from error
+
+
+def size(path: str) -> int:
+    directory, name = split(path)
+    at = open_directory(directory)
+    try:
+        facts = os.stat(name, dir_fd=at, follow_symlinks=False)
+    finally:
+        os.close(at)
+    if stat_bits.S_ISLNK(facts.st_mode):
+        raise symbolic_link(path)
+    return facts.st_size
+
+
+def open_regular(path: str, flags: int) -> int:
+    directory, name = split(path)
+    at = open_directory(directory)
+    try:
+        fd = os.open(name, flags, dir_fd=at)
+        try:
+            facts = os.fstat(fd)
+            if not stat_bits.S_ISREG(facts.st_mode):
+                raise _not_regular(path)
+            if os.geteuid() == 0 and os.fstat(at).st_uid not in (0, facts.st_uid):
+                raise ForeignFile(errno.EPERM, "File and directory have different owners", path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise symbolic_link(path) from error
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a socket; a directory to be written to
+            raise _not_regular(path) from error
+        raise
+    finally:
+        os.close(at)
+
+
+def _not_regular(path: str) -> NotRegular:
+    return NotRegular(errno.EINVAL, "Not a regular file", path)
+
+
+def set_mtime_ns(path: str, mtime_ns: int) -> None:
+    fd = open_regular(path, READ)
+    try:
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
+    finally:
+        os.close(fd)
+
+
+def rename(source: str, target: str) -> None:
+    in_directory(source, lambda at, name: in_directory(
+        target, lambda to, new_name: os.replace(name, new_name, src_dir_fd=at, dst_dir_fd=to)))  # fmt: skip
+
+
+def link(source: str, target: str) -> None:
+    in_directory(source, lambda at, name: in_directory(
+        target, lambda to, new_name: os.link(
+            name, new_name, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False)))  # fmt: skip
+
+
+def read_all(fd: int) -> bytes:
+    """Read to the end. Raise OSError for a file that is too large: a sparse file can have any size without using disk
+    space, but would fill memory."""
+    chunks: list[bytes] = []
+    size_bytes = os.fstat(fd).st_size
+    while size_bytes <= MOST_SMALL_BYTES and (chunk := os.read(fd, 1 << 20)):
+        chunks.append(chunk)
+        size_bytes = max(size_bytes, len(chunks) << 20)
+    if size_bytes > MOST_SMALL_BYTES:
+        raise OSError(errno.EFBIG, f"File is larger than {MOST_SMALL_BYTES} bytes, the maximum for a file of this kind")
+    return b"".join(chunks)

@@ -1,0 +1,146 @@
+"""Creates files and directories for `log/fs.py`, with owner, mode and labels of those beside them."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat as stat_bits
+import struct
+from dataclasses import replace
+
+from keytail.acting_user import current, is_another
+from keytail.errors import WRITTEN_TO, Refused
+from keytail.log.files.attributes import ACCESS_ACL, FileStat, attributes_of
+from keytail.log.files.paths import READABLE_DIRECTORY, split
+
+_ACL_HEADER = struct.Struct("<I")
+_ACL_ENTRY = struct.Struct("<HHI")
+_ACL_EXECUTE = 1
+
+
+def refuse_unless_like(like: FileStat) -> None:
+    """Raise Refused if this process cannot create a file with owner and group of `like`. Call it before writing."""
+    user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
+    if user == 0 or (user == like.uid and like.gid in groups):
+        return
+    directory = like.path if like.is_dir else split(like.path)[0]
+    if is_another() and like.uid == 0 and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+        return
+    if is_another():
+        raise Refused(
+            f"keytail was started as root and works as {current()}, but the files belong to {_owner(like)}",
+            path=like.path,
+            remedy="Change the owner of the files to the owner of the log dir and a group of that user (chown)",
+            slug="files-of-another-user",
+        )
+    raise Refused(
+        f"this process runs as {_user_name(user)}, but the files belong to {_owner(like)}",
+        path=like.path,
+        remedy=f"Run as {_user_name(like.uid)} or root",
+        slug="files-of-another-user",
+    )
+
+
+def create(path: str, at: int, name: str, like: FileStat | None) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600 if like else 0o666, dir_fd=at)
+    try:
+        if like is not None:
+            _make_like(fd, path, _for_directory(like, os.fstat(at)))
+    except BaseException:
+        os.close(fd)
+        os.unlink(name, dir_fd=at)
+        raise
+    return fd
+
+
+def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
+    """Root gives files that it creates in a user's directory to that user, never to a third one or with a third one's
+    labels.
+
+    In a directory of root, only root can have created the file of `like`. A process that root started and that works
+    as another user creates all files for that user, even next to files of root.
+    """
+    if is_another() and like.uid == 0:
+        return replace(like, uid=os.geteuid(), gid=os.getegid(), attributes=())
+    if os.geteuid() != 0 or directory.st_uid in (0, like.uid):
+        return like
+    return replace(like, uid=directory.st_uid, gid=directory.st_gid, attributes=())
+
+
+def mkdir(path: str, at: int, name: str, like: FileStat) -> None:
+    """Create the directory. Its parent's owner can exchange it, so only an empty directory of this process's user is
+    given away."""
+    os.mkdir(name, 0o700, dir_fd=at)
+    try:
+        fd = os.open(name, READABLE_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _exchanged(path) from error
+    try:
+        if os.fstat(fd).st_uid != os.geteuid() or os.listdir(fd):
+            raise _exchanged(path)
+        try:
+            _make_like(fd, path, _for_directory(like, os.fstat(at)))
+        except BaseException:
+            os.rmdir(name, dir_fd=at)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _exchanged(path: str) -> Refused:
+    return Refused(
+        "a new directory was replaced by something else", path=path, remedy=WRITTEN_TO, slug="directory-replaced"
+    )
+
+
+def _make_like(fd: int, path: str, like: FileStat) -> None:
+    """Apply owner, attributes and mode of `like`. Owner first: changing it clears mode bits. ACL before mode: both
+    set the group bits, to the same value."""
+    try:
+        now = os.fstat(fd)
+        if (now.st_uid, now.st_gid) != (like.uid, like.gid):
+            os.fchown(fd, like.uid, like.gid)
+        wanted = dict(like.attributes)
+        of_dir = stat_bits.S_ISDIR(now.st_mode)
+        if not of_dir and ACCESS_ACL in wanted:
+            wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
+        present = dict(attributes_of(fd))
+        for name in present.keys() - wanted.keys():
+            if name == ACCESS_ACL:  # inherited from a directory's default ACL; a label is only ever replaced
+                os.removexattr(fd, name)
+        for name, value in wanted.items():
+            if present.get(name) != value:
+                os.setxattr(fd, name, value)
+        os.fchmod(fd, like.mode & (0o777 if of_dir else 0o666))
+    except OSError as error:
+        raise Refused(
+            f"cannot give a new file the owner, mode and labels of {like.path}: {error.strerror}",
+            path=path,
+            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root. If started as root, "
+            "keytail works as the owner of the log dir: the files must belong to that user and one of its groups",
+            slug="cannot-set-file-attributes",
+        ) from error
+
+
+def _without_execute(acl: bytes) -> bytes:
+    """Remove the execute bits of an ACL in the kernel's form: a version, then entries of tag, permissions and id."""
+    entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER.size :])
+    kept = [_ACL_ENTRY.pack(tag, bits & ~_ACL_EXECUTE, who) for tag, bits, who in entries]
+    return acl[: _ACL_HEADER.size] + b"".join(kept)
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user id {uid}"
+
+
+def _owner(like: FileStat) -> str:
+    try:
+        group = f"group {grp.getgrgid(like.gid).gr_name}"
+    except KeyError:
+        group = f"group id {like.gid}"
+    return f"{_user_name(like.uid)}, {group}"
