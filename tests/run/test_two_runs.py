@@ -10,17 +10,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import typer
 
-from keytail.cli.command import reported
-from keytail.cli.options import Output
+from keytail.cli.command import Command
 from keytail.log import meter
 from keytail.log.ahead import one_ahead
 from keytail.log.fs import LOCAL
+from keytail.main.running import function_of
 from keytail.run import session
 from keytail.run.engine import ThisProcess
 from keytail.run.jvm import Jvm
@@ -71,17 +72,26 @@ def test_each_run_has_its_own_manner_of_output(capsys: pytest.CaptureFixture[str
     assert manner() == before
 
 
+@dataclass(frozen=True)
+class Empty:
+    """The request of a command without flags of its own."""
+
+
+SEEN: list[Manner] = []
+
+
+def see(request: Empty) -> int:
+    """Run a command that notes the manner of its run, and exits with 0."""
+    SEEN.append(manner())
+    return 0
+
+
 def test_the_manner_of_a_command_ends_with_it() -> None:
-    seen: list[Manner] = []
-
-    def command(output: Output = Output.json) -> None:
-        """A command."""
-        seen.append(manner())
-
     before = manner()
+    command = function_of(Command(name="see", help="", request=Empty, run="tests.run.test_two_runs:see"))
     with pytest.raises(typer.Exit):
-        reported(command)(quiet=True)
-    assert seen == [Manner(quiet=True)]
+        command(context=SimpleNamespace(obj=None), quiet=True)
+    assert SEEN == [Manner(quiet=True)]
     assert manner() == before
 
 
