@@ -16,20 +16,20 @@ from keytail.format.compression import TooLarge, decompress
 from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import (
     batches,
-    blake2b,
     columns,
     dump,
     index,
     legacy,
     offset_map,
-    proof_markers,
     records,
     rewrite,
     transactions,
     verify,
     verify_producers,
 )
-from keytail.kernels import proof as proof_kernels
+from keytail.kernels.proof import blake2b
+from keytail.kernels.proof import markers as proof_markers
+from keytail.kernels.proof import records as proof_records
 from tests.hostile.arena import Arena
 from tests.hostile.mutator import split
 
@@ -196,7 +196,7 @@ def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
             arena = BLOCK.put(opened)
             where[row], block_start[row], block_size[row] = records.IN_ARENA, 0, len(arena)
         spans = np.empty((8, 6), np.int64)
-        proof_kernels.read_records(arena if where[row] == records.IN_ARENA else raw[start[row] :], spans)
+        proof_records.read_records(arena if where[row] == records.IN_ARENA else raw[start[row] :], spans)
         if count * records.MIN_RECORD_BYTES > block_size[row] or count * records.RECORD_TABLE.itemsize > 2 << 20:
             count = 0
         found = RECORDS.room(records.RECORD_TABLE, count)

@@ -15,7 +15,7 @@ from numba.extending import register_jitable
 from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
-from keytail.kernels.proof_markers import (
+from keytail.kernels.proof.markers import (
     BAD_SIZE,
     COLLECTED,
     CUT,
@@ -27,7 +27,7 @@ from keytail.kernels.proof_markers import (
     WANTED,
     next_marker,
 )
-from keytail.kernels.proof_table import KEPT, PRESENT, SLOT_WORDS
+from keytail.kernels.proof.table import KEPT, PRESENT, SLOT_WORDS
 from keytail.kernels.walk import batch_size, be_16, be_32, be_64, wanted_bytes
 
 _OLDER_KEPT = 4
@@ -251,7 +251,7 @@ def merge_entries(slots, used, limit, entries, start):
 
 @kernel
 def note_first_data(data, cursor, markers, log_start_offset):
-    """Note in `markers` where the data of each transaction begins; `cursor` is that of kernels/proof_markers.py.
+    """Note in `markers` where the data of each transaction begins; `cursor` is that of kernels/proof/markers.py.
 
     Reads a segment's batches in log order; returns COLLECTED, NEED_BYTES, CUT or BAD_SIZE.
     """

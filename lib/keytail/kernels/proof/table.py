@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from keytail.kernels.blake2b import blake2b_128_many
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
+from keytail.kernels.proof.blake2b import blake2b_128_many
 
 SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
 _PREFETCH_AHEAD = 16
