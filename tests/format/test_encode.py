@@ -16,7 +16,8 @@ from keytail.errors import Refused, UsageProblem
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD
-from keytail.format.encode import MAX_BATCH_BYTES, RecordColumns, encode_batches
+from keytail.format.encode import MAX_BATCH_BYTES, Encoding, RecordColumns
+from keytail.format.encode import encode_batches as encode
 from keytail.kernels import batches as batch_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
@@ -46,6 +47,10 @@ def columns_of(records: Sequence[Rec], width: type = np.int64) -> RecordColumns:
     offsets, header_keys, header_values = headers_arrays(records)
     pairs = HeadersColumn(offsets.astype(width), column(*header_keys), column(*header_values))
     return RecordColumns(times, column(*keys), column(*values), pairs)
+
+
+def encode_batches(columns: RecordColumns, *, base_offset: int, first_row: int = 0, **options: Any):
+    return encode(columns, Encoding(**options), base_offset, first_row)
 
 
 def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> bytes:

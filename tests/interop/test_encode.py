@@ -15,7 +15,7 @@ import pytest
 
 from keytail.errors import Refused
 from keytail.format.compression import CODECS
-from keytail.format.encode import encode_batches
+from keytail.format.encode import Encoding, encode_batches
 from keytail.kernels.murmur2 import partition_of_keys
 from tests.chance import SEED
 from tests.format.test_encode import columns_of
@@ -60,9 +60,8 @@ def random_records(rng: random.Random, base_offset: int) -> list[Rec]:
 
 
 def ours(records: Sequence[Rec], **options: Any) -> bytes:
-    steps = encode_batches(
-        columns_of(records), base_offset=records[0].offset, leader_epoch=LEADER_EPOCH, **options
-    )
+    encoding = Encoding(LEADER_EPOCH, **options)
+    steps = encode_batches(columns_of(records), encoding, records[0].offset)
     return b"".join(data.tobytes() for data, _ in steps)
 
 

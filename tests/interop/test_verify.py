@@ -17,7 +17,7 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact.planning import Rules
+from keytail.compact.plan import Rules
 from keytail.describe.command import describe
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs

@@ -32,7 +32,6 @@ from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.replace import CleanFile, GroupOutput, commit_group
-from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
@@ -167,21 +166,13 @@ def make_rewriter(
 ) -> Rewriter:
     """Return the rewriter. `bits_from_offset`: where bits begin to decide, if not at the first dirty offset."""
     return Rewriter(
+        task,
         reader,
-        RecordScanner(),
         findings.survivors,
         findings.transactions,
         findings.producers,
-        seed=task.hash_seed,
         first_dirty_offset=task.first_dirty_offset if bits_from_offset is None else bits_from_offset,
-        first_uncleanable_offset=task.first_uncleanable_offset,
-        now_ms=task.now_ms,
-        delete_retention_ms=task.config.delete_retention_ms,
         file_horizon_ms=_file_horizon_ms(task),
-        removal_limit_offset=task.removal_limit_offset,
-        max_message_bytes=task.config.max_message_bytes,
-        message_format=task.message_format,
-        by_file_time=task.by_file_time,
     )
 
 

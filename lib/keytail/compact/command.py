@@ -22,9 +22,9 @@ from keytail.cli.selection import Choice, Chosen, choose
 from keytail.cli.stopping import Stopped
 from keytail.compact.gate import tell_unhosted
 from keytail.compact.key_counts import HOTTEST
+from keytail.compact.plan import Rules
 from keytail.compact.planning import (
     Planned,
-    Rules,
     TaskSettings,
     check_clock,
     cleaning_tasks,

@@ -15,8 +15,7 @@ import numpy as np
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.rewrite_pieces import BlockInPieces, FoundInPieces
 from keytail.compact.survivors import Survivors
-from keytail.compact.task import SourceCounts
-from keytail.config.message_format import MessageFormat
+from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES, NOT_COPIED
@@ -63,51 +62,47 @@ class _Rows:
 
 
 class Rewriter:
-    """Rewrites segments according to the findings of pass 1, with the same `now_ms` for the whole round."""
+    """Rewrites segments of a task according to the findings of pass 1, with the same `now_ms` for the whole round.
+
+    From `first_dirty_offset` on, bits decide. Tombstones of files that are not newer than `file_horizon_ms` are removed
+    if they have no delete horizon.
+    """
 
     def __init__(
         self,
+        task: CleaningTask,
         reader: SegmentReader,
-        scanner: RecordScanner,
         survivors: Survivors,
         transactions: Transactions,
         producers: ActiveProducers,
         *,
-        seed: int,
         first_dirty_offset: int,
-        first_uncleanable_offset: int,
-        now_ms: int,
-        delete_retention_ms: int,
         file_horizon_ms: int,
-        removal_limit_offset: int,
-        max_message_bytes: int,
-        message_format: MessageFormat,
-        by_file_time: bool,
     ) -> None:
         self._reader = reader
-        self._scanner = scanner
+        self._scanner = RecordScanner()
         self._survivors = survivors
         self._transactions = transactions
         self._producers = producers
         self._facts = np.zeros(row_kernels.FACTS, np.int64)
         self._facts[row_kernels.LATEST_OFFSET] = survivors.latest_offset
         self._facts[row_kernels.FIRST_DIRTY] = first_dirty_offset
-        self._facts[row_kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
-        self._facts[row_kernels.NOW_MS] = now_ms
-        self._facts[row_kernels.REMOVAL_LIMIT] = removal_limit_offset
-        self._facts[row_kernels.BY_FILE_TIME] = by_file_time
+        self._facts[row_kernels.FIRST_UNCLEANABLE] = task.first_uncleanable_offset
+        self._facts[row_kernels.NOW_MS] = task.now_ms
+        self._facts[row_kernels.REMOVAL_LIMIT] = task.removal_limit_offset
+        self._facts[row_kernels.BY_FILE_TIME] = task.by_file_time
         # The map may treat committed data as aborted and not contain it: then an unset bit is inconclusive, and the map
         # itself is consulted (CLEANING.md, "Aborted data and the map").
         self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
-        self._seed = seed
+        self._seed = task.hash_seed
         self._file_horizon_ms = file_horizon_ms
-        self._max_message_bytes = max_message_bytes
-        self._message_format = message_format
-        self._keep_magic = message_format == "keep"
-        self._by_file_time = by_file_time
+        self._max_message_bytes = task.config.max_message_bytes
+        self._message_format = task.message_format
+        self._keep_magic = task.message_format == "keep"
+        self._by_file_time = task.by_file_time
         # If the time overflows, no horizon is set, and the batch is rebuilt in every round, as by Kafka.
-        horizon = now_ms + delete_retention_ms
-        self._horizon_ms = horizon if horizon < 2**63 and not by_file_time else -1
+        horizon = task.now_ms + task.config.delete_retention_ms
+        self._horizon_ms = horizon if horizon < 2**63 and not task.by_file_time else -1
         self._blocks = np.empty(1 << 20, np.uint8)
         self._target = np.empty(1 << 20, np.uint8)
         self._new_table = np.empty(1 << 10, BATCH_TABLE)

@@ -65,7 +65,8 @@ def describe(
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Show what partitions contain, whether a compaction is due, what prevents it, and the effective settings."""
-    from keytail.compact.planning import Rules, check_clock  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.compact.plan import Rules  # noqa: PLC0415
+    from keytail.compact.planning import check_clock  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.describe import command as verb  # noqa: PLC0415 (--help and --version stay fast)
 
     configuration = configuration_of(
