@@ -69,7 +69,7 @@ CORE = {
     ),
     "rewriting": (
         "compact/plan.py", "compact/producers.py", "compact/rewrite.py", "compact/rewrite_pieces.py",
-        "compact/rounds.py", "kernels/pieces.py", "kernels/rewrite.py", "kernels/rows.py",
+        "compact/rounds.py", "kernels/pieces.py", "kernels/rewriting/*.py",
     ),
     "proof": ("compact/proof/*.py", "kernels/proof/*.py", "kernels/walk.py"),
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
@@ -304,11 +304,12 @@ def _folder_of(function: Callable[..., Any]) -> str:
 _IN_CONFTEST = """
 
 if os.environ.get("KEYTAIL_PLAIN"):
-    from keytail.kernels import opening, walk
+    from keytail.kernels import walk
+    from keytail.kernels.opening.decoders import NOT_PLAIN
     from keytail.kernels.proof import step
 
     walk._memcmp = lambda a, i, b, j, n: int(bytes(a[i : i + n]) != bytes(b[j : j + n]))
-    step.decompress_plain = lambda *given: opening.NOT_PLAIN  # the caller decompresses it then
+    step.decompress_plain = lambda *given: NOT_PLAIN  # the caller decompresses it then
 
 
 def pytest_runtest_logstart(nodeid, location):

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.kernels import verify, walk
+from keytail.kernels import walk
 from keytail.kernels.jit import kernel
-from keytail.kernels.opening import TOOLS
+from keytail.kernels.opening.decoders import TOOLS
 from keytail.kernels.proof.codes import LAST_VIOLATION
 from keytail.kernels.proof.state import IndexFiles, Notes, Windows, new_state
 from keytail.kernels.proof.step import step
+from keytail.kernels.verify import batches as verify
 from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch, encode_record

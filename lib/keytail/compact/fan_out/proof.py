@@ -99,7 +99,7 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
             code = marker_kernels.NEED_BYTES
             while code != marker_kernels.COLLECTED:
                 cursor[marker_kernels.TO], cursor[marker_kernels.IS_ALL] = window.filled, window.is_all
-                code = kernels.note_first_data(window.bytes, cursor, markers, task.log_start_offset)
+                code = marker_kernels.note_first_data(window.bytes, cursor, markers, task.log_start_offset)
                 if code == marker_kernels.NEED_BYTES:
                     window.advance(int(cursor[marker_kernels.FROM]), int(cursor[marker_kernels.WANTED]))
                     cursor[marker_kernels.FROM] = 0
@@ -200,7 +200,7 @@ class _Table:
                     slug="proof-memory-exceeded",
                 )
             larger = zeros(min(2 * slots, self._max_slots) * _WORDS, np.dtype(np.uint64))
-            kernels.rehash_entries(self.slots, larger)
+            proof_table.rehash(self.slots, larger, True)
             self.slots = larger
 
 

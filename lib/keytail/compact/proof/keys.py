@@ -142,7 +142,7 @@ class Keys:
             while slots // 2 > _FIRST_SLOTS and wanted <= min(slots // 2 * _LOAD, slots // 2 - 2):
                 slots //= 2
             table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
-            kernels.rehash(self._slots, table)
+            kernels.rehash(self._slots, table, False)
             self._slots = table
             self._limit = _limit_of(slots)
         if need > self._limit:

@@ -14,7 +14,7 @@ from keytail.compact.proof.keys import Keys
 from keytail.compact.proof.markers import collect_markers
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
-from keytail.kernels.opening import Decoders
+from keytail.kernels.opening.decoders import Decoders
 from keytail.kernels.proof import codes
 from keytail.kernels.proof.markers import COLUMNS
 from keytail.kernels.proof.state import Windows, new_state, save

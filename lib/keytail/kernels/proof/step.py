@@ -12,7 +12,8 @@ from numba.extending import register_jitable
 
 from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
-from keytail.kernels.opening import NOT_PLAIN, SNAPPY, decompress_plain
+from keytail.kernels.opening.decoders import NOT_PLAIN
+from keytail.kernels.opening.plain import SNAPPY, decompress_plain
 from keytail.kernels.proof.checks import check_fields, check_kept, check_output, check_source, next_batch
 from keytail.kernels.proof.codes import (
     LOST_LAST_BATCH,
