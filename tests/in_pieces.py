@@ -7,7 +7,6 @@ import pytest
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof import output as proof_output
 from keytail.compact.proof import prove as proof
-from keytail.compact.proof import rest as proof_rest
 from keytail.compact.proof import state as proof_state
 from keytail.log.records import block_check, opening, pieces
 
@@ -16,7 +15,7 @@ WHOLE_BYTES = 40
 
 def take_in_pieces(monkeypatch: pytest.MonkeyPatch, records: int = 2, piece_bytes: int = 64) -> None:
     """Read every batch of more than one record in pieces of at most `records` records, in all modules."""
-    for module in (opening, proof, proof_rest):
+    for module in (opening, proof):
         monkeypatch.setattr(module, "WHOLE_BLOCK_RECORDS", 1)
     for module in (opening, proof_output, block_check):
         monkeypatch.setattr(module, "WHOLE_BLOCK_BYTES", WHOLE_BYTES)

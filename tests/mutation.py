@@ -69,9 +69,9 @@ CORE = {
     ),
     "rewriting": (
         "compact/plan.py", "compact/producers.py", "compact/rewrite.py", "compact/rewrite_pieces.py",
-        "compact/rounds.py", "kernels/pieces.py", "kernels/rewrite.py", "kernels/rows.py",
+        "compact/rounds.py", "kernels/pieces.py", "kernels/rewriting/*.py",
     ),
-    "proof": ("compact/proof/*.py", "kernels/proof*.py", "kernels/walk.py"),
+    "proof": ("compact/proof/*.py", "kernels/proof/*.py", "kernels/walk.py"),
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
     "recovery": ("log/recover.py",),
 }  # fmt: skip
@@ -79,7 +79,7 @@ FOLDERS = ("compact", "crash", "golden", "kernels", "log", "rebuild_index", "und
 # The copy changes jit.py, which these tests test.
 NOT_RUN = {"tests/kernels/test_jit.py"}
 # These tests also pass with the following kernels as plain Python, which avoids compiling most of their mutants.
-PLAIN = ("proof", "proof_markers", "proof_rest", "proof_table", "walk")
+PLAIN = (*(f"proof.{name}" for name in ("checks", "fates", "markers", "records", "rest", "step", "table")), "walk")
 PLAIN_TESTS = [f"tests/compact/proof/test_{which}.py" for which in ("transactions", "prove", "legacy")]
 # Seconds of tests that all mutants are run with, and that survivors are run with.
 NEAR_S, FAR_S = 40.0, 120.0
@@ -265,9 +265,10 @@ def _top_of(path: str) -> dict[str, Any]:
     for node in body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keytail.kernels"):
             for alias in node.names:
-                end = node.module.removeprefix("keytail.kernels").lstrip(".")
-                other = os.path.join(os.path.dirname(os.path.abspath(__file__)), (end or alias.name) + ".py")
-                found[alias.asname or alias.name] = (other, alias.name if end else None)
+                other = os.path.join(os.path.dirname(os.path.abspath(__file__)), *node.module.split(".")[2:])
+                is_module = os.path.isdir(other)
+                other = (os.path.join(other, alias.name) if is_module else other) + ".py"
+                found[alias.asname or alias.name] = (other, None if is_module else alias.name)
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found[node.name] = node
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -303,10 +304,12 @@ def _folder_of(function: Callable[..., Any]) -> str:
 _IN_CONFTEST = """
 
 if os.environ.get("KEYTAIL_PLAIN"):
-    from keytail.kernels import opening, proof, walk
+    from keytail.kernels import walk
+    from keytail.kernels.opening.decoders import NOT_PLAIN
+    from keytail.kernels.proof import step
 
     walk._memcmp = lambda a, i, b, j, n: int(bytes(a[i : i + n]) != bytes(b[j : j + n]))
-    proof.decompress_plain = lambda *given: opening.NOT_PLAIN  # the caller decompresses it then
+    step.decompress_plain = lambda *given: NOT_PLAIN  # the caller decompresses it then
 
 
 def pytest_runtest_logstart(nodeid, location):
@@ -333,7 +336,8 @@ def make_copy(number: int) -> Path:
              "    def get_source_stamp(self):\n"
              "        return 0, 0\n\n"),
             ("    options = {\"nogil\": True,",
-             "    if function.__module__.rpartition('.')[2] in os.environ.get('KEYTAIL_PLAIN', '').split(','):\n"
+             "    plain = os.environ.get('KEYTAIL_PLAIN', '').split(',')\n"
+             "    if function.__module__.removeprefix('keytail.kernels.') in plain:\n"
              "        return function\n"
              "    options = {\"nogil\": True,"),
             ("import hashlib\n", "import ast\nimport functools\nimport hashlib\n"),

@@ -15,7 +15,7 @@ from keytail.compact.fan_out.stages import Sizes
 from keytail.compact.rewrite import Rewriter
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
-from keytail.kernels import rows as row_kernels
+from keytail.kernels.rewriting import rows as row_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from tests.chance import SEED, draws

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from keytail.compact import cleaner, reading
+from keytail.compact import cleaner, reading, rewrite
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import NO_REMOVAL_LIMIT
@@ -41,7 +41,7 @@ def strides(request, monkeypatch):
         monkeypatch.setattr(
             cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
         )
-        monkeypatch.setattr(cleaner, "RecordScanner", lambda *chunk_records: RecordScanner(3))
+        monkeypatch.setattr(rewrite, "RecordScanner", lambda: RecordScanner(3))
         monkeypatch.setattr(reading, "KeyScanner", lambda seed: KeyScanner(seed, 3))
 
 

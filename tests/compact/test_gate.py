@@ -15,7 +15,7 @@ from keytail.compact.gate import Gate, cleaned_to, gate_of
 from keytail.compact.rewrite import Rewriter
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
 from keytail.errors import KeytailError
-from keytail.kernels import rows as row_kernels
+from keytail.kernels.rewriting import rows as row_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from tests.chance import SEED, draws

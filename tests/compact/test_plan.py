@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.compact.plan import (
+    Rules,
     decide,
     group_segments,
     refusals,
@@ -332,7 +333,7 @@ def test_a_valid_partition_is_not_refused():
 def test_each_reason_to_refuse_is_reported(facts, given, unknown, start):
     (reason,) = refusals(facts, config(**given), unknown, NOW)
     assert reason.startswith(start)
-    decision = decide(facts, config(**given), unknown, NOW, policy_known=not unknown, force=True)
+    decision = decide(facts, config(**given), unknown, Rules(NOW, force=True), policy_known=not unknown)
     assert (decision.status, decision.error, decision.selection) == ("refused", reason, None)
 
 
@@ -344,7 +345,7 @@ def test_refusals_have_limits():
 
 
 def test_all_reasons_are_reported_at_once():
-    decision = decide(partition(high_watermark=None, problems=("x",)), COMPACT, UNKNOWN, NOW, policy_known=False)
+    decision = decide(partition(high_watermark=None, problems=("x",)), COMPACT, UNKNOWN, Rules(NOW), policy_known=False)
     assert decision.status == "refused"
     assert decision.error.startswith("x; topic config unknown")
     assert "; no high watermark" in decision.error
@@ -352,9 +353,9 @@ def test_all_reasons_are_reported_at_once():
 
 def test_a_known_policy_without_compact_is_skipped_and_not_refused():
     facts = partition(high_watermark=None, problems=("x",))
-    decision = decide(facts, CompactionConfig(), UNKNOWN, NOW, policy_known=True)
+    decision = decide(facts, CompactionConfig(), UNKNOWN, Rules(NOW), policy_known=True)
     assert (decision.status, decision.error) == ("skipped", "cleanup.policy is [delete], without compact")
-    assert decide(facts, CompactionConfig(), UNKNOWN, NOW, policy_known=False).status == "refused"
+    assert decide(facts, CompactionConfig(), UNKNOWN, Rules(NOW), policy_known=False).status == "refused"
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_a_known_policy_without_compact_is_skipped_and_not_refused():
     ],
 )
 def test_the_status_of_a_plan(facts, status):
-    decision = decide(facts, COMPACT, "", NOW, policy_known=True)
+    decision = decide(facts, COMPACT, "", Rules(NOW), policy_known=True)
     assert decision.status == status
     assert bool(decision.error) == (status != "would-compact")
 

@@ -17,7 +17,7 @@ from keytail.compact.rewrite import Rewriter
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningResult, CleaningTask
 from keytail.errors import CorruptLog, KeytailError, Refused
-from keytail.kernels import rewrite as kernels
+from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL, FileSystem
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, random_log, task_for, write_log

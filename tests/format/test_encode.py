@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from keytail.errors import Refused, UsageProblem
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD
-from keytail.format.encode import MAX_BATCH_BYTES, BatchLimits, RecordColumns, encode_batches
+from keytail.format.encode import MAX_BATCH_BYTES, Encoding, RecordColumns
+from keytail.format.encode import encode_batches as encode
 from keytail.kernels import batches as batch_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.records.scan import RecordScanner
@@ -49,17 +49,15 @@ def columns_of(records: Sequence[Rec], width: type = np.int64) -> RecordColumns:
     return RecordColumns(times, column(*keys), column(*values), pairs)
 
 
-def steps_of(columns: RecordColumns, **options: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Encode, with the fields of BatchLimits among the options."""
-    limits = {field.name: options.pop(field.name) for field in fields(BatchLimits) if field.name in options}
-    return encode_batches(columns, **{"base_offset": 0, "leader_epoch": 0} | options, limits=BatchLimits(**limits))
+def encode_batches(columns: RecordColumns, *, base_offset: int, first_row: int = 0, **options: Any):
+    return encode(columns, Encoding(**options), base_offset, first_row)
 
 
 def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> bytes:
     """Return all bytes; checks that each step's rows are those that the stride reader parses from its bytes."""
     options = {"leader_epoch": 4} | options
     parts = []
-    for data, table in steps_of(columns_of(records), base_offset=base_offset, **options):
+    for data, table in encode_batches(columns_of(records), base_offset=base_offset, **options):
         parsed, out = np.zeros(len(table) + 1, BATCH_TABLE), np.zeros(4, np.int64)
         batch_kernels.index_batches(data, len(data), 0, -1, parsed, out)
         assert out[batch_kernels.CODE] == batch_kernels.OK
@@ -108,7 +106,7 @@ def test_our_own_readers_read_what_went_in(tmp_path, codec):
     # Columns gathered from a log can be encoded into a log again.
     offset, again = 0, b""
     for part in columns:
-        for chunk, _ in steps_of(part, base_offset=offset, leader_epoch=4, batch_bytes=3000):
+        for chunk, _ in encode_batches(part, base_offset=offset, leader_epoch=4, batch_bytes=3000):
             again += chunk.tobytes()
         offset += len(part)
     assert all_records(decode_log(again)) == records
@@ -116,21 +114,21 @@ def test_our_own_readers_read_what_went_in(tmp_path, codec):
 
 def test_steps_are_about_as_long_as_asked_for():
     columns = columns_of(records_of([(5, b"k", b"v" * 100, [])] * 2000))
-    whole = [(len(data), len(table)) for data, table in steps_of(columns)]
+    whole = [(len(data), len(table)) for data, table in encode_batches(columns, base_offset=0, leader_epoch=0)]
     assert len(whole) == 1
     sizes = [
-        len(data) for data, _ in steps_of(columns, chunk_bytes=40_000)
+        len(data) for data, _ in encode_batches(columns, base_offset=0, leader_epoch=0, chunk_bytes=40_000)
     ]
     assert sum(sizes) == whole[0][0]
     assert all(40_000 <= size < 40_000 + 16384 for size in sizes[:-1])
-    few = list(steps_of(columns, batch_records=7))
+    few = list(encode_batches(columns, base_offset=0, leader_epoch=0, batch_records=7))
     assert [int(table["record_count"].max()) for _, table in few] == [7]
 
 
 def test_what_was_given_stays_as_it_is():
     columns = columns_of(records_of([(5, b"k%d" % i, b"v" * 100, []) for i in range(300)]))
     held, copies = [], []
-    for data, table in steps_of(columns, chunk_bytes=1):
+    for data, table in encode_batches(columns, base_offset=0, leader_epoch=0, chunk_bytes=1):
         held.append((data, table))
         copies.append((data.tobytes(), table.tolist()))
     assert len(held) > 1
@@ -148,11 +146,11 @@ def test_offsets_may_have_32_bits_and_arrays_be_read_only():
         columns = columns_of(records, width)
         for array in (columns.timestamps_ms, columns.keys.offsets, columns.values.valid):
             array.flags.writeable = False
-        (step,) = steps_of(columns)
+        (step,) = encode_batches(columns, base_offset=0, leader_epoch=0)
         assert step[0].tobytes() == expected
     # Arrays may be strided: here every second item of an array.
     apart = RecordColumns(columns.timestamps_ms, columns.keys, spread(columns.values), columns.headers)
-    (step,) = steps_of(apart)
+    (step,) = encode_batches(apart, base_offset=0, leader_epoch=0)
     assert step[0].tobytes() == expected
 
 
@@ -189,7 +187,7 @@ GOOD = (5, b"k", b"v", [(b"h", b"x")])
 
 def refusal(records: Sequence[Rec], **options: Any) -> str:
     with pytest.raises(Refused) as caught:
-        steps_of(columns_of(records), base_offset=70, leader_epoch=0, **options)
+        encode_batches(columns_of(records), base_offset=70, leader_epoch=0, **options)
     return str(caught.value)
 
 
@@ -204,7 +202,7 @@ def test_rows_that_cannot_be_records_are_named_before_any_byte():
     column = BytesColumn(np.zeros(3, np.uint8), np.array([0, 2, 1]), np.ones(2, bool))
     with pytest.raises(Refused, match=r"row 1 .* offsets of the values"):
         fine = BytesColumn(np.zeros(3, np.uint8), np.array([0, 1, 1]), np.ones(2, bool))
-        steps_of(RecordColumns(np.zeros(2, np.int64), fine, column))
+        encode_batches(RecordColumns(np.zeros(2, np.int64), fine, column), base_offset=0, leader_epoch=0)
 
 
 def test_a_record_too_large_is_refused():
@@ -223,7 +221,7 @@ def test_a_record_too_large_is_refused():
 def test_a_record_too_large_even_compressed_is_refused_in_its_turn(codec):
     noise = np.random.default_rng(7).bytes(1000)
     drawn = [GOOD, GOOD, (5, b"k", noise, [])]
-    steps = steps_of(
+    steps = encode_batches(
         columns_of(records_of(drawn)), base_offset=70, leader_epoch=0, codec=codec, max_message_bytes=900,
         first_row=10, chunk_bytes=1,
     )  # fmt: skip
@@ -260,7 +258,7 @@ def test_lengths_of_five_bytes():
     value = BytesColumn(np.zeros(n, np.uint8), np.array([0, 0, n]), np.ones(2, bool))
     key = BytesColumn(np.zeros(0, np.uint8), np.array([0, 0, 0]), np.zeros(2, bool))
     columns = RecordColumns(np.array([3, 4]), key, value)
-    steps = list(steps_of(columns))
+    steps = list(encode_batches(columns, base_offset=0, leader_epoch=0))
     assert [(len(data), len(table)) for data, table in steps] == [(61 + 7 + 61 + 5 + 4 + 5 + n + 1, 2)]
     parsed, out = np.zeros(2, BATCH_TABLE), np.zeros(4, np.int64)
     batch_kernels.index_batches(steps[0][0], len(steps[0][0]), 0, -1, parsed, out)
@@ -301,7 +299,7 @@ def test_levels(codec, levels):
 )
 def test_what_does_not_exist_cannot_be_asked_for(options):
     with pytest.raises(UsageProblem):
-        steps_of(columns_of(records_of([GOOD])), **options)
+        encode_batches(columns_of(records_of([GOOD])), **({"base_offset": 0, "leader_epoch": 0} | options))
 
 
 def test_columns_of_different_lengths_are_no_records():
@@ -319,7 +317,7 @@ def test_columns_of_different_lengths_are_no_records():
         ),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"for [12] r"):
-            steps_of(wrong)
+            encode_batches(wrong, base_offset=0, leader_epoch=0)
 
 
 @pytest.mark.parametrize("codec", [NONE, LZ4])
@@ -331,10 +329,10 @@ def test_append_time_is_that_of_all_records(codec):
     assert all_records(batches) == records
     later = [*records[:-1], Rec(34, 78, None, None)]
     with pytest.raises(ValueError, match="several times"):
-        steps_of(columns_of(later), base_offset=5, leader_epoch=0, log_append_time=True)
+        encode_batches(columns_of(later), base_offset=5, leader_epoch=0, log_append_time=True)
     assert encoded([], log_append_time=True) == b""
 
 
 def test_no_records_are_no_batches():
-    assert list(steps_of(columns_of([]))) == []
-    assert list(itertools.islice(steps_of(columns_of([]), codec=ZSTD), 1)) == []
+    assert list(encode_batches(columns_of([]), base_offset=0, leader_epoch=0)) == []
+    assert list(itertools.islice(encode_batches(columns_of([]), base_offset=0, leader_epoch=0, codec=ZSTD), 1)) == []

@@ -16,20 +16,22 @@ from keytail.format.compression import TooLarge, decompress
 from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import (
     batches,
-    blake2b,
     columns,
-    dump,
     index,
     legacy,
     offset_map,
-    proof_markers,
     records,
-    rewrite,
     transactions,
-    verify,
-    verify_producers,
 )
-from keytail.kernels import proof as proof_kernels
+from keytail.kernels.dump import batches as dump
+from keytail.kernels.proof import blake2b
+from keytail.kernels.proof import markers as proof_markers
+from keytail.kernels.proof import records as proof_records
+from keytail.kernels.rewriting import assembly as assembly_kernels
+from keytail.kernels.rewriting import blocks as block_kernels
+from keytail.kernels.rewriting import records as record_kernels
+from keytail.kernels.verify import batches as verify
+from keytail.kernels.verify import producers as verify_producers
 from tests.hostile.arena import Arena
 from tests.hostile.mutator import split
 
@@ -196,7 +198,7 @@ def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
             arena = BLOCK.put(opened)
             where[row], block_start[row], block_size[row] = records.IN_ARENA, 0, len(arena)
         spans = np.empty((8, 6), np.int64)
-        proof_kernels.read_records(arena if where[row] == records.IN_ARENA else raw[start[row] :], spans)
+        proof_records.read_records(arena if where[row] == records.IN_ARENA else raw[start[row] :], spans)
         if count * records.MIN_RECORD_BYTES > block_size[row] or count * records.RECORD_TABLE.itemsize > 2 << 20:
             count = 0
         found = RECORDS.room(records.RECORD_TABLE, count)
@@ -269,23 +271,25 @@ def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore
     keep = np.array([rng.random() < 0.7 for _ in range(n)], np.uint8)
     if not keep.any():
         keep[0] = 1
-    action = np.full(len(table), rewrite.DROP, np.int8)
-    action[row] = rewrite.REBUILD
+    action = np.full(len(table), record_kernels.DROP, np.int8)
+    action[row] = record_kernels.REBUILD
     kept, nulls = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
     kept[row] = keep.sum()
     nulls[row] = int(((found["value_bytes"] < 0) & (keep == 1)).sum())
-    blocks = OUT.room(np.uint8, int(found["body_bytes"].sum(dtype=np.int64)) + rewrite.MOST_GROWTH_BYTES * n)
-    rebuilt, out = np.empty(1, rewrite.REBUILT), np.zeros(4, np.int64)
-    rewrite.rebuild_blocks(
-        raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, rewrite.NOT_EARLIER, False, False,
+    blocks = OUT.room(np.uint8, int(found["body_bytes"].sum(dtype=np.int64)) + block_kernels.MOST_GROWTH_BYTES * n)
+    rebuilt, out = np.empty(1, block_kernels.REBUILT), np.zeros(4, np.int64)
+    block_kernels.rebuild_blocks(
+        raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, block_kernels.NOT_EARLIER, False, False,
         blocks, 0, rebuilt, out,
     )
-    if out[2] != rewrite.OK:
+    if out[2] != block_kernels.OK:
         return
     rebuilt["attributes"] &= ~7  # the blocks remain unchanged
-    total = int(rewrite.assembled_bytes(table, action, row, row + 1, rebuilt, 1))
+    total = int(assembly_kernels.assembled_bytes(table, action, row, row + 1, rebuilt, 1))
     target, new_table = ROWS.room(np.uint8, total), np.empty(1, BATCH_TABLE)
-    done, _ = rewrite.assemble(raw, 0, table, action, row, row + 1, blocks, raw, rebuilt, target, 0, 0, new_table)
+    done, _ = assembly_kernels.assemble(
+        raw, 0, table, action, row, row + 1, blocks, raw, rebuilt, target, 0, 0, new_table
+    )  # fmt: skip
     assert done == total
     _read_back(target, found[keep == 1], raw, arena, where)
 

@@ -1,5 +1,4 @@
-"""Batches from columns compared with those of Kafka's own builder, read back by Kafka's own reader; keys hashed by
-both.
+"""Batches from columns beside those of Kafka's own builder, read back by Kafka's own reader; keys hashed by both.
 
 KEYTAIL_SEED repeats a run.
 """
@@ -16,7 +15,7 @@ import pytest
 
 from keytail.errors import Refused
 from keytail.format.compression import CODECS
-from keytail.format.encode import BatchLimits, encode_batches
+from keytail.format.encode import Encoding, encode_batches
 from keytail.kernels.murmur2 import partition_of_keys
 from tests.chance import SEED
 from tests.format.test_encode import columns_of
@@ -61,10 +60,8 @@ def random_records(rng: random.Random, base_offset: int) -> list[Rec]:
 
 
 def ours(records: Sequence[Rec], **options: Any) -> bytes:
-    limits = BatchLimits(**{name: options.pop(name) for name in ("batch_bytes", "chunk_bytes") if name in options})
-    steps = encode_batches(
-        columns_of(records), base_offset=records[0].offset, leader_epoch=LEADER_EPOCH, limits=limits, **options
-    )
+    encoding = Encoding(LEADER_EPOCH, **options)
+    steps = encode_batches(columns_of(records), encoding, records[0].offset)
     return b"".join(data.tobytes() for data, _ in steps)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.kernels.blake2b import blake2b_128, blake2b_128_many
+from keytail.kernels.proof.blake2b import blake2b_128, blake2b_128_many
 from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 

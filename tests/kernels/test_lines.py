@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keytail.dump.templates import Buffers, LineWriter, Literals, Rows, Span, Template
-from keytail.kernels import lines as kernels
+from keytail.kernels.dump import lines as kernels
 from tests.chance import draws
 from tests.reference.varints import encode_varint
 

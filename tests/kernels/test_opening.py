@@ -13,27 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.format.compression import compress, decompress
-from keytail.kernels import native, opening
+from keytail.kernels import native
 from keytail.kernels.jit import kernel
+from keytail.kernels.opening import decoders as wheels
+from keytail.kernels.opening import plain
 from tests.chance import chance, draws
 from tests.kernels.guard import guarded
 
-CODECS = [opening.GZIP, opening.SNAPPY, opening.LZ4, opening.ZSTD]
+CODECS = [plain.GZIP, plain.SNAPPY, plain.LZ4, plain.ZSTD]
 SLOP = 16  # bytes that the decoder of snappy may write after its result
 
-decoders = opening.Decoders()
+decoders = wheels.Decoders()
 
 
 @kernel
 def _open_block(tools, codec, data, out):
-    return opening.decompress_plain(tools, codec, data, 0, data.shape[0], out, 0)
+    return plain.decompress_plain(tools, codec, data, 0, data.shape[0], out, 0)
 
 
 def opened(codec: int, packed: bytes, room: int) -> bytes | None:
     """Decompress a block in the kernel; the memory after the block and after the output is inaccessible."""
     out = guarded(bytes(room))
     n = int(_open_block(decoders.tools, codec, guarded(packed), out))
-    return None if n == opening.NOT_PLAIN else out[:n].tobytes()
+    return None if n == wheels.NOT_PLAIN else out[:n].tobytes()
 
 
 def records(rng: random.Random, size: int) -> bytes:
@@ -55,7 +57,7 @@ def records(rng: random.Random, size: int) -> bytes:
 def test_the_wheels_are_in_use_unless_switched_off(monkeypatch):
     assert (decoders.tools != 0).all() == native.NATIVE
     monkeypatch.setenv("KEYTAIL_NATIVE", "0")
-    nothing = opening._wheels.__wrapped__()
+    nothing = wheels._wheels.__wrapped__()
     assert (nothing.zstd, nothing.lz4, nothing.inflate) == (None, None, None)
 
 
@@ -67,10 +69,10 @@ def test_what_is_compressed_as_kafka_does_is_opened_here(codec):
     for size in sizes + [rng.randrange(1, 9000) for _ in range(40)]:
         data = records(rng, size)
         packed = compress(codec, data)
-        want = data if native.NATIVE or codec == opening.SNAPPY else None
+        want = data if native.NATIVE or codec == plain.SNAPPY else None
         assert opened(codec, packed, size + SLOP) == want
         assert opened(codec, packed, size - 1) is None
-        if codec == opening.SNAPPY:
+        if codec == plain.SNAPPY:
             assert opened(codec, packed, size + SLOP - 1) is None
         else:
             assert opened(codec, packed, size) == want
@@ -96,27 +98,27 @@ def test_what_is_damaged_is_opened_as_by_the_reader_or_not_at_all(codec, size, s
 def test_other_framings_are_opened_as_by_the_reader_or_left_to_it():
     rng = random.Random(5)
     data = records(rng, 3000)
-    member = compress(opening.GZIP, data)
+    member = compress(plain.GZIP, data)
     frame = zstandard.ZstdCompressor(write_content_size=True, write_checksum=True).compress(data)
     lz4_options = [{"content_checksum": True}, {"block_linked": True}, {"store_size": True}, {"block_checksum": True}]
     cases = [
-        (opening.GZIP, member + member),
-        (opening.GZIP, member[:3] + b"\x08" + member[4:10] + b"name\0" + member[10:]),
-        (opening.GZIP, zlib.compress(data)),
-        (opening.SNAPPY, bytes(cramjam.snappy.compress_raw(data))),
-        (opening.SNAPPY, compress(opening.SNAPPY, data) + compress(opening.SNAPPY, data)),
-        (opening.ZSTD, frame),
-        (opening.ZSTD, frame + frame),
-        (opening.ZSTD, b"\x50\x2a\x4d\x18\x03\0\0\0abc" + frame),
-        (opening.ZSTD, zstandard.ZstdCompressor().compress(b"")),
-        *((opening.LZ4, lz4.frame.compress(data, **{"block_linked": False, **options})) for options in lz4_options),
-        (opening.LZ4, lz4.frame.compress(data, block_size=7, block_linked=False, store_size=False)),
+        (plain.GZIP, member + member),
+        (plain.GZIP, member[:3] + b"\x08" + member[4:10] + b"name\0" + member[10:]),
+        (plain.GZIP, zlib.compress(data)),
+        (plain.SNAPPY, bytes(cramjam.snappy.compress_raw(data))),
+        (plain.SNAPPY, compress(plain.SNAPPY, data) + compress(plain.SNAPPY, data)),
+        (plain.ZSTD, frame),
+        (plain.ZSTD, frame + frame),
+        (plain.ZSTD, b"\x50\x2a\x4d\x18\x03\0\0\0abc" + frame),
+        (plain.ZSTD, zstandard.ZstdCompressor().compress(b"")),
+        *((plain.LZ4, lz4.frame.compress(data, **{"block_linked": False, **options})) for options in lz4_options),
+        (plain.LZ4, lz4.frame.compress(data, block_size=7, block_linked=False, store_size=False)),
         *((codec, compress(codec, b"")) for codec in CODECS),
     ]
     for codec, packed in cases:
         found = opened(codec, packed, 1 << 16)
         assert found is None or found == bytes(decompress(codec, packed))
-    assert opened(opening.ZSTD, frame, 1 << 16) == (data if native.NATIVE else None)
+    assert opened(plain.ZSTD, frame, 1 << 16) == (data if native.NATIVE else None)
 
 
 def test_snappy_that_no_library_writes_is_opened_too():
@@ -125,9 +127,9 @@ def test_snappy_that_no_library_writes_is_opened_too():
     copies = b"\x03" + (300).to_bytes(4, "little") + b"".join(b"\xfe" + bytes([back, 0]) for back in (1, 3, 16, 15))
     block = b"\xad\x04" + literal + copies  # 300 + 1 + 4 * 64
     framed = b"\x82SNAPPY\x00" + bytes(8) + len(block).to_bytes(4, "big") + block
-    found = opened(opening.SNAPPY, framed, 1000)
+    found = opened(plain.SNAPPY, framed, 1000)
     assert found is not None
     assert found == bytes(cramjam.snappy.decompress_raw(block))
     for damaged in (b"\xac\x04", b"\xae\x04", b"\xff\xff\xff\xff\x7f"):
         bad = damaged + literal + copies
-        assert opened(opening.SNAPPY, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None
+        assert opened(plain.SNAPPY, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None

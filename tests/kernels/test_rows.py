@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from keytail.format.batch import BATCH_TABLE, CONTROL, DELETE_HORIZON, TRANSACTIONAL
-from keytail.kernels import rows as kernels
-from keytail.kernels.rewrite import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
+from keytail.kernels.rewriting import rows as kernels
+from keytail.kernels.rewriting.records import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
 from tests.chance import chance
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.kernels import verify as columns
-from keytail.kernels import verify_producers as kernels
+from keytail.kernels.verify import batches as columns
+from keytail.kernels.verify import producers as kernels
 from tests.chance import draws
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.producers import Producers

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.kernels import proof, verify, walk
+from keytail.kernels import walk
 from keytail.kernels.jit import kernel
-from keytail.kernels.opening import TOOLS
+from keytail.kernels.opening.decoders import TOOLS
+from keytail.kernels.proof.codes import LAST_VIOLATION
+from keytail.kernels.proof.state import IndexFiles, Notes, Windows, new_state
+from keytail.kernels.proof.step import step
+from keytail.kernels.verify import batches as verify
 from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch, encode_record
@@ -140,15 +144,16 @@ def test_the_proofs_step_stays_inside_its_windows(is_all):
     keys = guarded(bytes(200))
     for bad in _damaged_batches():
         for first, second in ((bad, source), (source, bad), (bad, bad)):
-            state = np.zeros(proof.STATE_SIZE, dtype=np.int64)
-            state[proof.SOURCE_TO], state[proof.OUTPUT_TO] = len(first), len(second)
-            state[proof.SOURCE_IS_ALL] = state[proof.OUTPUT_IS_ALL] = is_all
-            state[proof.SOURCE_BLOCK_BYTES] = state[proof.OUTPUT_BLOCK_BYTES] = -1
-            state[proof.END_OFFSET], state[proof.NEXT_OUTPUT_BASE] = 100, 1 << 40
-            state[proof.SOURCE_LAST_OFFSET] = state[proof.OUTPUT_LAST_OFFSET_SEEN] = -1
-            windows = [guarded(first), guarded(second), nothing, nothing, nothing, nothing]
-            code = proof.step(*windows, pending, keys, none, none, np.zeros(TOOLS, np.int64), state)
-            assert 0 <= code <= proof.LAST_VIOLATION
+            state = new_state()
+            state.source.to, state.output.to = len(first), len(second)
+            state.source.is_all = state.output.is_all = is_all
+            state.source.block_bytes = state.output.block_bytes = -1
+            state.rules.end_offset, state.output.next_base = 100, 1 << 40
+            state.source.last_offset = state.output.last_offset = -1
+            windows = Windows(guarded(first), guarded(second), nothing, nothing)
+            indexes, notes, tools = IndexFiles(nothing, nothing), Notes(pending, keys), np.zeros(TOOLS, np.int64)
+            code = step(windows, indexes, notes, none, none, tools, state)
+            assert 0 < code <= LAST_VIOLATION
 
 
 @pytest.mark.parametrize("is_all", [0, 1])

@@ -11,7 +11,7 @@ import struct
 
 import numpy as np
 
-from keytail.kernels import audit as kernels
+from keytail.kernels.audit import entries as kernels
 
 _HEAD = struct.Struct("<qqb")  # number of rows; least value of a column; bytes of each difference to it
 _WIDTHS = ((1 << 8, np.uint8), (1 << 16, np.uint16), (1 << 32, np.uint32))

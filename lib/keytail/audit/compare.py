@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from keytail.kernels import audit as kernels
+from keytail.kernels.audit import differences, reasons
 
 NO_LIMIT = 2**63 - 1
 MOST_REPLICAS = 62  # of one partition: one bit each
 
 # Differences of what is at one offset, and of two records of one key there, in the order of the kernels' numbers.
 PLACES = ("control", "control-type", "key")
-assert len(PLACES) == kernels.PLACE_KINDS
+assert len(PLACES) == differences.PLACE_KINDS
 DIFFERENCES = (
     "value",
     "headers",
@@ -23,10 +23,10 @@ DIFFERENCES = (
     "sequence",
     "transactional",
 )
-assert len(DIFFERENCES) == kernels.DIFFERENCES
+assert len(DIFFERENCES) == differences.DIFFERENCES
 # Why a record that other replicas have is missing; "lost": no reason.
 REASONS = ("superseded", "deleted", "aborted", "marker", "keyless", "unknown", "lost")
-assert len(REASONS) == kernels.REASONS
+assert len(REASONS) == reasons.REASONS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from keytail.audit.compare import ReplicaLog
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
-from keytail.kernels import audit as kernels
+from keytail.kernels.audit import entries, reasons
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.records.scan import RecordScanner
@@ -134,9 +134,9 @@ class _Scan:
         self._base, self._log = log.segments[segment][0], log
         self._order = piece.replica << _REPLICA_BITS | segment << _SEGMENT_BITS
         self._cells = 0
-        self._entries = np.empty((_RUN, kernels.WORDS), np.int64)
-        self._sorted = np.empty((_RUN, kernels.WORDS), np.int64)
-        self._places = np.empty((_RUN, kernels.PLACE_WORDS), np.int64)
+        self._entries = np.empty((_RUN, entries.WORDS), np.int64)
+        self._sorted = np.empty((_RUN, entries.WORDS), np.int64)
+        self._places = np.empty((_RUN, entries.PLACE_WORDS), np.int64)
         self._starts = np.zeros(piece.task.shards + 1, np.int64)
         self._filled = 0
         self._scratch = np.empty(1 << 12, np.uint8)
@@ -235,8 +235,8 @@ class _Scan:
                 longest = int(chunk.records["body_bytes"].max(initial=0))
                 if len(self._scratch) < longest:
                     self._scratch = np.empty(longest, np.uint8)
-                part = np.empty((n, kernels.WORDS), np.int64)
-                filled = kernels.pack_records(
+                part = np.empty((n, entries.WORDS), np.int64)
+                filled = entries.pack_records(
                     stride.raw, opened.arena, opened.where, chunk.records, n, stride.table,
                     self._log.log_start_offset, np.uint64(self._task.seed), self._scratch, part, 0,
                 )  # fmt: skip
@@ -271,10 +271,10 @@ class _Scan:
         if not self._filled:
             return
         shards, starts = self._task.shards, self._starts
-        kernels.split(self._entries, self._filled, shards, starts, self._sorted)
+        entries.split(self._entries, self._filled, shards, starts, self._sorted)
         for shard in np.flatnonzero(np.diff(starts)):
             yield self._cell(int(shard), RECORDS, pack_entries(self._sorted[starts[shard] : starts[shard + 1]]))
-        kernels.split_places(self._entries, self._filled, shards, starts, self._places)
+        entries.split_places(self._entries, self._filled, shards, starts, self._places)
         for shard in np.flatnonzero(np.diff(starts)):
             yield self._cell(int(shard), PLACES, pack_places(self._places[starts[shard] : starts[shard + 1]]))
         self._filled = 0
@@ -291,11 +291,11 @@ class _Scan:
         if not special.any():
             return
         rows = table[special]
-        events = np.empty((len(rows), kernels.EVENT_COLUMNS), np.int64)
-        events[:, kernels.E_PRODUCER] = rows["producer_id"]
-        events[:, kernels.E_OFFSET] = rows["base_offset"]
-        events[:, kernels.E_KIND] = np.where(control[special], rows["control_type"], kernels.DATA)
-        events[:, kernels.E_REPLICA] = self._replica
+        events = np.empty((len(rows), reasons.EVENT_COLUMNS), np.int64)
+        events[:, reasons.E_PRODUCER] = rows["producer_id"]
+        events[:, reasons.E_OFFSET] = rows["base_offset"]
+        events[:, reasons.E_KIND] = np.where(control[special], rows["control_type"], reasons.DATA)
+        events[:, reasons.E_REPLICA] = self._replica
         shard_of = rows["producer_id"] % self._task.shards
         for shard in np.unique(shard_of):
             yield self._cell(int(shard), EVENTS, events[shard_of == shard].tobytes())

@@ -19,7 +19,7 @@ from keytail.audit.compare import PLACES as PLACE_KINDS
 from keytail.audit.scan import EVENTS, GAPS, PLACES, AuditTask, Gap, order_kind, order_replica
 from keytail.errors import KeytailError
 from keytail.format.control import ControlType
-from keytail.kernels import audit as kernels
+from keytail.kernels.audit import differences, entries, reasons
 from keytail.log.fs import FileSystem
 from keytail.values import from_bytes
 
@@ -85,7 +85,7 @@ def compare(
     counted = [0] * replicas
     gaps: list[Gap] = []
     events: list[np.ndarray] = []
-    places, records_ = _Parts(replicas, kernels.PLACE_WORDS), _Parts(replicas, kernels.WORDS)
+    places, records_ = _Parts(replicas, entries.PLACE_WORDS), _Parts(replicas, entries.WORDS)
     for order, data in cells:
         kind = order_kind(order)
         if kind == GAPS:
@@ -93,7 +93,7 @@ def compare(
             counted[replica] += records
             gaps += found
         elif kind == EVENTS:
-            events.append(np.frombuffer(bytes(data), np.int64).reshape(-1, kernels.EVENT_COLUMNS))
+            events.append(np.frombuffer(bytes(data), np.int64).reshape(-1, reasons.EVENT_COLUMNS))
         elif kind == PLACES:
             places.add(order_replica(order), unpack_places(bytes(data)))
         else:
@@ -143,9 +143,9 @@ class _Parts:
 def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[dict[str, Any]]]:
     """Count the offsets of this shard at which replicas have different records, and return up to MOST_LOST of them."""
     places, begin, end = parts.joined()
-    counts = np.zeros(kernels.PLACE_KINDS, np.int64)
+    counts = np.zeros(differences.PLACE_KINDS, np.int64)
     differing = np.empty((MOST_LOST, 3), np.int64)
-    used = kernels.merge_places(places, begin.copy(), end, task.end_offset, counts, differing)
+    used = differences.merge_places(places, begin.copy(), end, task.end_offset, counts, differing)
     if used < 0:
         raise KeytailError(
             "the records of a replica are not in the order of their offsets",
@@ -162,7 +162,7 @@ def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[
 
 
 def _place_of(word: int) -> dict[str, Any]:
-    if word & kernels.IS_CONTROL:
+    if word & entries.IS_CONTROL:
         return {"control": _control_name(word)}
     return {"key_hash": f"{word >> 16 & (2**48 - 1):012x}"}
 
@@ -191,21 +191,21 @@ class _Shard:
 
     def merge(self) -> None:
         n = len(self.entries)
-        counts = np.zeros(kernels.DIFFERENCES + 1, np.int64)
-        examples = np.full((kernels.DIFFERENCES, self.task.examples, 2), -1, np.int64)
+        counts = np.zeros(differences.DIFFERENCES + 1, np.int64)
+        examples = np.full((differences.DIFFERENCES, self.task.examples, 2), -1, np.int64)
         missing_at, missing_in = np.empty(n, np.int64), np.empty(n, np.int64)
         spans = np.array(self.task.spans, np.int64).reshape(-1, 2)
-        missing = kernels.merge(
+        missing = differences.merge(
             self.entries, self.begin.copy(), self.end, self.task.log_starts, self.task.end_offset, self.gaps, counts,
             examples, missing_at, missing_in, spans, self.in_span,
         )  # fmt: skip
         self.missing_at, self.missing_in = missing_at[:missing].copy(), missing_in[:missing].copy()
-        self.common = int(counts[kernels.COMMON])
+        self.common = int(counts[differences.COMMON])
         for number, kind in enumerate(DIFFERENCES):
             self.divergences[kind] += int(counts[number])
             for a, b in examples[number][: min(int(counts[number]), self.task.examples)]:
                 held = {self._replica_of(at): record_of(self.entries[at].tolist()) for at in (int(a), int(b))}
-                self.examples.append({"kind": kind, "offset": int(self.entries[a, kernels.OFFSET]), "records": held})
+                self.examples.append({"kind": kind, "offset": int(self.entries[a, entries.OFFSET]), "records": held})
 
     def _replica_of(self, at: int) -> str:
         return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
@@ -222,15 +222,15 @@ class _Shard:
         replicas = len(self.task.replicas)
         slots = np.zeros(1 << max(4, (2 * n).bit_length()), np.int64)
         keys = np.empty((n, 2), np.int64)
-        used = kernels.index_keys(self.entries, self.missing_at, slots, keys)
+        used = reasons.index_keys(self.entries, self.missing_at, slots, keys)
         newest = np.full((used, replicas), -1, np.int64)
         oldest, tombstone = np.full(used, 2**63 - 1, np.int64), np.full(used, -1, np.int64)
-        kernels.note_keys(
+        reasons.note_keys(
             self.entries, self.begin, self.end, self.task.end_offset, markers, slots, keys, newest, oldest, tombstone
         )
         verdicts, early = np.empty(n, np.int8), np.empty(n, np.uint8)
         limit, keyless_limit = self.task.limits
-        kernels.judge(
+        reasons.judge(
             self.entries, self.missing_at, self.missing_in, replicas, limit, keyless_limit, self.gaps, markers, slots,
             keys, newest, oldest, tombstone, verdicts, early,
         )  # fmt: skip
@@ -238,12 +238,12 @@ class _Shard:
             count = int(np.count_nonzero(verdicts == number))
             (self.divergences if reason == "lost" else self.explained)[reason] += count
         self.early["tombstone"] += int(np.count_nonzero(early))
-        for m in np.flatnonzero(verdicts == kernels.LOST)[:MOST_LOST]:
+        for m in np.flatnonzero(verdicts == reasons.LOST)[:MOST_LOST]:
             words = self.entries[self.missing_at[m]].tolist()
-            self.lost.append((words[kernels.OFFSET], int(self.missing_in[m]), words))
+            self.lost.append((words[entries.OFFSET], int(self.missing_in[m]), words))
 
     def _has_transactions(self) -> bool:
-        return bool((self.entries[:, kernels.WHAT] & kernels.IS_TRANSACTIONAL).any())
+        return bool((self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any())
 
 
 def _settle(
@@ -254,28 +254,28 @@ def _settle(
     if not parts:
         return counted, [], _NO_MARKERS
     events = np.concatenate(parts)
-    keys = (events[:, kernels.E_KIND], events[:, kernels.E_OFFSET], events[:, kernels.E_PRODUCER])
+    keys = (events[:, reasons.E_KIND], events[:, reasons.E_OFFSET], events[:, reasons.E_PRODUCER])
     events = np.ascontiguousarray(events[np.lexsort(keys)])
-    counts = np.zeros(kernels.TRANSACTION_KINDS, np.int64)
-    found = np.empty((2 * task.examples, kernels.FOUND_COLUMNS), np.int64)
+    counts = np.zeros(reasons.TRANSACTION_KINDS, np.int64)
+    found = np.empty((2 * task.examples, reasons.FOUND_COLUMNS), np.int64)
     markers = np.empty((len(events), 3), np.int64)
-    n_found, n_markers = kernels.settle(
+    n_found, n_markers = reasons.settle(
         events, len(task.replicas), task.log_starts, task.end_offset, gaps, counts, found, markers
     )
     for number, kind in enumerate(_TRANSACTION_KINDS):
         counted[kind] += int(counts[number])
     examples = []
     for row in found[:n_found].tolist():
-        kind = _TRANSACTION_KINDS[row[kernels.F_KIND]]
+        kind = _TRANSACTION_KINDS[row[reasons.F_KIND]]
         details: dict[str, Any] = {
-            "producer_id": row[kernels.F_PRODUCER],
-            "first_data_offset": row[kernels.F_FIRST],
-            "aborted_in": _names(task, row[kernels.F_ABORTED]),
-            "committed_in": _names(task, row[kernels.F_COMMITTED]),
+            "producer_id": row[reasons.F_PRODUCER],
+            "first_data_offset": row[reasons.F_FIRST],
+            "aborted_in": _names(task, row[reasons.F_ABORTED]),
+            "committed_in": _names(task, row[reasons.F_COMMITTED]),
         }
         if kind == "marker-lost":
-            details["lacking"] = _names(task, row[kernels.F_REPLICAS])
-        examples.append({"kind": kind, "offset": row[kernels.F_OFFSET], **details})
+            details["lacking"] = _names(task, row[reasons.F_REPLICAS])
+        examples.append({"kind": kind, "offset": row[reasons.F_OFFSET], **details})
     return counted, examples, markers[:n_markers].copy()
 
 
@@ -285,21 +285,21 @@ def _names(task: AuditTask, mask: int) -> list[str]:
 
 def record_of(words: list[int]) -> dict[str, Any]:
     """Return the reported fields of a record, from its words."""
-    what, epochs = words[kernels.WHAT], words[kernels.EPOCHS]
+    what, epochs = words[entries.WHAT], words[entries.EPOCHS]
     sequence = epochs & 0xFFFFFFFF
     producer_epoch = what >> 16 & 0xFFFF
     told: dict[str, Any] = {
-        "key_hash": None if what & kernels.KEYLESS else f"{words[kernels.LOW] >> 16 & (2**48 - 1):012x}",
-        "value_hash": None if what & kernels.NULL else f"{words[kernels.CONTENT] >> 32 & 0xFFFFFFFF:08x}",
-        "headers_hash": f"{words[kernels.CONTENT] & 0xFFFFFFFF:08x}",
-        "timestamp_ms": words[kernels.TIMESTAMP],
+        "key_hash": None if what & entries.KEYLESS else f"{words[entries.LOW] >> 16 & (2**48 - 1):012x}",
+        "value_hash": None if what & entries.NULL else f"{words[entries.CONTENT] >> 32 & 0xFFFFFFFF:08x}",
+        "headers_hash": f"{words[entries.CONTENT] & 0xFFFFFFFF:08x}",
+        "timestamp_ms": words[entries.TIMESTAMP],
         "leader_epoch": epochs >> 32,
-        "producer_id": words[kernels.PRODUCER],
+        "producer_id": words[entries.PRODUCER],
         "producer_epoch": producer_epoch - 0x10000 if producer_epoch >= 0x8000 else producer_epoch,
         "sequence": -1 if sequence == 0xFFFFFFFF else sequence,
-        "transactional": bool(what & kernels.IS_TRANSACTIONAL),
+        "transactional": bool(what & entries.IS_TRANSACTIONAL),
     }
-    if what & kernels.IS_CONTROL:
+    if what & entries.IS_CONTROL:
         told["control"] = _control_name(what)
     return told
 
@@ -307,7 +307,7 @@ def record_of(words: list[int]) -> dict[str, Any]:
 def held_by(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:
     """Return the record by the names of the replicas that have it."""
     _, lacking, words = lost
-    offset = words[kernels.OFFSET]
+    offset = words[entries.OFFSET]
     holding = ~lacking & ((1 << len(task.replicas)) - 1)
     names = [n for n, r in zip(_names(task, holding), _replicas(task, holding), strict=True) if r <= offset]
     return dict.fromkeys(names, record_of(words))

@@ -17,8 +17,8 @@ from keytail.compact.hottest_keys import count_keys
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.keys import table_bytes
-from keytail.compact.proof.prove import ProofReport, prove
-from keytail.compact.proof.state import PartOfProof, ProofSoFar
+from keytail.compact.proof.prove import prove
+from keytail.compact.proof.state import ProofSoFar, ProofSpec
 from keytail.compact.reading import PhaseClock, active_producers, read_log, refuse_keyless
 from keytail.compact.rewrite import Counts, Rewriter
 from keytail.compact.rounds import rewrite_groups
@@ -31,7 +31,6 @@ from keytail.log.directory import Directory
 from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
-from keytail.log.records.scan import RecordScanner
 from keytail.log.replace import CleanFile, GroupOutput, commit_group
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import Transactions
@@ -150,9 +149,7 @@ class Findings:
     unread_records: int
 
 
-def _findings(
-    fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock
-) -> Findings:
+def _findings(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock) -> Findings:
     """Return the findings of a pass over the log, or the saved ones of the first round: once a group is replaced, the
     log would give different ones.
     """
@@ -169,21 +166,13 @@ def make_rewriter(
 ) -> Rewriter:
     """Return the rewriter. `bits_from_offset`: where bits begin to decide, if not at the first dirty offset."""
     return Rewriter(
+        task,
         reader,
-        RecordScanner(),
         findings.survivors,
         findings.transactions,
         findings.producers,
-        seed=task.hash_seed,
         first_dirty_offset=task.first_dirty_offset if bits_from_offset is None else bits_from_offset,
-        first_uncleanable_offset=task.first_uncleanable_offset,
-        now_ms=task.now_ms,
-        delete_retention_ms=task.config.delete_retention_ms,
         file_horizon_ms=_file_horizon_ms(task),
-        removal_limit_offset=task.removal_limit_offset,
-        max_message_bytes=task.config.max_message_bytes,
-        message_format=task.message_format,
-        by_file_time=task.by_file_time,
     )
 
 
@@ -243,28 +232,20 @@ def _prove(
 ) -> ProofSoFar | None:
     """Prove this round, and return the state for the next round's proof, if there is one."""
     so_far = take_over(fs, task, task.handed_on.proof) if task.handed_on else None
-    report = prove_for(
-        fs, task, result.groups, producers, end_offset=result.end_offset, round_of=round_of, so_far=so_far,
-        expected_keys=result.keys,
-    )  # fmt: skip
-    return report.so_far
+    spec = proof_spec(task, result.groups, producers, result.end_offset, round_of, expected_keys=result.keys)
+    return prove(fs, spec, so_far).so_far
 
 
-def prove_for(
-    fs: FileSystem,
+def proof_spec(
     task: CleaningTask,
     groups: Sequence[GroupOutput],
     producers: ActiveProducers,
-    *,
     end_offset: int,
     round_of: tuple[int, int],
-    so_far: ProofSoFar | None = None,
-    part: PartOfProof | None = None,
     expected_keys: int = 0,
-) -> ProofReport:
-    """Call `prove` with the settings of the task."""
-    return prove(
-        fs,
+) -> ProofSpec:
+    """Return what is to be proven of the groups that a task, or a part of it, wrote."""
+    return ProofSpec(
         task.partition_path,
         task.segments,
         groups,
@@ -280,8 +261,6 @@ def prove_for(
         segment_index_bytes=task.config.segment_index_bytes,
         active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
         round_of=round_of,
-        so_far=so_far,
-        part=part,
         expected_keys=expected_keys,
         removal_limit_offset=task.removal_limit_offset,
         scratch_path=task.scratch_path,

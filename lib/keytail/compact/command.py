@@ -18,7 +18,8 @@ from keytail.cli.selection import Choice, selected
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.key_counts import HOTTEST
-from keytail.compact.planning import Rules, TaskSettings, check_clock
+from keytail.compact.plan import Rules
+from keytail.compact.planning import TaskSettings, check_clock
 from keytail.errors import UsageProblem
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
 from keytail.log.fs import FileSystem

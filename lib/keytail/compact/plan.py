@@ -17,6 +17,7 @@ from keytail.durations import duration_text
 from keytail.errors import refusal
 
 if TYPE_CHECKING:
+    from keytail.cli.replicas import Replica
     from keytail.log.partition import PartitionFacts, SegmentFacts
     from keytail.log.producers import Unstable
 
@@ -318,43 +319,42 @@ def refusals(
     return reasons
 
 
+@dataclass(frozen=True)
+class Rules:
+    """The command-line options that affect decisions."""
+
+    now_ms: int
+    force: bool = False
+    from_log_start: bool = False
+    high_watermark: HighWatermarkSource = "checkpoint"
+    unsafe_clock: bool = False
+    replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
+
+
 def decide(
     facts: PartitionFacts,
     config: CompactionConfig,
     unknown: str,
-    now_ms: int,
+    rules: Rules,
     *,
     policy_known: bool,
-    force: bool = False,
-    from_log_start: bool = False,
-    high_watermark: HighWatermarkSource = "checkpoint",
     unstable: Unstable | None = None,
-    unsafe_clock: bool = False,
 ) -> Decision:
     """Return the partition's status in a plan. A known policy without `compact` gives "skipped", before any refusal.
 
     `unknown` as in `refusals`. `policy_known`: cleanup.policy was read or given.
     """
+    source = rules.high_watermark
     reasons = refusals(
-        facts,
-        config,
-        unknown,
-        now_ms,
-        high_watermark=high_watermark,
-        unsafe_clock=unsafe_clock,
-    )
+        facts, config, unknown, rules.now_ms, high_watermark=source, unsafe_clock=rules.unsafe_clock
+    )  # fmt: skip
     skipped = policy_known and "compact" not in config.cleanup_policy
     if reasons and not skipped:
         return Decision("refused", "; ".join(reasons), None)
     selection = select(
-        facts,
-        config,
-        now_ms,
-        force=force,
-        from_log_start=from_log_start,
-        high_watermark=high_watermark,
+        facts, config, rules.now_ms, force=rules.force, from_log_start=rules.from_log_start, high_watermark=source,
         unstable=unstable,
-    )
+    )  # fmt: skip
     if selection.eligible:
         return Decision("would-compact", "", selection)
     status: Status = "clean" if selection.is_clean and not skipped else "skipped"

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from keytail.cli.configuration import Configuration
-from keytail.cli.replicas import Replica
 from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected, expect
 from keytail.compact.gate import Gate, gate
-from keytail.compact.plan import Decision, HighWatermarkSource, decide, settings_of_compaction
+from keytail.compact.plan import Decision, Rules, decide, settings_of_compaction
 from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY
@@ -35,18 +34,6 @@ if TYPE_CHECKING:
 
 NOW_TOLERANCE_MS = 60_000
 NO_MAX_LAG_MS = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The command-line options that affect decisions."""
-
-    now_ms: int
-    force: bool = False
-    from_log_start: bool = False
-    high_watermark: HighWatermarkSource = "checkpoint"
-    unsafe_clock: bool = False
-    replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
 
 
 @dataclass(frozen=True)
@@ -196,13 +183,9 @@ def plan_one(
             as_if(facts) if as_if else facts,
             config,
             unknown,
-            rules.now_ms,
+            rules,
             policy_known=not resolved.unknown([CLEANUP_POLICY]),
-            force=rules.force,
-            from_log_start=rules.from_log_start,
-            high_watermark=rules.high_watermark,
             unstable=_first_unstable(fs, facts, config, rules.now_ms),
-            unsafe_clock=rules.unsafe_clock,
         )
         due = decision.status == "would-compact"
         held = gate(fs, rules.replicas, facts) if rules.replicas and due else None

@@ -15,14 +15,15 @@ import numpy as np
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.rewrite_pieces import BlockInPieces, FoundInPieces
 from keytail.compact.survivors import Survivors
-from keytail.compact.task import SourceCounts
-from keytail.config.message_format import MessageFormat
+from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES, NOT_COPIED
 from keytail.format.compression import LZ4, compress, with_old_lz4_checksum
-from keytail.kernels import rewrite as kernels
-from keytail.kernels import rows as row_kernels
+from keytail.kernels.rewriting import assembly as assembly_kernels
+from keytail.kernels.rewriting import blocks as block_kernels
+from keytail.kernels.rewriting import records as record_kernels
+from keytail.kernels.rewriting import rows as row_kernels
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.scan import Chunk, RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, OpenedRows, SegmentReader, Stride, refuse_unsupported
@@ -30,8 +31,8 @@ from keytail.log.transactions import Transactions
 from keytail.log.writer import OutputWriter
 
 _REBUILD_ERRORS = {
-    kernels.NEGATIVE_TIMESTAMP: "a retained record has a timestamp below -1",
-    kernels.PRODUCER_FIELDS_INVALID: "a batch to rebuild has a producer id without an epoch or a sequence",
+    block_kernels.NEGATIVE_TIMESTAMP: "a retained record has a timestamp below -1",
+    block_kernels.PRODUCER_FIELDS_INVALID: "a batch to rebuild has a producer id without an epoch or a sequence",
 }
 
 
@@ -63,55 +64,51 @@ class _Rows:
 
 
 class Rewriter:
-    """Rewrites segments according to the findings of the map phase, with the same `now_ms` for the whole round."""
+    """Rewrites segments of a task by the findings of the map phase, with the same `now_ms` for the whole round.
+
+    From `first_dirty_offset` on, bits decide. Tombstones of files that are not newer than `file_horizon_ms` are removed
+    if they have no delete horizon.
+    """
 
     def __init__(
         self,
+        task: CleaningTask,
         reader: SegmentReader,
-        scanner: RecordScanner,
         survivors: Survivors,
         transactions: Transactions,
         producers: ActiveProducers,
         *,
-        seed: int,
         first_dirty_offset: int,
-        first_uncleanable_offset: int,
-        now_ms: int,
-        delete_retention_ms: int,
         file_horizon_ms: int,
-        removal_limit_offset: int,
-        max_message_bytes: int,
-        message_format: MessageFormat,
-        by_file_time: bool,
     ) -> None:
         self._reader = reader
-        self._scanner = scanner
+        self._scanner = RecordScanner()
         self._survivors = survivors
         self._transactions = transactions
         self._producers = producers
         self._facts = np.zeros(row_kernels.FACTS, np.int64)
         self._facts[row_kernels.LATEST_OFFSET] = survivors.latest_offset
         self._facts[row_kernels.FIRST_DIRTY] = first_dirty_offset
-        self._facts[row_kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
-        self._facts[row_kernels.NOW_MS] = now_ms
-        self._facts[row_kernels.REMOVAL_LIMIT] = removal_limit_offset
-        self._facts[row_kernels.BY_FILE_TIME] = by_file_time
+        self._facts[row_kernels.FIRST_UNCLEANABLE] = task.first_uncleanable_offset
+        self._facts[row_kernels.NOW_MS] = task.now_ms
+        self._facts[row_kernels.REMOVAL_LIMIT] = task.removal_limit_offset
+        self._facts[row_kernels.BY_FILE_TIME] = task.by_file_time
         # The map may treat committed data as aborted and not contain it: then an unset bit is inconclusive, and the map
         # itself is consulted (CLEANING.md, "Aborted data and the map").
         self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
-        self._seed = seed
+        self._seed = task.hash_seed
         self._file_horizon_ms = file_horizon_ms
-        self._max_message_bytes = max_message_bytes
-        self._message_format = message_format
-        self._keep_magic = message_format == "keep"
-        self._by_file_time = by_file_time
+        self._max_message_bytes = task.config.max_message_bytes
+        self._message_format = task.message_format
+        self._keep_magic = task.message_format == "keep"
+        self._by_file_time = task.by_file_time
         # If the time overflows, no horizon is set, and the batch is rebuilt in every round, as by Kafka.
-        horizon = now_ms + delete_retention_ms
-        self._horizon_ms = horizon if horizon < 2**63 and not by_file_time else -1
+        horizon = task.now_ms + task.config.delete_retention_ms
+        self._horizon_ms = horizon if horizon < 2**63 and not task.by_file_time else -1
         self._blocks = np.empty(1 << 20, np.uint8)
         self._target = np.empty(1 << 20, np.uint8)
         self._new_table = np.empty(1 << 10, BATCH_TABLE)
-        self._rebuilt = np.empty(1 << 10, kernels.REBUILT)
+        self._rebuilt = np.empty(1 << 10, block_kernels.REBUILT)
         self._counters = np.zeros(4, np.int64)
         self.counts = Counts()
         self.sources: dict[int, SourceCounts] = {}  # by number; a segment rewritten again has its last counts
@@ -131,9 +128,9 @@ class Rewriter:
             batches += len(stride.table)
         self.sources[number] = self.sources[number]._replace(records=records)
         self.counts.records_read += records
-        self.counts.tombstones_removed = int(self._counters[kernels.TOMBSTONES_EXPIRED])
-        self.counts.keyless = int(self._counters[kernels.KEYLESS])
-        self.counts.first_keyless_offset = int(self._counters[kernels.FIRST_KEYLESS])
+        self.counts.tombstones_removed = int(self._counters[record_kernels.TOMBSTONES_EXPIRED])
+        self.counts.keyless = int(self._counters[record_kernels.KEYLESS])
+        self.counts.first_keyless_offset = int(self._counters[record_kernels.FIRST_KEYLESS])
 
     def _rewrite_stride(
         self,
@@ -146,7 +143,7 @@ class Rewriter:
     ) -> None:
         rows = self._decide_rows(stride, number, records, batches, file_is_old)
         found = FoundInPieces()
-        for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
+        for opened in self._reader.open_rows(stride, rows.action == record_kernels.OPEN):
             for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
                 if opened.is_piece:
                     found = self._found_in_pieces(found, chunk, rows)
@@ -198,12 +195,12 @@ class Rewriter:
 
     def _decide_records(self, chunk: Chunk, rows: _Rows, counters: np.ndarray) -> None:
         n = len(chunk.records)
-        if (rows.decided_by[chunk.first_row : chunk.end_row] == kernels.BY_MAP).any():
+        if (rows.decided_by[chunk.first_row : chunk.end_row] == record_kernels.BY_MAP).any():
             chunk.hash_keys(self._seed)
             self._survivors.offset_map.get_all(
                 chunk.columns.low, chunk.columns.high, chunk.records["key_bytes"], n, chunk.columns.found
             )
-        kernels.decide_records(
+        record_kernels.decide_records(
             chunk.records, n, rows.decided_by, chunk.opened.from_here(rows.first_ordinal), chunk.columns.found,
             self._survivors.latest_offset, rows.tombstones_go, chunk.columns.keep, rows.kept, rows.kept_nulls, counters,
         )  # fmt: skip
@@ -211,7 +208,7 @@ class Rewriter:
     def _decide_batches(self, stride: Stride, part: slice, rows: _Rows) -> None:
         """Decide the opened rows of `part`, now that the number of retained records is known."""
         table = stride.table[part]
-        opened = rows.action[part] == kernels.OPEN
+        opened = rows.action[part] == record_kernels.OPEN
         kept = rows.kept[part]
         has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
         # The batch builder treats a marker without data as one more reason for a horizon.
@@ -224,8 +221,8 @@ class Rewriter:
             whole &= ~old | ((table["attributes"] & NOT_COPIED) == 0)
         else:
             whole &= ~old
-        decided = np.where(whole, kernels.COPY, kernels.REBUILD)
-        empty = np.where(rows.retain_empty[part], kernels.EMPTY, kernels.DROP)
+        decided = np.where(whole, record_kernels.COPY, record_kernels.REBUILD)
+        empty = np.where(rows.retain_empty[part], record_kernels.EMPTY, record_kernels.DROP)
         decided = np.where(kept == 0, empty, decided)
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
@@ -245,7 +242,7 @@ class Rewriter:
     ) -> tuple[np.ndarray, np.ndarray]:
         """As `_rebuild`, for one batch in pieces: it is opened again, now that its retained records are known."""
         row = opened.first
-        if rows.action[row] != kernels.REBUILD:
+        if rows.action[row] != record_kernels.REBUILD:
             return self._rebuilt[:0], np.empty(0, np.uint8)
         kept, kept_nulls = int(rows.kept[row]), int(rows.kept_nulls[row])
         block = BlockInPieces(stride, row)
@@ -272,14 +269,14 @@ class Rewriter:
         """Assemble and append the surviving batches of rows `part` of the stride."""
         first, end = part
         self._settle_emptied_old(stride, first, end, rows)
-        n_bytes = kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
+        n_bytes = assembly_kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
         if n_bytes == 0:
             return
         if len(self._target) < n_bytes:
             self._target = np.empty(n_bytes + n_bytes // 4, np.uint8)
         if len(self._new_table) < end - first:
             self._new_table = np.empty(end - first, BATCH_TABLE)
-        done, n_rows = kernels.assemble(
+        done, n_rows = assembly_kernels.assemble(
             stride.raw, stride.position, stride.table, rows.action, first, end, self._blocks, packed, rebuilt,
             self._target, 0, 0, self._new_table,
         )  # fmt: skip
@@ -288,9 +285,9 @@ class Rewriter:
 
     def _settle_emptied_old(self, stride: Stride, first: int, end: int, rows: _Rows) -> None:
         """Drop emptied batches of magic 0 and 1, which need a record, if the magic is kept (LEGACY.md 5); or refuse."""
-        emptied = (rows.action[first:end] == kernels.EMPTY) & (stride.table["magic"][first:end] < 2)
+        emptied = (rows.action[first:end] == record_kernels.EMPTY) & (stride.table["magic"][first:end] < 2)
         if self._keep_magic:
-            rows.action[first:end][emptied] = kernels.DROP
+            rows.action[first:end][emptied] = record_kernels.DROP
         elif emptied.any():
             row = stride.table[first + int(np.argmax(emptied))]
             raise Refused(
@@ -306,7 +303,7 @@ class Rewriter:
     def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
         """Return the rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""
         packed = np.empty(0, np.uint8)
-        n_rebuilt = int(np.count_nonzero(rows.action[chunk.first_row : chunk.end_row] == kernels.REBUILD))
+        n_rebuilt = int(np.count_nonzero(rows.action[chunk.first_row : chunk.end_row] == record_kernels.REBUILD))
         if n_rebuilt == 0:
             return self._rebuilt[:0], packed
         rebuilt, _ = self._build_blocks(chunk, rows, n_rebuilt)
@@ -318,22 +315,22 @@ class Rewriter:
         return rebuilt, packed
 
     def _build_blocks(
-        self, chunk: Chunk, rows: _Rows, n_rebuilt: int, first_ms: int = kernels.NOT_EARLIER
+        self, chunk: Chunk, rows: _Rows, n_rebuilt: int, first_ms: int = block_kernels.NOT_EARLIER
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the uncompressed blocks of the chunk's rebuilt rows: their REBUILT rows, and the bytes of all."""
         n, table = len(chunk.records), chunk.stride.table
-        needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + kernels.MOST_GROWTH_BYTES * n
+        needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + block_kernels.MOST_GROWTH_BYTES * n
         if len(self._blocks) < needed:
             self._blocks = np.empty(needed + needed // 4, np.uint8)
         if len(self._rebuilt) < n_rebuilt:
-            self._rebuilt = np.empty(n_rebuilt, kernels.REBUILT)
+            self._rebuilt = np.empty(n_rebuilt, block_kernels.REBUILT)
         out = np.zeros(4, np.int64)
-        kernels.rebuild_blocks(
+        block_kernels.rebuild_blocks(
             chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, chunk.columns.keep, table,
             rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._keep_magic, self._by_file_time,
             self._blocks, 0, self._rebuilt, out,
         )  # fmt: skip
-        if out[2] != kernels.OK:
+        if out[2] != block_kernels.OK:
             row = table[out[3]]
             raise CorruptLog(
                 _REBUILD_ERRORS[int(out[2])],

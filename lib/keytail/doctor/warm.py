@@ -52,8 +52,8 @@ _COMMIT, _ABORT = 1, 0
 
 def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
     """Return how many kernels are compiled now, and how many no step has called; those are compiled when needed."""
-    for module in pkgutil.iter_modules(keytail.kernels.__path__):
-        importlib.import_module(f"keytail.kernels.{module.name}")
+    for module in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):
+        importlib.import_module(module.name)
     with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
         paths = [_new_partition(home, "warm", 0), _transactional_partition(home), _old_partition(home)]
         on_step("auditing")

@@ -16,7 +16,7 @@ from keytail.dump.segment import LogReader
 from keytail.dump.templates import LineWriter, Literals, Rows, Template
 from keytail.format import index, names
 from keytail.format.batch import HEADER_BYTES
-from keytail.kernels import dump as kernels
+from keytail.kernels.dump import batches as kernels
 from keytail.log.fs import FileSystem
 
 _WINDOW_BYTES = 1 << 20

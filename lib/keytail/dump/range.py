@@ -13,7 +13,7 @@ import numpy as np
 from keytail.dump.command import Range
 from keytail.format import index, names
 from keytail.format.batch import HEADER_BYTES
-from keytail.kernels import dump as kernels
+from keytail.kernels.dump import batches as kernels
 from keytail.log.fs import FileSystem
 
 

@@ -17,7 +17,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME
 from keytail.format.compression import CODECS, decompress
 from keytail.format.record import decode_varint, decode_varlong
-from keytail.kernels import dump as kernels
+from keytail.kernels.dump import batches as kernels
 from keytail.kernels.records import IN_RAW, RECORD_TABLE
 from keytail.log.fs import FileSystem
 from keytail.log.records.opening import BlockOpener, Stride

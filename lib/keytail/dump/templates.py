@@ -1,7 +1,7 @@
 """Templates of lines over named columns, and the writer that fills them in with a kernel.
 
 A template refers to number columns and spans by name; the caller provides mappings with an array or a Span for each
-name. The kernel and its operations are in `kernels/lines.py`.
+name. The kernel and its operations are in `kernels/dump/lines.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from keytail.kernels import lines as kernels
+from keytail.kernels.dump import lines as kernels
 
 Sink: TypeAlias = Callable[[memoryview], object]
 

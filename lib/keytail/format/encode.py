@@ -1,4 +1,4 @@
-"""Encodes columns of records as batches of version 2: the reverse of `log/records/table.py`.
+"""Encodes columns of records as batches of version 2: the reverse of `log/record_table.py`.
 
 BATCH.md 6 specifies where a batch ends and what is refused. Batches have no producer and no transaction, like those
 of a producer without idempotence.
@@ -29,19 +29,6 @@ MAX_BATCH_RECORDS = 2**31 - 1
 BATCH_BYTES = 16384  # the default of a producer's `batch.size`
 CHUNK_BYTES = 4 << 20
 _CHUNK_BATCHES = 1 << 14
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """Where a batch ends, and what a step yields: about `chunk_bytes` of whole batches before compression."""
-
-    batch_bytes: int = BATCH_BYTES
-    batch_records: int = MAX_BATCH_RECORDS
-    max_message_bytes: int = MAX_BATCH_BYTES
-    chunk_bytes: int = CHUNK_BYTES
-
-
-DEFAULT_LIMITS = BatchLimits()
 
 _OFFSETS = "the offsets of the {} are not ascending or exceed their data"
 _REFUSALS = {
@@ -97,86 +84,102 @@ def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
     )
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """How records become batches. `level` None is the codec's default; `log_append_time`: timestamps are append times.
+
+    A batch has at most `batch_bytes` before compression, unless one record needs more, and `max_message_bytes` in the
+    log. Each step of `encode_batches` makes about `chunk_bytes` before compression.
+    """
+
+    leader_epoch: int
+    codec: int = NONE
+    level: int | None = None
+    batch_bytes: int = BATCH_BYTES
+    batch_records: int = MAX_BATCH_RECORDS
+    max_message_bytes: int = MAX_BATCH_BYTES
+    chunk_bytes: int = CHUNK_BYTES
+    log_append_time: bool = False
+
+    def __post_init__(self) -> None:
+        check_level(self.codec, self.level)
+        bytes_fit, records_fit = 0 < self.batch_bytes <= MAX_BATCH_BYTES, 0 < self.batch_records <= MAX_BATCH_RECORDS
+        if not (bytes_fit and records_fit and self.chunk_bytes > 0):
+            raise UsageProblem(
+                f"invalid batch limits: {self.batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and "
+                f"{self.batch_records} records",
+                slug="invalid-batch-limits",
+            )
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that a batch may have in the log."""
+        return min(self.max_message_bytes, MAX_BATCH_BYTES)
+
+
 def encode_batches(
-    columns: RecordColumns,
-    *,
-    base_offset: int,
-    leader_epoch: int,
-    codec: int = NONE,
-    level: int | None = None,
-    limits: BatchLimits = DEFAULT_LIMITS,
-    first_row: int = 0,
-    log_append_time: bool = False,
+    columns: RecordColumns, encoding: Encoding, base_offset: int, first_row: int = 0
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Return an iterator of batches with consecutive offsets from `base_offset` on: bytes, and rows of BATCH_TABLE.
 
-    Each step yields about `limits.chunk_bytes`, more only for a single larger batch; positions in its rows are relative
-    to its own first byte. The caller owns both arrays. `level` None is the codec's default. `first_row` is the number
-    of the first row in messages. `log_append_time`: the timestamps, which must all be equal, are append times.
+    Each step yields whole batches; positions in its rows are relative to its own first byte. The caller owns both
+    arrays. `first_row` is the number of the first row in messages.
 
     Refused, before any byte is yielded, for rows that no batch can hold; and, when it is reached, for a record that
-    exceeds `limits.max_message_bytes` even when compressed. UsageProblem for an invalid codec, level or limit.
+    exceeds `max_message_bytes` even when compressed. UsageProblem for an invalid offset; Encoding raises it for an
+    invalid codec, level or limit. ValueError if append times differ.
     """
-    check_level(codec, level)
-    if not (
-        0 < limits.batch_bytes <= MAX_BATCH_BYTES
-        and 0 < limits.batch_records <= MAX_BATCH_RECORDS
-        and limits.chunk_bytes > 0
-    ):
-        raise UsageProblem(
-            f"invalid batch limits: {limits.batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and {limits.batch_records} "
-            "records",
-            slug="invalid-batch-limits",
-        )
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(
             f"invalid base offset {base_offset}: {len(columns)} records from there exceed the range of offsets",
             slug="invalid-base-offset",
         )
-    if log_append_time and len(columns) and (columns.timestamps_ms != columns.timestamps_ms[0]).any():
+    if encoding.log_append_time and len(columns) and (columns.timestamps_ms != columns.timestamps_ms[0]).any():
         raise ValueError("records appended at several times")
     arrays = _arrays(columns)
-    most_bytes = min(limits.max_message_bytes, MAX_BATCH_BYTES)
-    batch_bytes = min(limits.batch_bytes, most_bytes)
-    largest = _check(arrays, first_row, most_bytes if codec == NONE else MAX_BATCH_BYTES)
+    largest = _check(arrays, first_row, encoding.most_bytes if encoding.codec == NONE else MAX_BATCH_BYTES)
+    return _chunks(arrays, encoding, base_offset, first_row, largest)
 
-    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        n, room_bytes = 0, limits.chunk_bytes + max(largest, batch_bytes)
-        while n < len(columns):
-            target, table = np.empty(room_bytes, np.uint8), np.zeros(_CHUNK_BATCHES, BATCH_TABLE)
-            n, n_bytes, rows = kernels.write_blocks(
-                *arrays, n, base_offset, batch_bytes, limits.batch_records, limits.chunk_bytes, target, table
-            )
-            target, table = target[:n_bytes], table[:rows]
-            table["magic"] = 2
-            table["leader_epoch"] = leader_epoch
-            table["producer_id"] = NO_PRODUCER_ID
-            table["producer_epoch"] = table["coordinator_epoch"] = -1
-            table["base_sequence"] = NO_SEQUENCE
-            table["control_type"] = NO_CONTROL_TYPE
-            if codec != NONE:
-                target = _compressed(target, table, codec, level, most_bytes, first_row - base_offset)
-            if log_append_time:
-                table["attributes"] |= LOG_APPEND_TIME
-            kernels.put_headers(target, table)
-            yield target, table
 
-    return chunks()
+def _chunks(
+    arrays: tuple, encoding: Encoding, base_offset: int, first_row: int, largest_bytes: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    records, n = len(arrays[0]), 0
+    batch_bytes = min(encoding.batch_bytes, encoding.most_bytes)
+    while n < records:
+        target = np.empty(encoding.chunk_bytes + max(largest_bytes, batch_bytes), np.uint8)
+        table = np.zeros(_CHUNK_BATCHES, BATCH_TABLE)
+        n, n_bytes, rows = kernels.write_blocks(
+            *arrays, n, base_offset, batch_bytes, encoding.batch_records, encoding.chunk_bytes, target, table
+        )
+        target, table = target[:n_bytes], table[:rows]
+        table["magic"] = 2
+        table["leader_epoch"] = encoding.leader_epoch
+        table["producer_id"] = NO_PRODUCER_ID
+        table["producer_epoch"] = table["coordinator_epoch"] = -1
+        table["base_sequence"] = NO_SEQUENCE
+        table["control_type"] = NO_CONTROL_TYPE
+        if encoding.codec != NONE:
+            target = _compressed(target, table, encoding, first_row - base_offset)
+        if encoding.log_append_time:
+            table["attributes"] |= LOG_APPEND_TIME
+        kernels.put_headers(target, table)
+        yield target, table
 
 
 def _compressed(
-    plain: np.ndarray, table: np.ndarray, codec: int, level: int | None, max_message_bytes: int, row_of_offset_0: int
+    plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of_offset_0: int
 ) -> np.ndarray:
     """Return the batches with compressed blocks, their headers still unwritten, and update their rows.
 
     A batch that only compression makes longer than `max_message_bytes` is left uncompressed (BATCH.md 6).
     """
-    view, at = memoryview(plain), 0
+    view, at, max_message_bytes = memoryview(plain), 0, encoding.most_bytes
     blocks: list[bytes | memoryview] = []
     for row in table:
         start, end = int(row["position"]) + HEADER_BYTES, int(row["position"]) + int(row["size_bytes"])
-        block: memoryview | bytes = compress(codec, view[start:end], level)
-        row["attributes"] = codec
+        block: memoryview | bytes = compress(encoding.codec, view[start:end], encoding.level)
+        row["attributes"] = encoding.codec
         if HEADER_BYTES + len(block) > max_message_bytes:
             size = HEADER_BYTES + len(block)
             if HEADER_BYTES + end - start > max_message_bytes:

@@ -15,7 +15,7 @@ import numpy as np
 
 from keytail.errors import Refused
 from keytail.format import names
-from keytail.format.encode import BatchLimits, RecordColumns, encode_batches, joined
+from keytail.format.encode import Encoding, RecordColumns, encode_batches, joined
 from keytail.log.fs import FileSystem
 from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
@@ -96,17 +96,15 @@ class SegmentsWriter:
         """Write pending records; unless `is_last`, keep those of the last batch, which later records may join."""
         task, columns = self._task, joined(self._pending)
         end, left = self._next + len(columns), 0
-        chunks = encode_batches(
-            columns,
-            base_offset=self._next,
+        encoding = Encoding(
             leader_epoch=task.leader_epoch,
             codec=task.codec,
             level=task.level,
-            limits=BatchLimits(task.batch_bytes, max_message_bytes=task.max_message_bytes),
-            first_row=self._next - task.base_offset,
+            batch_bytes=task.batch_bytes,
+            max_message_bytes=task.max_message_bytes,
             log_append_time=task.log_append_time,
         )
-        for data, table in chunks:
+        for data, table in encode_batches(columns, encoding, self._next, self._next - task.base_offset):
             if is_last or int(table["last_offset"][-1]) < end - 1:
                 self._put(data, table)
             else:

@@ -17,7 +17,7 @@ from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes
 from keytail.kernels.records import put_varint, varint_bytes
-from keytail.kernels.rewrite import put_header
+from keytail.kernels.rewriting.headers import put_header
 
 # Codes of `check_records`.
 OK = 0

@@ -15,19 +15,19 @@ HASH_NAME = "keytail-fallback-128"
 _CASTAGNOLI_REFLECTED = 0x82F63B78
 
 
-def _crc_tables() -> np.ndarray:
-    """Return `tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
+def crc_tables(polynomial: int) -> np.ndarray:
+    """Return `tables[k, b]` of a reflected polynomial: the CRC register after byte `b` and then `k` zero bytes."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         shifted = table >> np.uint32(1)
-        table = np.where(table & 1, shifted ^ np.uint32(_CASTAGNOLI_REFLECTED), shifted)
+        table = np.where(table & 1, shifted ^ np.uint32(polynomial), shifted)
     tables = [table]
     for _ in range(7):
         tables.append((tables[-1] >> 8) ^ table[tables[-1] & 0xFF])
     return np.stack(tables)
 
 
-_CRC_TABLES = _crc_tables()
+_CRC_TABLES = crc_tables(_CASTAGNOLI_REFLECTED)
 _LOW_BYTE = np.uint32(0xFF)
 
 

@@ -9,35 +9,13 @@ first slots as long as it is small, and every search there would pass all of the
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
-from numba.extending import register_jitable
 
-from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
-from keytail.kernels.proof_markers import (
-    BAD_SIZE,
-    COLLECTED,
-    CUT,
-    FIRST_DATA,
-    FROM,
-    IS_ALL,
-    NEED_BYTES,
-    TO,
-    WANTED,
-    next_marker,
-)
-from keytail.kernels.proof_table import KEPT, PRESENT, SLOT_WORDS
-from keytail.kernels.walk import batch_size, be_16, be_32, be_64, wanted_bytes
+from keytail.kernels.proof.table import FLAGS, KEPT, OLDER_KEPT, PRESENT, SLOT_WORDS, low_slot_of
+from keytail.kernels.shards import move_back, shard_of, sum_up
 
-_OLDER_KEPT = 4
-_FLAGS = 7
 _AHEAD = 16
-
-
-@njit(inline="always")
-def _shard_of(low, shards):
-    return np.int64(((low >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32))
 
 
 @kernel
@@ -124,11 +102,10 @@ def split(low, high, ordinals, times, n, shards, starts, to_low, to_high, to_ord
     counting = times.shape[0] != 0
     starts[:] = 0
     for i in range(n):
-        starts[_shard_of(low[i], shards) + 1] += 1
-    for s in range(shards):
-        starts[s + 1] += starts[s]
+        starts[shard_of(low[i], shards) + 1] += 1
+    sum_up(starts)
     for i in range(n):
-        s = _shard_of(low[i], shards)
+        s = shard_of(low[i], shards)
         at = starts[s]
         to_low[at] = low[i]
         to_high[at] = high[i]
@@ -136,9 +113,7 @@ def split(low, high, ordinals, times, n, shards, starts, to_low, to_high, to_ord
         if counting:
             to_times[at] = times[i]
         starts[s] = at + 1
-    for s in range(shards, 0, -1):
-        starts[s] = starts[s - 1]
-    starts[0] = 0
+    move_back(starts)
 
 
 @kernel
@@ -147,18 +122,15 @@ def split_entries(entries, shards, starts, out):
     starts[:] = 0
     for i in range(0, entries.shape[0], SLOT_WORDS):
         if entries[i + 2] != 0:
-            starts[_shard_of(entries[i], shards) + 1] += 1
-    for s in range(shards):
-        starts[s + 1] += starts[s]
+            starts[shard_of(entries[i], shards) + 1] += 1
+    sum_up(starts)
     for i in range(0, entries.shape[0], SLOT_WORDS):
         if entries[i + 2] != 0:
-            s = _shard_of(entries[i], shards)
+            s = shard_of(entries[i], shards)
             for word in range(SLOT_WORDS):
                 out[SLOT_WORDS * starts[s] + word] = entries[i + word]
             starts[s] += 1
-    for s in range(shards, 0, -1):
-        starts[s] = starts[s - 1]
-    starts[0] = 0
+    move_back(starts)
 
 
 @kernel
@@ -178,27 +150,6 @@ def copy_bits(source, n, start, bits):
             bits[bit >> 3] |= np.uint8(1 << (bit & 7))
 
 
-@register_jitable
-def _place(low, capacity):
-    """Return a slot by bits that determine neither the entry's shard nor its slot in the table that it comes from."""
-    return np.int64((low & np.uint64(0xFFFFFFFF)) * np.uint64(capacity) >> np.uint64(32))
-
-
-@kernel
-def rehash_entries(old, new):
-    """Move every entry of one shard's table into an empty table."""
-    capacity = new.shape[0] // SLOT_WORDS
-    for i in range(0, old.shape[0], SLOT_WORDS):
-        if old[i + 2] != 0:
-            j = _place(old[i], capacity)
-            while new[SLOT_WORDS * j + 2] != 0:
-                j += 1
-                if j == capacity:
-                    j = 0
-            for word in range(SLOT_WORDS):
-                new[SLOT_WORDS * j + word] = old[i + word]
-
-
 @kernel
 def merge_entries(slots, used, limit, entries, start):
     """Merge entries of the proof's table, from number `start` on, into the table of a shard; return (done, slots used).
@@ -207,15 +158,15 @@ def merge_entries(slots, used, limit, entries, start):
     The parts may come in any order: in the end the table contains the same for the whole log. A record that is PRESENT
     may come once more, settled. Stops before a new key once `used` has reached `limit`.
     """
-    clear = ~np.uint64(_FLAGS)
+    clear = ~np.uint64(FLAGS)
     fates = np.uint64(3)
     capacity = slots.shape[0] // SLOT_WORDS
     n = entries.shape[0] // SLOT_WORDS
     for k in range(start, n):
         if k + _AHEAD < n:
-            prefetch(slots, SLOT_WORDS * _place(entries[SLOT_WORDS * (k + _AHEAD)], capacity))
+            prefetch(slots, SLOT_WORDS * low_slot_of(entries[SLOT_WORDS * (k + _AHEAD)], capacity))
         low, high, offset = entries[SLOT_WORDS * k], entries[SLOT_WORDS * k + 1], entries[SLOT_WORDS * k + 2]
-        i = _place(low, capacity)
+        i = low_slot_of(low, capacity)
         while slots[SLOT_WORDS * i + 2] != 0:
             held = slots[SLOT_WORDS * i + 1]
             if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
@@ -233,42 +184,17 @@ def merge_entries(slots, used, limit, entries, start):
             slots[SLOT_WORDS * i + 2] = offset
             continue
         held = slots[SLOT_WORDS * i + 1]
-        older = (held | high) & np.uint64(_OLDER_KEPT)
+        older = (held | high) & np.uint64(OLDER_KEPT)
         newest = held
         if offset > known:
             newest = high
             if held & fates == np.uint64(KEPT):
-                older = np.uint64(_OLDER_KEPT)
+                older = np.uint64(OLDER_KEPT)
             slots[SLOT_WORDS * i + 2] = offset
         elif offset < known:
             if high & fates == np.uint64(KEPT):
-                older = np.uint64(_OLDER_KEPT)
+                older = np.uint64(OLDER_KEPT)
         elif held & fates == np.uint64(PRESENT):
             newest = high
-        slots[SLOT_WORDS * i + 1] = newest & ~np.uint64(_OLDER_KEPT) | older
+        slots[SLOT_WORDS * i + 1] = newest & ~np.uint64(OLDER_KEPT) | older
     return n, used
-
-
-@kernel
-def note_first_data(data, cursor, markers, log_start_offset):
-    """Note in `markers` where the data of each transaction begins; `cursor` is that of kernels/proof_markers.py.
-
-    Reads a segment's batches in log order; returns COLLECTED, NEED_BYTES, CUT or BAD_SIZE.
-    """
-    while True:
-        p, to = cursor[FROM], cursor[TO]
-        if p == to and cursor[IS_ALL] != 0:
-            return COLLECTED
-        size = batch_size(data, p, to, cursor[IS_ALL] != 0)
-        if size == 0:
-            cursor[WANTED] = wanted_bytes(data, p, to)
-            return NEED_BYTES
-        if size < 0:
-            return CUT if size == -1 else BAD_SIZE
-        if data[p + v2.MAGIC] == 2 and be_16(data, p + v2.ATTRIBUTES) & 0x30 == 0x10:
-            last = be_64(data, p) + be_32(data, p + v2.LAST_OFFSET_DELTA)
-            if last >= log_start_offset:
-                row = next_marker(markers, be_64(data, p + v2.PRODUCER_ID), last + 1)
-                if row >= 0 and markers[row, FIRST_DATA] < 0:
-                    markers[row, FIRST_DATA] = be_64(data, p)
-        cursor[FROM] = p + size

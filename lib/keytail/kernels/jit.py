@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata, resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import numba
@@ -55,11 +56,19 @@ def _digest() -> str:
     for package in ("numba", "llvmlite", "numpy", "xxhash", "crc32c"):
         digest.update(f"\n{package}=={metadata.version(package)}".encode())
     # The package may be an editable install, a wheel or a zip on a Spark worker.
-    sources = (item for item in resources.files("keytail.kernels").iterdir() if item.name.endswith(".py"))
-    for source in sorted(sources, key=lambda item: item.name):
-        digest.update(f"\n{source.name}\n".encode())
+    for name, source in sorted(_sources(resources.files("keytail.kernels"), ""), key=lambda item: item[0]):
+        digest.update(f"\n{name}\n".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    """Yield the path below the package, and the file, of each kernel source."""
+    for item in folder.iterdir():
+        if item.is_dir():
+            yield from _sources(item, f"{prefix}{item.name}/")
+        elif item.name.endswith(".py"):
+            yield prefix + item.name, item
 
 
 def _cache_folder() -> tuple[str | None, bool]:

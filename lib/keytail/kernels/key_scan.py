@@ -10,7 +10,7 @@ import numpy as np
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.records import BAD_ROW, CODE, COUNT, NEXT_ROW, OK, hash_keys, number_records, scan_records
-from keytail.kernels.rewrite import note_nulls
+from keytail.kernels.rewriting.records import note_nulls
 
 
 @kernel

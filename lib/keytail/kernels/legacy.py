@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from keytail.kernels.batches import be32, be64
+from keytail.kernels.fallback import crc_tables
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes
 from keytail.kernels.records import CLOSED, IN_ARENA, put_varint, read_varint, varint_bytes
@@ -40,19 +41,7 @@ MOST_MESSAGE_GROWTH_BYTES = 31
 CODE, WHERE, COUNT, FIRST, LAST, FIRST_TIMESTAMP, MAGICS, OUT_SIZE = range(8)
 
 
-def _crc_tables():
-    """Return `tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        shifted = table >> np.uint32(1)
-        table = np.where(table & 1, shifted ^ np.uint32(0xEDB88320), shifted)
-    tables = [table]
-    for _ in range(7):
-        tables.append((tables[-1] >> 8) ^ table[tables[-1] & 0xFF])
-    return np.stack(tables)
-
-
-_CRC_TABLES = _crc_tables()
+_CRC_TABLES = crc_tables(0xEDB88320)
 _LOW_BYTE = np.uint64(0xFF)
 
 

@@ -107,7 +107,6 @@ HASH_NAME = "xxh3-128" if HASH_FUNCTION is not None else fallback.HASH_NAME
 # Distinguishes compiled code by the choice of functions (part of the cache's name).
 CHOICE = f"crc={'native' if CRC_FUNCTION else 'fallback'} hash={'native' if HASH_FUNCTION else 'fallback'}"
 
-_BYTE = ir.IntType(8)
 _WORD = ir.IntType(64)
 
 

@@ -6,6 +6,8 @@ It is separate from the reader that cleaning uses, so that one mistake cannot af
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -139,38 +141,48 @@ def read_headers(a, p, end):
     return p if p == end else np.int64(-1)
 
 
+class Record(NamedTuple):
+    """Where the parts of a record are; lengths below 0 for null. `end` is -1 for a malformed record."""
+
+    timestamp_delta: int
+    offset_delta: int
+    key: int
+    key_bytes: int
+    value: int
+    value_bytes: int
+    headers: int
+    end: int
+
+
+NO_RECORD = Record(0, 0, 0, 0, 0, 0, 0, -1)
+
+
 @_inlined
 def read_record(a, p, end):
-    """Read the record at byte `p`, and check its headers.
-
-    Returns (timestamp delta, offset delta, key start, key length, value start, value length, headers start, position
-    after the record); lengths below 0 for null; the last one is -1 for a malformed record.
-    """
-    no = np.int64(0)
-    bad = np.int64(-1)
+    """Return the Record at byte `p`, with its headers checked."""
     length, p = read_varint(a, p, end)
     if p < 0 or length < 1 or length > end - p:
-        return no, no, no, no, no, no, no, bad
+        return NO_RECORD
     end = p + length
     p += 1  # attributes, never used
     timestamp_delta, p = read_varlong(a, p, end)
     if p < 0:
-        return no, no, no, no, no, no, no, bad
+        return NO_RECORD
     offset_delta, p = read_varint(a, p, end)
     if p < 0:
-        return no, no, no, no, no, no, no, bad
+        return NO_RECORD
     key, key_bytes, p = read_span(a, p, end)
     if p < 0:
-        return no, no, no, no, no, no, no, bad
+        return NO_RECORD
     value, value_bytes, p = read_span(a, p, end)
     if p < 0:
-        return no, no, no, no, no, no, no, bad
+        return NO_RECORD
     headers = p
     if end - p != 1 or a[p] != 0:  # one zero byte: no headers
         p = read_headers(a, p, end)
         if p < 0:
-            return no, no, no, no, no, no, no, bad
-    return timestamp_delta, offset_delta, key, key_bytes, value, value_bytes, headers, end
+            return NO_RECORD
+    return Record(timestamp_delta, offset_delta, key, key_bytes, value, value_bytes, headers, end)
 
 
 @register_jitable
@@ -188,7 +200,6 @@ def same_headers(a, p, a_end, b, q, b_end):
         if max(length, -1) != other_length or (length > 0 and not same_bytes(a, start, b, other, length)):
             return False
     return True
-
 
 
 _SMALLEST_BYTES = (26, 34, v2.HEADER_BYTES)  # of the smallest batch, by its magic
@@ -222,6 +233,6 @@ def control_type(a, p, size):
     if be_16(a, p + v2.ATTRIBUTES) & 7 or be_32(a, p + v2.RECORD_COUNT) < 1:
         return np.int64(-1)
     record = read_record(a, p + v2.HEADER_BYTES, p + size)
-    if record[7] < 0 or record[3] < 4:
+    if record.end < 0 or record.key_bytes < 4:
         return np.int64(-1)
-    return be_16(a, record[2] + 2)
+    return be_16(a, record.key + 2)

@@ -14,7 +14,7 @@ from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.format.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
 from keytail.format.legacy import summarize
-from keytail.kernels import verify as kernels
+from keytail.kernels.verify import batches as kernels
 from keytail.limits import max_record_bytes
 from keytail.log.records.block_check import check_block
 from keytail.log.window import Window
@@ -40,7 +40,7 @@ _KINDS = {
 # A batch with a wrong timestamp is otherwise valid.
 _HARMLESS = {kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF}
 
-# Called with a segment's base offset, and the rows and runs of batches that the kernel wrote (kernels/verify.py).
+# Called with a segment's base offset, and the rows and runs that the kernel (kernels/verify/batches.py) wrote.
 Heard = Callable[[int, np.ndarray, np.ndarray], None]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, parse_txn_index
 from keytail.format.producers import ProducerEntry, check_snapshot, parse_snapshot
-from keytail.kernels import verify as columns
-from keytail.kernels import verify_producers as kernels
+from keytail.kernels.verify import batches as columns
+from keytail.kernels.verify import producers as kernels
 from keytail.verify.scope import Scope
 
 _SNAPSHOT_HEAD_BYTES, _SNAPSHOT_ENTRY_BYTES = 10, 46

@@ -14,7 +14,7 @@ from keytail.compact.fan_out.proof import _Table
 from keytail.compact.offset_map import OffsetMap
 from keytail.errors import KeytailError
 from keytail.kernels import fan_out as kernels
-from keytail.kernels import proof_table
+from keytail.kernels.proof import table as proof_table
 from tests.chance import draws
 from tests.reference import fan_out as twin
 

@@ -14,7 +14,7 @@ from keytail.compact.fan_out.write import Written
 from keytail.compact.rewrite import Rewriter
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
-from keytail.kernels import rewrite as kernels
+from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from tests.compact.fan_out.in_process import InProcess

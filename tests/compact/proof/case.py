@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from keytail.compact.proof.prove import ProofReport, prove
+from keytail.compact.proof.state import ProofSpec
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
@@ -126,8 +127,7 @@ class Case:
             [-1 if self.producers[i][0] is None else self.producers[i][0] for i in ids],
             [self.producers[i][1] for i in ids],
         ]
-        return prove(
-            LOCAL,
+        spec = ProofSpec(
             str(directory),
             facts,
             groups,
@@ -146,6 +146,7 @@ class Case:
             keep_magic=self.keep_magic,
             by_file_time=self.by_file_time,
         )
+        return prove(LOCAL, spec)
 
     def after(self) -> list[Segment]:
         """Return the partition as the round leaves it."""

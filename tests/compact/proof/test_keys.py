@@ -8,7 +8,7 @@ import pytest
 
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof.keys import Keys
-from keytail.kernels.proof_table import KEPT, SLOT_WORDS
+from keytail.kernels.proof.table import KEPT, SLOT_WORDS
 
 KEYS = 150_000
 

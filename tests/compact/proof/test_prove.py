@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof import state as proof_state
 from keytail.compact.proof.prove import ProofReport, prove
+from keytail.compact.proof.state import ProofSpec
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
@@ -70,8 +71,7 @@ class Case:
             size = self.sizes.get((base, suffix), len(data))
             by_group.setdefault(base, []).append(CleanFile(suffix, name, size, ""))
         groups = [GroupOutput(tuple(g), (OutputSegment(g[0], tuple(by_group[g[0]])),)) for g in self.groups]
-        return prove(
-            LOCAL,
+        spec = ProofSpec(
             str(directory),
             facts,
             groups,
@@ -84,6 +84,7 @@ class Case:
             drop_keyless=self.round.drop_keyless,
             memory_bytes=memory_bytes,
         )
+        return prove(LOCAL, spec)
 
 
 def _example(codec: int = 0, timestamp_type: int = 0) -> Case:

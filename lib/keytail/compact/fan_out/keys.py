@@ -23,7 +23,7 @@ from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels import fan_out as kernels
-from keytail.kernels.rewrite import note_nulls
+from keytail.kernels.rewriting.records import note_nulls
 from keytail.log.fs import FileSystem
 from keytail.log.records.scan import Chunk, RecordScanner
 from keytail.log.replace import CleanFile

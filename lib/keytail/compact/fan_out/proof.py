@@ -16,19 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from keytail.compact.cleaner import prove_for
+from keytail.compact.cleaner import proof_spec
 from keytail.compact.fan_out.slices import Cell, Settled
 from keytail.compact.handing_on import hand_on, take_over
 from keytail.compact.proof.keys import SLOT_BYTES, Keys
 from keytail.compact.proof.markers import collect_markers
+from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import SOURCE_REMEDY, PartOfProof
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.kernels import fan_out as kernels
-from keytail.kernels import proof_markers as marker_kernels
-from keytail.kernels import proof_table
 from keytail.kernels.memory import zeros
+from keytail.kernels.proof import markers as marker_kernels
+from keytail.kernels.proof import table as proof_table
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile, GroupOutput
 from keytail.log.window import Window
@@ -99,7 +100,7 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
             code = marker_kernels.NEED_BYTES
             while code != marker_kernels.COLLECTED:
                 cursor[marker_kernels.TO], cursor[marker_kernels.IS_ALL] = window.filled, window.is_all
-                code = kernels.note_first_data(window.bytes, cursor, markers, task.log_start_offset)
+                code = marker_kernels.note_first_data(window.bytes, cursor, markers, task.log_start_offset)
                 if code == marker_kernels.NEED_BYTES:
                     window.advance(int(cursor[marker_kernels.FROM]), int(cursor[marker_kernels.WANTED]))
                     cursor[marker_kernels.FROM] = 0
@@ -143,16 +144,12 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
                 sent += 1
 
     keys = Keys(min(_TABLE_BYTES, max(1 << 20, task.map_memory_bytes // 2)), spill=spill)
-    prove_for(
+    end_offset = task.first_uncleanable_offset
+    markers = take_over(fs, task, part.markers) if part.markers else None
+    prove(
         fs,
-        task,
-        part.groups,
-        settled.producers,
-        end_offset=task.first_uncleanable_offset,
-        round_of=part.numbers,
-        part=PartOfProof(
-            keys, take_over(fs, task, part.markers) if part.markers else None, task.segments[slice(*part.present)]
-        ),
+        proof_spec(task, part.groups, settled.producers, end_offset, part.numbers),
+        part=PartOfProof(keys, markers, task.segments[slice(*part.present)]),
     )
 
 
@@ -204,7 +201,7 @@ class _Table:
                     slug="proof-memory-exceeded",
                 )
             larger = zeros(min(2 * slots, self._max_slots) * _WORDS, np.dtype(np.uint64))
-            kernels.rehash_entries(self.slots, larger)
+            proof_table.rehash(self.slots, larger, True)
             self.slots = larger
 
 

@@ -23,7 +23,8 @@ from keytail.compact.command import Request
 from keytail.compact.gate import tell_unhosted
 from keytail.compact.out_of_place.plan import Judged, judge, metadata_partition, not_chosen
 from keytail.compact.out_of_place.target import Target, target_of
-from keytail.compact.planning import Rules, say_how_old_messages_become, say_what_goes_by_file_time
+from keytail.compact.plan import Rules
+from keytail.compact.planning import say_how_old_messages_become, say_what_goes_by_file_time
 from keytail.errors import Refused
 from keytail.ledger.of_run import is_named_by
 from keytail.log.fs import LOCAL, FileSystem

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from keytail.cli.configuration import Configuration
-from keytail.compact.planning import Planned, Rules, TaskSettings, cleaning_tasks, plan_one
+from keytail.compact.plan import Rules
+from keytail.compact.planning import Planned, TaskSettings, cleaning_tasks, plan_one
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names

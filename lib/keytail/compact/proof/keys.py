@@ -13,8 +13,9 @@ from typing import NoReturn
 import numpy as np
 
 from keytail.errors import KeytailError
-from keytail.kernels import proof_table as kernels
 from keytail.kernels.memory import zeros
+from keytail.kernels.proof import table as kernels
+from keytail.kernels.proof.state import Notes
 from keytail.threads import Threads
 
 SLOT_BYTES = 8 * kernels.SLOT_WORDS
@@ -25,12 +26,8 @@ _LOAD = 0.75
 LEAST_MEMORY_BYTES = 4 << 20
 
 
-class _Notes:
-    """Keys not yet in the table: `pending` (position in `keys`, length, offset, fate) and their bytes."""
-
-    def __init__(self, records: int, key_bytes: int) -> None:
-        self.pending = np.empty((4, records), dtype=np.int64)
-        self.keys = np.empty(key_bytes, dtype=np.uint8)
+def _room_for(records: int, key_bytes: int) -> Notes:
+    return Notes(np.empty((4, records), dtype=np.int64), np.empty(key_bytes, dtype=np.uint8))
 
 
 class Keys:
@@ -54,13 +51,13 @@ class Keys:
         self._used = used
         self._limit = _limit_of(len(self._slots) // kernels.SLOT_WORDS)
         self._expected = 0
-        self._notes = [_Notes(_NOTES, _KEY_BYTES), _Notes(_NOTES, _KEY_BYTES)]
+        self._notes = [_room_for(_NOTES, _KEY_BYTES), _room_for(_NOTES, _KEY_BYTES)]
         self._digests = np.empty((2, _NOTES), dtype=np.uint64)
         self._thread = Threads(1, "keys")
         self._coming: Future[tuple[int, int]] | None = None
 
     @property
-    def notes(self) -> _Notes:
+    def notes(self) -> Notes:
         """The set of notes that the walk may fill."""
         return self._notes[0]
 
@@ -106,9 +103,9 @@ class Keys:
             self._notes.reverse()
         notes = self._notes[0]
         if notes.pending.shape[1] < records or len(notes.keys) < key_bytes:
-            self._notes[0] = _Notes(max(records, _NOTES), max(key_bytes, _KEY_BYTES))
+            self._notes[0] = _room_for(max(records, _NOTES), max(key_bytes, _KEY_BYTES))
 
-    def _put_in_parts(self, notes: _Notes, n: int) -> None:
+    def _put_in_parts(self, notes: Notes, n: int) -> None:
         for start in range(0, n, self._limit):
             self._make_room(self._limit)
             pending = np.ascontiguousarray(notes.pending[:, start : min(n, start + self._limit)])
@@ -146,7 +143,7 @@ class Keys:
             while slots // 2 > _FIRST_SLOTS and wanted <= min(slots // 2 * _LOAD, slots // 2 - 2):
                 slots //= 2
             table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
-            kernels.rehash(self._slots, table)
+            kernels.rehash(self._slots, table, False)
             self._slots = table
             self._limit = _limit_of(slots)
         if need > self._limit:

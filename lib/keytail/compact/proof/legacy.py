@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.format.compression import decompress
-from keytail.kernels.proof import read_records
+from keytail.kernels.proof.records import read_records
 
 _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")

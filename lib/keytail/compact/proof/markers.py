@@ -13,7 +13,7 @@ import numpy as np
 
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
-from keytail.kernels import proof_markers as kernels
+from keytail.kernels.proof import markers as kernels
 from keytail.log.fs import FileSystem
 from keytail.log.window import Window
 
@@ -35,7 +35,7 @@ _SLUGS = {kernels.CUT: "incomplete-batch", kernels.BAD_CRC: "invalid-crc"}
 def collect_markers(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], limit_bytes: int
 ) -> np.ndarray | None:
-    """Return the table of all markers (kernels/proof_markers.py), or None if it would take more than `limit_bytes`.
+    """Return the table of all markers (kernels/proof/markers.py), or None if it would take more than `limit_bytes`.
 
     A torn tail of the last segment is not read.
     """

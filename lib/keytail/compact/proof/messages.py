@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from keytail.compact.proof.legacy import INVALID_CRC, Message, kept_in_message, kept_offsets, read_message
 from keytail.compact.proof.output import finish_output, start_output
 from keytail.compact.proof.state import REMEDY, SOURCE, SOURCE_REMEDY, Proof
 from keytail.errors import CorruptLog, KeytailError
-from keytail.kernels import proof as kernels
-from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT, PRESENT
+from keytail.kernels.proof import codes
+from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 
 
 def prove_message(proof: Proof) -> None:
     """Prove the source's next message of magic 0 or 1; the output's next batch, if any, is in its window."""
     state, window = proof.state, proof.output
-    q = int(state[kernels.OUTPUT_FROM])
+    q = int(state.output.at)
     message, source = _next_message(proof)
-    ends = q == state[kernels.OUTPUT_TO]
-    if ends and message.last_offset >= state[kernels.NEXT_OUTPUT_BASE]:
+    ends = q == state.output.to
+    if ends and message.last_offset >= state.output.next_base:
         finish_output(proof)
         start_output(proof)
         return
@@ -30,10 +32,10 @@ def prove_message(proof: Proof) -> None:
             if base < message.first_offset:
                 raise ValueError("the source has no message with this base offset at this place")
             batch = window.bytes[q : q + q_size].tobytes()
-            if state[kernels.KEEP_MAGIC]:
+            if state.rules.keep_magic:
                 kept = kept_in_message(message, source, batch)
             else:
-                kept = kept_offsets(message, batch, int(state[kernels.HORIZON_MS]))
+                kept = kept_offsets(message, batch, int(state.rules.horizon_ms))
         except ValueError as problem:
             raise KeytailError(
                 f"the output for a message of magic 0 or 1 is wrong: {problem}",
@@ -43,54 +45,49 @@ def prove_message(proof: Proof) -> None:
                 remedy=REMEDY,
                 slug="invalid-output-batch",
             ) from problem
-        state[kernels.OUTPUT_FROM] += q_size
-        state[kernels.OUTPUT_CHECKED] = 0
-        state[kernels.BATCHES_KEPT] += 1
-    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE] and not (
-        state[kernels.KEEP_MAGIC] or state[kernels.BY_FILE_TIME]
+        state.output.at += q_size
+        state.output.is_checked = 0
+        state.totals.batches_kept += 1
+    elif message.last_offset + 1 == state.rules.first_uncleanable and not (
+        state.rules.keep_magic or state.rules.by_file_time
     ):
-        proof.lost(kernels.LOST_LAST_BATCH, message.last_offset)
+        proof.lost(codes.LOST_LAST_BATCH, message.last_offset)
     _note_message(proof, message, kept)
-    state[kernels.SOURCE_FROM] += len(source)
-    state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
-    state[kernels.BATCHES_READ] += 1
-    state[kernels.RECORDS_READ] += len(message.records)
-    state[kernels.RECORDS_KEPT] += len(kept)
+    state.source.at += len(source)
+    state.source.last_offset = message.last_offset
+    state.totals.batches_read += 1
+    state.totals.records_read += len(message.records)
+    state.totals.records_kept += len(kept)
 
 
 def note_present_message(proof: Proof) -> None:
     """Note the source's next message of magic 0 or 1, which a later round will rewrite."""
     message, source = _next_message(proof)
-    state = proof.state
-    proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
-    notes = proof.keys.notes
-    noted = key_at = 0
+    rules = proof.state.rules
+    noted = []
     for record in message.records:
-        if record.offset >= state[kernels.END_OFFSET]:
+        if record.offset >= rules.end_offset:
             continue
         if record.key is None:
-            if not state[kernels.DROP_KEYLESS]:
-                proof.lost(kernels.WOULD_LOSE_KEYLESS, record.offset)
-        elif record.offset >= state[kernels.FIRST_DIRTY]:
-            notes.pending[:, noted] = (key_at, len(record.key), record.offset, PRESENT)
-            notes.keys[key_at : key_at + len(record.key)] = np.frombuffer(record.key, dtype=np.uint8)
-            key_at += len(record.key)
-            noted += 1
-    state[kernels.NOTED], state[kernels.NOTED_KEY_BYTES] = noted, key_at
-    state[kernels.SOURCE_FROM] += len(source)
-    state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
+            if not rules.drop_keyless:
+                proof.lost(codes.WOULD_LOSE_KEYLESS, record.offset)
+        elif record.offset >= rules.first_dirty:
+            noted.append((record.key, record.offset, PRESENT))
+    _note(proof, noted)
+    proof.state.source.at += len(source)
+    proof.state.source.last_offset = message.last_offset
 
 
 def _next_message(proof: Proof) -> tuple[Message, bytes]:
     """Return the source's next message, checked, and its bytes."""
     state, source = proof.state, proof.source
-    p = int(state[kernels.SOURCE_FROM])
+    p = int(state.source.at)
     size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
     data = source.bytes[p : p + size].tobytes()
     try:
         message = read_message(data)
-        if message.first_offset <= state[kernels.SOURCE_LAST_OFFSET]:
-            raise ValueError(SOURCE[kernels.SOURCE_ORDER])
+        if message.first_offset <= state.source.last_offset:
+            raise ValueError(SOURCE[codes.SOURCE_ORDER])
     except ValueError as problem:
         position = source.position + p
         slug = "invalid-crc" if str(problem) == INVALID_CRC else "invalid-message"
@@ -102,24 +99,29 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
 
 def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
     """Note what became of each record in the table of keys; raises for one that must not be missing."""
-    state = proof.state
-    proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
-    notes = proof.keys.notes
-    old = bool(state[kernels.FILE_IS_OLD])
-    noted = key_at = 0
+    rules, old = proof.state.rules, bool(proof.state.source.is_old)
+    noted = []
     for record in message.records:
         is_kept = record.offset in kept
-        expired = old and record.value is None and record.offset < state[kernels.REMOVAL_LIMIT]
-        if record.offset >= state[kernels.END_OFFSET]:
+        expired = old and record.value is None and record.offset < rules.removal_limit
+        if record.offset >= rules.end_offset:
             if not is_kept:
-                proof.lost(kernels.LOST_BEYOND_END, record.offset)
+                proof.lost(codes.LOST_BEYOND_END, record.offset)
         elif record.key is None:
-            if not is_kept and not state[kernels.DROP_KEYLESS]:
-                proof.lost(kernels.LOST_KEYLESS, record.offset)
-        elif record.offset >= state[kernels.FIRST_DIRTY] or not (is_kept or expired):
-            became = KEPT if is_kept else EXPIRED if expired else DROPPED
-            notes.pending[:, noted] = (key_at, len(record.key), record.offset, became)
-            notes.keys[key_at : key_at + len(record.key)] = np.frombuffer(record.key, dtype=np.uint8)
-            key_at += len(record.key)
-            noted += 1
-    state[kernels.NOTED], state[kernels.NOTED_KEY_BYTES] = noted, key_at
+            if not is_kept and not rules.drop_keyless:
+                proof.lost(codes.LOST_KEYLESS, record.offset)
+        elif record.offset >= rules.first_dirty or not (is_kept or expired):
+            noted.append((record.key, record.offset, KEPT if is_kept else EXPIRED if expired else DROPPED))
+    _note(proof, noted)
+
+
+def _note(proof: Proof, noted: Sequence[tuple[bytes, int, int]]) -> None:
+    """Note keys with the offset and the fate of their records."""
+    keys = b"".join(key for key, _, _ in noted)
+    proof.put_keys(len(noted), len(keys))
+    notes, key_at = proof.keys.notes, 0
+    for i, (key, offset, fate) in enumerate(noted):
+        notes.pending[:, i] = (key_at, len(key), offset, fate)
+        key_at += len(key)
+    notes.keys[: len(keys)] = np.frombuffer(keys, dtype=np.uint8)
+    proof.state.noted.count, proof.state.noted.key_bytes = len(noted), len(keys)

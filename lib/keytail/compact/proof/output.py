@@ -12,7 +12,9 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.compression import TooLarge, decompress
 from keytail.kernels import batch_header as v2
-from keytail.kernels import proof as kernels
+from keytail.kernels.proof import codes
+from keytail.kernels.proof.checks import close_time_index
+from keytail.kernels.proof.step import end_of_output
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.window import Window
 
@@ -39,29 +41,22 @@ def start_output(proof: Proof) -> None:
         {suffix: f"{proof.scratch_path}/{file.name}" for suffix, file in files.items()},
     )
     for suffix, data in ((names.INDEX, output.index), (names.TIME_INDEX, output.time_index)):
-        if len(data) > proof.segment_index_bytes:
+        if len(data) > proof.spec.segment_index_bytes:
             raise KeytailError(
-                f"the index has {len(data)} bytes, more than the {proof.segment_index_bytes} that a broker reads",
+                f"the index has {len(data)} bytes, more than the {proof.spec.segment_index_bytes} that a broker reads",
                 path=output.paths[suffix],
-                byte_position=proof.segment_index_bytes,
+                byte_position=proof.spec.segment_index_bytes,
                 remedy=REMEDY,
                 slug="invalid-output-index",
             )
-    state = proof.state
-    state[kernels.OUTPUT_NUMBER] += 1
-    for at, value in (
-        (kernels.OUTPUT_FROM, 0),
-        (kernels.OUTPUT_BASE, segment.base_offset),
-        (kernels.NEXT_OUTPUT_BASE, end_offset),
-        (kernels.OUTPUT_CHECKED, 0),
-        (kernels.SINCE_LAST_ENTRY, 0),
-        (kernels.MAX_TIMESTAMP, -1),
-        (kernels.MAX_TIMESTAMP_OFFSET, segment.base_offset),
-        (kernels.LAST_TIME_ENTRY, -1),
-        (kernels.INDEX_AT, 0),
-        (kernels.TIME_AT, 0),
-    ):
-        state[at] = value
+    state = proof.state.output
+    state.number += 1
+    state.at = state.is_checked = 0
+    state.base, state.next_base = segment.base_offset, end_offset
+    due = proof.state.indexes
+    due.index_at = due.time_at = due.since_last_entry = 0
+    due.max_timestamp = due.last_time_entry = -1
+    due.max_timestamp_offset = segment.base_offset
 
 
 def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> None:
@@ -86,25 +81,23 @@ def finish_output(proof: Proof) -> None:
     """Check that nothing remains in the current output or in its indexes."""
     state, window, output = proof.state, proof.output, proof.current
     assert output is not None
-    proof.show_windows()
-    while (code := kernels.end_of_output(window.bytes, state)) == kernels.NEED_OUTPUT:
-        window.advance(int(state[kernels.OUTPUT_FROM]), v2.HEADER_BYTES)
-        state[kernels.OUTPUT_FROM] = 0
-        proof.show_windows()
-    if code == 0:
-        code = kernels.close_time_index(state, output.time_index)
-    if code != 0:
+    while (code := end_of_output(proof.windows().output, state)) == codes.NEED_OUTPUT:
+        window.advance(int(state.output.at), v2.HEADER_BYTES)
+        state.output.at = 0
+    if code == codes.PASSED:
+        code = close_time_index(output.time_index, state)
+    if code != codes.PASSED:
         proof.fail(code)
     ends = (
-        (names.INDEX, output.index, kernels.INDEX_AT),
-        (names.TIME_INDEX, output.time_index, kernels.TIME_AT),
+        (names.INDEX, output.index, int(state.indexes.index_at)),
+        (names.TIME_INDEX, output.time_index, int(state.indexes.time_at)),
     )
     for suffix, data, at in ends:
-        if state[at] != len(data):
+        if at != len(data):
             raise KeytailError(
                 "the index has more bytes than the entries of its segment need",
                 path=output.paths[suffix],
-                byte_position=int(state[at]),
+                byte_position=at,
                 remedy=REMEDY,
                 slug="invalid-output-index",
             )
@@ -114,8 +107,8 @@ def finish_output(proof: Proof) -> None:
         output.txn_index,
         output.paths.get(names.TXN_INDEX, output.paths[names.LOG]),
         proof.markers,
-        int(state[kernels.OUTPUT_NUMBER]),
-        int(state[kernels.LOG_START]),
+        int(state.output.number),
+        proof.spec.log_start_offset,
         REMEDY,
     )
     proof.bytes_read += output.log_bytes + len(output.index) + len(output.time_index) + len(output.txn_index)

@@ -8,8 +8,10 @@ from keytail.compact.proof.output import NEVER_READ, block_at, not_opened
 from keytail.compact.proof.state import REMEDY, SOURCE_REMEDY, Proof
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels import batch_header as v2
-from keytail.kernels import proof as kernels
-from keytail.kernels.proof_rest import close_noted, note_piece
+from keytail.kernels.proof.codes import PASSED, SOURCE_COUNT
+from keytail.kernels.proof.records import SMALLEST_RECORD_BYTES, Records
+from keytail.kernels.proof.rest import close_noted, note_piece
+from keytail.kernels.proof.step import close_batch, walk_piece
 from keytail.log.records.pieces import RecordStream
 from keytail.log.window import Window
 
@@ -55,53 +57,31 @@ def _count_at(window: Window, at: int) -> int:
     return int.from_bytes(window.bytes[at + v2.RECORD_COUNT : at + v2.HEADER_BYTES].tobytes(), "big", signed=True)
 
 
-def prove_in_pieces(proof: Proof) -> None:
-    """Prove the batch for which `step` requested a block or notes."""
+def prove_in_pieces(proof: Proof, *, is_present: bool) -> None:
+    """Prove the batch for which `step` requested a block or notes; if `is_present`, note it for `note_rest`."""
     state, source, output = proof.state, proof.source, proof.output
-    p, q = int(state[kernels.SOURCE_FROM]), int(state[kernels.AT_OUTPUT])
-    before = _Records(source, p, CorruptLog, SOURCE_REMEDY)
+    before = _Records(source, int(state.source.at), CorruptLog, SOURCE_REMEDY)
     after = None
-    if q >= 0 and not state[kernels.IS_WHOLE]:
-        after = _Records(output, q, KeytailError, REMEDY)
-    sums = np.array([int.from_bytes(source.bytes[p : p + 8].tobytes(), "big") - 1, 0, -1, -1, 0], np.int64)
-    is_last = False
-    while not is_last:
+    if not is_present and state.batch.at_output >= 0 and not state.batch.is_whole:
+        after = _Records(output, int(state.batch.at_output), KeytailError, REMEDY)
+    code, is_last = PASSED, False
+    while code == PASSED and not is_last:
         block, n_bytes, count, is_last = before.next()
-        o_block, o_bytes, o_count = NEVER_READ, 0, 0
+        if count * SMALLEST_RECORD_BYTES > n_bytes:
+            proof.lost(SOURCE_COUNT, int(state.batch.last_offset) + 1)
+        records, others = Records(block, 0, n_bytes, count), Records(NEVER_READ, 0, 0, 0)
         if after is not None:
             room_bytes = n_bytes + _MOST_GROWTH_BYTES * count
             o_block, o_bytes, o_count = after.up_to(before.last_delta, count, room_bytes, is_last=is_last)
-        if count * kernels.SMALLEST_RECORD_BYTES > n_bytes:
-            proof.lost(kernels.SOURCE_COUNT, int(sums[kernels.LAST_OFFSET]) + 1)
+            others = Records(o_block, 0, o_bytes, o_count)
         proof.put_keys(count, n_bytes)
-        notes = proof.keys.notes
-        code = kernels.walk_piece(
-            source.bytes, block, n_bytes, count, output.bytes, o_block, o_bytes, o_count, notes.pending, notes.keys,
-            state, sums,
-        )  # fmt: skip
-        if code:
-            proof.fail(code)
-    code = kernels.close_pieces(source.bytes, output.bytes, state, sums)
-    if code:
+        if is_present:
+            code = note_piece(source.bytes, records, proof.keys.notes, state)
+        else:
+            code = walk_piece(source.bytes, records, output.bytes, others, proof.keys.notes, state)
+    if code == PASSED and is_present:
+        close_noted(source.bytes, state)
+    elif code == PASSED:
+        code = close_batch(source.bytes, output.bytes, state)
+    if code != PASSED:
         proof.fail(code)
-
-
-def note_in_pieces(proof: Proof) -> None:
-    """Note the batch for which `note_rest` requested a block or notes."""
-    state, source = proof.state, proof.source
-    p = int(state[kernels.SOURCE_FROM])
-    records = _Records(source, p, CorruptLog, SOURCE_REMEDY)
-    before = np.array([int.from_bytes(source.bytes[p : p + 8].tobytes(), "big") - 1], np.int64)
-    is_last = False
-    while not is_last:
-        block, n_bytes, count, is_last = records.next()
-        if count * kernels.SMALLEST_RECORD_BYTES > n_bytes:
-            proof.lost(kernels.SOURCE_COUNT, int(before[0]) + 1)
-        proof.put_keys(count, n_bytes)
-        notes = proof.keys.notes
-        code = note_piece(
-            source.bytes, block, n_bytes, count, notes.pending, notes.keys, proof.markers, state, before
-        )
-        if code:
-            proof.fail(code)
-    close_noted(source.bytes, state)

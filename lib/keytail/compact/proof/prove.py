@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keytail.compact.proof.messages import prove_message
+from keytail.compact.proof.messages import note_present_message, prove_message
 from keytail.compact.proof.output import finish_output, open_block, open_checked, start_output
 from keytail.compact.proof.pieces import prove_in_pieces
-from keytail.compact.proof.rest import note_segment
-from keytail.compact.proof.state import REMEDY, SOURCE_REMEDY, PartOfProof, Proof, ProofSoFar
+from keytail.compact.proof.state import REMEDY, SOURCE_REMEDY, PartOfProof, Proof, ProofSoFar, ProofSpec
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
-from keytail.kernels import proof as kernels
+from keytail.kernels.proof import codes
+from keytail.kernels.proof.rest import note_rest
+from keytail.kernels.proof.state import IndexFiles
+from keytail.kernels.proof.step import step
 from keytail.log.fs import FileSystem
 from keytail.log.records.pieces import WHOLE_BLOCK_RECORDS
 
@@ -47,110 +49,60 @@ class ProofReport:
 
 
 def prove(
-    fs: FileSystem,
-    partition_path: str,
-    segments: Sequence[SegmentFacts],
-    groups: Sequence[GroupOutput],
-    *,
-    first_dirty_offset: int,
-    end_offset: int,
-    first_uncleanable_offset: int,
-    now_ms: int,
-    delete_retention_ms: int,
-    index_interval_bytes: int,
-    drop_keyless: bool,
-    memory_bytes: int,
-    log_start_offset: int = 0,
-    segment_index_bytes: int = 2**31 - 1,
-    active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
-    round_of: tuple[int, int] | None = None,
-    so_far: ProofSoFar | None = None,
-    part: PartOfProof | None = None,
-    expected_keys: int = 0,
-    removal_limit_offset: int = 2**63 - 1,
-    scratch_path: str | None = None,
-    keep_magic: bool = False,
-    by_file_time: bool = False,
+    fs: FileSystem, spec: ProofSpec, so_far: ProofSoFar | None = None, part: PartOfProof | None = None
 ) -> ProofReport:
-    """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments that they name.
+    """Raise unless the groups of `spec` may replace the segments that they name. A corrupt source raises CorruptLog.
 
-    `segments` are ALL of the partition's, ascending, also those above the rewritten ones: they may contain markers of
-    transactions. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data offset of
-    each or -1, epochs) are not checked if None. `memory_bytes` (at least 4 MiB) limits the table of keys and that of
-    markers; `expected_keys` avoids growing the former step by step. A corrupt source raises CorruptLog. At or above
-    `removal_limit_offset` no tombstone and no marker may be removed for its age alone. The scratch files are beside the
-    sources, or in `scratch_path`. With `keep_magic` the remainder of messages of magic 0 and 1 has that magic. With
-    `by_file_time` the rules are those of CLEANING.md 16.
-
-    In rounds, `groups` are those of one round and replace `segments[a:b]`, (a, b) = `round_of`; `so_far` is taken from
-    the report of the previous round. What a round removes is justified by what it keeps, or by what is still present
-    above it. The first round reads the segments of all the others, so that errors in them are found before anything is
-    replaced; each later round reads only its own.
+    In rounds, `so_far` is taken from the report of the previous round. What a round removes is justified by what it
+    keeps, or by what is still present above it. The first round reads the segments of all the others, so that errors in
+    them are found before anything is replaced; each later round reads only its own.
     """
-    mine = segments[slice(*round_of)] if round_of else [s for s in segments if s.base_offset < end_offset]
-    rest = [s for s in segments if mine and mine[-1].base_offset < s.base_offset < end_offset]
+    segments = spec.segments
+    below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
+    mine = segments[slice(*spec.round_of)] if spec.round_of else below_end
+    rest = [segment for segment in below_end if mine and mine[-1].base_offset < segment.base_offset]
     if part is not None:
         rest = list(part.present)
-    _check_groups(partition_path, segments, groups, mine)
-    proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes, so_far, part, scratch_path)
-    proof.keys.expect(expected_keys)
-    if active_producers is not None:
-        proof.producers = np.array(active_producers, dtype=np.int64)
-    state = proof.state
-    clean = [segment for segment in segments if segment.base_offset < first_dirty_offset]
-    if clean:
-        proof.file_horizon_ms = clean[-1].log_mtime_ns // 1_000_000 - delete_retention_ms
-    horizon_ms = now_ms + delete_retention_ms
-    has_horizon = horizon_ms < 2**63 and not by_file_time
-    for at, value in (
-        (kernels.FIRST_DIRTY, first_dirty_offset),
-        (kernels.END_OFFSET, end_offset),
-        (kernels.FIRST_UNCLEANABLE, first_uncleanable_offset),
-        (kernels.NOW_MS, now_ms),
-        (kernels.HORIZON_MS, horizon_ms if has_horizon else -1),
-        (kernels.INTERVAL_BYTES, index_interval_bytes),
-        (kernels.DROP_KEYLESS, drop_keyless),
-        (kernels.LOG_START, log_start_offset),
-        (kernels.REMOVAL_LIMIT, removal_limit_offset),
-        (kernels.KEEP_MAGIC, keep_magic),
-        (kernels.BY_FILE_TIME, by_file_time),
-    ):
-        state[at] = value
-    if so_far is None:
-        state[[kernels.SOURCE_LAST_OFFSET, kernels.OUTPUT_LAST_OFFSET_SEEN, kernels.OUTPUT_NUMBER]] = -1
-    by_base = {segment.base_offset: segment for segment in segments}
-    ends = _ends(segments, groups)
+    _check_groups(spec, mine)
+    proof = Proof(fs, spec, so_far, part)
     try:
-        for group, group_ends in zip(groups, ends, strict=True):
-            proof.waiting = list(zip(group.segments, group_ends, strict=True))
-            start_output(proof)
-            for base in group.source_bases:
-                _prove_source(proof, by_base[base])
-            while proof.waiting:
-                finish_output(proof)
-                start_output(proof)
-            finish_output(proof)
+        _prove_groups(proof)
         if so_far is None:
-            last_offset = state[kernels.SOURCE_LAST_OFFSET]
+            last_offset = proof.state.source.last_offset
             for segment in rest:
-                note_segment(proof, segment)
-            state[kernels.SOURCE_LAST_OFFSET] = last_offset
+                _walk_source(proof, segment, is_present=True)
+            proof.state.source.last_offset = last_offset
         proof.put_keys()
         if part is None:
-            refuse_unjustified(fs, partition_path, segments, *proof.keys.first_unjustified())
+            refuse_unjustified(fs, spec.partition_path, segments, *proof.keys.first_unjustified())
         else:
             proof.keys.spill_all()
     finally:
         proof.close()
+    totals = proof.state.totals
     return ProofReport(
-        batches_checked=int(state[kernels.BATCHES_READ]),
-        batches_kept=int(state[kernels.BATCHES_KEPT]),
-        records_checked=int(state[kernels.RECORDS_READ]),
-        records_kept=int(state[kernels.RECORDS_KEPT]),
+        batches_checked=int(totals.batches_read),
+        batches_kept=int(totals.batches_kept),
+        records_checked=int(totals.records_read),
+        records_kept=int(totals.records_kept),
         keys=proof.keys.used,
         bytes_read=proof.bytes_read,
         so_far=proof.so_far() if rest and part is None else None,
     )
+
+
+def _prove_groups(proof: Proof) -> None:
+    spec = proof.spec
+    by_base = {segment.base_offset: segment for segment in spec.segments}
+    for group, ends in zip(spec.groups, _ends(spec.segments, spec.groups), strict=True):
+        proof.waiting = list(zip(group.segments, ends, strict=True))
+        start_output(proof)
+        for base in group.source_bases:
+            _walk_source(proof, by_base[base], is_present=False)
+        while proof.waiting:
+            finish_output(proof)
+            start_output(proof)
+        finish_output(proof)
 
 
 def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> list[list[int]]:
@@ -162,10 +114,9 @@ def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> li
     return [[next(bases) for _ in group.segments] for group in groups]
 
 
-def _check_groups(
-    path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], mine: Sequence[SegmentFacts]
-) -> None:
+def _check_groups(spec: ProofSpec, mine: Sequence[SegmentFacts]) -> None:
     """Check that the groups cover `mine` of the segments, in order, each exactly once."""
+    path, segments, groups = spec.partition_path, spec.segments, spec.groups
     expected = [segment.base_offset for segment in mine]
     covered = [base for group in groups for base in group.source_bases]
     if covered != expected:
@@ -200,72 +151,68 @@ def _check_groups(
                 raise KeytailError(what, path=path, remedy=REMEDY, slug="invalid-output-segments")
 
 
-def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
-    """Walk a source to its end beside the outputs."""
-    source_path = f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}"
-    open_checked(proof, proof.source, source_path, segment.log_bytes)
-    state, source, output = proof.state, proof.source, proof.output
-    state[kernels.SOURCE_FROM] = 0
-    state[kernels.FILE_IS_OLD] = segment.log_mtime_ns // 1_000_000 <= proof.file_horizon_ms
-    state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), segment.base_offset - 1)
-    state[kernels.SOURCE_BLOCK_BYTES] = state[kernels.OUTPUT_BLOCK_BYTES] = -1
-    proof.bytes_read += segment.log_bytes
-    while True:
-        proof.show_windows()
-        current = proof.current
-        assert current is not None
-        code = kernels.step(
-            source.bytes,
-            output.bytes,
-            proof.source_block,
-            proof.output_block,
-            current.index,
-            current.time_index,
-            proof.keys.notes.pending,
-            proof.keys.notes.keys,
-            proof.markers,
-            proof.producers,
-            proof.decoders.tools,
-            state,
-        )
-        if code == kernels.SOURCE_DONE:
-            return
-        if code == kernels.NEED_SOURCE:
-            source.advance(int(state[kernels.SOURCE_FROM]), int(state[kernels.WANTED_BYTES]))
-            state[kernels.SOURCE_FROM] = 0
-        elif code == kernels.NEED_OUTPUT:
-            output.advance(int(state[kernels.OUTPUT_FROM]), int(state[kernels.WANTED_BYTES]))
-            state[kernels.OUTPUT_FROM] = 0
-        elif code == kernels.NEED_SOURCE_BLOCK:
-            block = open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
-            if block is None:
-                prove_in_pieces(proof)
-                continue
-            proof.source_block = _put(block, proof.source_block)
-            state[kernels.SOURCE_BLOCK_BYTES] = len(block)
-        elif code == kernels.NEED_OUTPUT_BLOCK:
-            block = open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, REMEDY)
-            if block is None:
-                prove_in_pieces(proof)
-                continue
-            proof.output_block = _put(block, proof.output_block)
-            state[kernels.OUTPUT_BLOCK_BYTES] = len(block)
-        elif code == kernels.NEED_NOTES and state[kernels.WANTED_BYTES] > WHOLE_BLOCK_RECORDS:
-            prove_in_pieces(proof)
-        elif code == kernels.NEED_NOTES:
-            proof.put_keys(int(state[kernels.WANTED_BYTES]), int(state[kernels.WANTED_KEY_BYTES]))
-        elif code == kernels.NEED_MARKERS:
-            proof.know_markers()
-        elif code == kernels.NEED_NEXT_OUTPUT:
-            if not proof.waiting:  # its offsets are those of segments after all outputs, or of no log
-                at = int(state[kernels.SOURCE_FROM])
-                proof.lost(kernels.SOURCE_ORDER, int.from_bytes(source.bytes[at : at + 8].tobytes(), "big"))
-            finish_output(proof)
-            start_output(proof)
-        elif code == kernels.NEED_LEGACY:
-            prove_message(proof)
+def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
+    """Walk a source to its end beside the outputs; if `is_present`, only note what justifies removals before it."""
+    open_checked(
+        proof, proof.source, f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}", segment.log_bytes
+    )
+    proof.start_source(segment)
+    code = codes.PASSED
+    while code != codes.SOURCE_DONE:
+        windows, notes = proof.windows(), proof.keys.notes
+        if is_present:
+            code = note_rest(windows.source, windows.source_block, notes, proof.markers, proof.state)
         else:
-            proof.fail(code)
+            assert proof.current is not None
+            indexes = IndexFiles(proof.current.index, proof.current.time_index)
+            tables = proof.markers, proof.producers
+            code = step(windows, indexes, notes, *tables, proof.decoders.tools, proof.state)
+        _supply(proof, code, is_present)
+
+
+def _supply(proof: Proof, code: int, is_present: bool) -> None:
+    """Provide what a kernel asked for by its code, or raise the violation that it found."""
+    state, wanted = proof.state, proof.state.wanted
+    if code == codes.SOURCE_DONE:
+        pass
+    elif code == codes.NEED_SOURCE:
+        proof.source.advance(int(state.source.at), int(wanted.bytes))
+        state.source.at = 0
+    elif code == codes.NEED_OUTPUT:
+        proof.output.advance(int(state.output.at), int(wanted.bytes))
+        state.output.at = 0
+    elif code == codes.NEED_SOURCE_BLOCK:
+        block = open_block(proof.source, int(state.source.at), CorruptLog, SOURCE_REMEDY)
+        if block is None:
+            prove_in_pieces(proof, is_present=is_present)
+        else:
+            proof.source_block = _put(block, proof.source_block)
+            state.source.block_bytes = len(block)
+    elif code == codes.NEED_OUTPUT_BLOCK:
+        block = open_block(proof.output, int(state.output.at), KeytailError, REMEDY)
+        if block is None:
+            prove_in_pieces(proof, is_present=False)
+        else:
+            proof.output_block = _put(block, proof.output_block)
+            state.output.block_bytes = len(block)
+    elif code == codes.NEED_NOTES and wanted.records > WHOLE_BLOCK_RECORDS:
+        prove_in_pieces(proof, is_present=is_present)
+    elif code == codes.NEED_NOTES:
+        proof.put_keys(int(wanted.records), int(wanted.key_bytes))
+    elif code == codes.NEED_MARKERS:
+        proof.know_markers()
+    elif code == codes.NEED_NEXT_OUTPUT:
+        if not proof.waiting:  # its offsets are those of segments after all outputs, or of no log
+            at = int(state.source.at)
+            proof.lost(codes.SOURCE_ORDER, int.from_bytes(proof.source.bytes[at : at + 8].tobytes(), "big"))
+        finish_output(proof)
+        start_output(proof)
+    elif code == codes.NEED_LEGACY and is_present:
+        note_present_message(proof)
+    elif code == codes.NEED_LEGACY:
+        prove_message(proof)
+    else:
+        proof.fail(code)
 
 
 def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:

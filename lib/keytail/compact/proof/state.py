@@ -1,4 +1,4 @@
-"""The state of one proof: its windows and tables, the values that the kernels share, and its error messages."""
+"""What is to be proven, the state of one proof with its windows and tables, and its error messages."""
 
 from __future__ import annotations
 
@@ -14,75 +14,111 @@ from keytail.compact.proof.keys import Keys
 from keytail.compact.proof.markers import collect_markers
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
-from keytail.kernels import proof as kernels
-from keytail.kernels import proof_markers as marker_kernels
-from keytail.kernels.opening import Decoders
+from keytail.kernels.opening.decoders import Decoders
+from keytail.kernels.proof import codes
+from keytail.kernels.proof.markers import COLUMNS
+from keytail.kernels.proof.state import Windows, new_state, save
 from keytail.log.fs import FileSystem
 from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
-    from keytail.log.replace import OutputSegment
+    from keytail.log.replace import GroupOutput, OutputSegment
 
 _BLOCK_BYTES = 1 << 20  # of a decompressed batch: larger ones are opened one by one
 
 SOURCE = {
-    kernels.SOURCE_CUT: "a batch is cut off by the end of the file",
-    kernels.SOURCE_SIZE: "a batch has an impossible size",
-    kernels.SOURCE_MAGIC: "a batch is not of format v2",
-    kernels.SOURCE_CRC: "a batch has an invalid CRC",
-    kernels.SOURCE_ORDER: "a batch's offsets do not follow those of the batch before it",
-    kernels.SOURCE_RECORD: "a record cannot be parsed, or its offset does not follow the one before it",
-    kernels.SOURCE_COUNT: "a batch's record count is not the number of its records",
+    codes.SOURCE_CUT: "a batch is cut off by the end of the file",
+    codes.SOURCE_SIZE: "a batch has an impossible size",
+    codes.SOURCE_MAGIC: "a batch is not of format v2",
+    codes.SOURCE_CRC: "a batch has an invalid CRC",
+    codes.SOURCE_ORDER: "a batch's offsets do not follow those of the batch before it",
+    codes.SOURCE_RECORD: "a record cannot be parsed, or its offset does not follow the one before it",
+    codes.SOURCE_COUNT: "a batch's record count is not the number of its records",
 }
 _SOURCE_SLUGS = {
-    kernels.SOURCE_CUT: "incomplete-batch",
-    kernels.SOURCE_CRC: "invalid-crc",
-    kernels.SOURCE_RECORD: "invalid-record",
-    kernels.SOURCE_COUNT: "invalid-record",
+    codes.SOURCE_CUT: "incomplete-batch",
+    codes.SOURCE_CRC: "invalid-crc",
+    codes.SOURCE_RECORD: "invalid-record",
+    codes.SOURCE_COUNT: "invalid-record",
 }
 _LOST = {
-    kernels.LOST_LAST_BATCH: "the batch that ends the cleaned range is not in the output",
-    kernels.LOST_BEYOND_END: "a record beyond the cleaned range is not in the output",
-    kernels.LOST_KEYLESS: "a record without a key is not in the output",
-    kernels.LOST_PRODUCER: "the last batch of an active producer is not in the output",
-    kernels.LOST_OPEN: "data of a transaction that has not ended is not in the output",
-    kernels.LOST_MARKER: "the marker of a transaction that had data is not in the output",
-    kernels.LOST_MARKER_EARLY: "a marker was removed before its delete horizon",
-    kernels.LOST_MARKER_HELD: "a marker was removed above the offset to which another replica has been cleaned",
+    codes.LOST_LAST_BATCH: "the batch that ends the cleaned range is not in the output",
+    codes.LOST_BEYOND_END: "a record beyond the cleaned range is not in the output",
+    codes.LOST_KEYLESS: "a record without a key is not in the output",
+    codes.LOST_PRODUCER: "the last batch of an active producer is not in the output",
+    codes.LOST_OPEN: "data of a transaction that has not ended is not in the output",
+    codes.LOST_MARKER: "the marker of a transaction that had data is not in the output",
+    codes.LOST_MARKER_EARLY: "a marker was removed before its delete horizon",
+    codes.LOST_MARKER_HELD: "a marker was removed above the offset to which another replica has been cleaned",
 }
 _OUTPUT = {
-    kernels.OUTPUT_CUT: "a batch is cut off by the end of the file",
-    kernels.OUTPUT_SIZE: "a batch has an impossible size",
-    kernels.OUTPUT_MAGIC: "a batch is not of format v2",
-    kernels.OUTPUT_CRC: "a batch has an invalid CRC",
-    kernels.OUTPUT_ORDER: "a batch's offsets do not follow those of the batch before it",
-    kernels.OUTPUT_RANGE: "a batch's offsets are outside its segment",
-    kernels.OUTPUT_UNKNOWN: "no batch of the source has this base offset at this place",
-    kernels.OUTPUT_LAST_OFFSET: "a batch's last offset differs from the source's",
-    kernels.OUTPUT_LEADER_EPOCH: "a batch's leader epoch differs from the source's",
-    kernels.OUTPUT_PRODUCER: "a batch's producer id, epoch or sequence differs from the source's",
-    kernels.OUTPUT_ATTRIBUTES: "a batch's attributes differ from the source's",
-    kernels.OUTPUT_CODEC: "a batch's codec differs from the source's",
-    kernels.OUTPUT_BASE_TIMESTAMP: "a rebuilt batch's base timestamp is wrong",
-    kernels.OUTPUT_HORIZON: "a batch's delete horizon is missing or should not be there",
-    kernels.OUTPUT_MAX_TIMESTAMP: "a rebuilt batch's max timestamp is wrong",
-    kernels.OUTPUT_COUNT: "a batch's record count is not the number of its records",
-    kernels.OUTPUT_EMPTY: "an emptied batch is not just the source's header",
-    kernels.OUTPUT_RECORD: "a record cannot be parsed",
-    kernels.OUTPUT_EXTRA_RECORD: "the batch has a record that the source's does not have",
-    kernels.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers differ from the source's",
-    kernels.OUTPUT_ABORTED: "a batch has data of an aborted transaction",
-    kernels.OUTPUT_REBUILT_WHOLE: "a batch from which nothing was removed differs from the source's bytes",
+    codes.OUTPUT_CUT: "a batch is cut off by the end of the file",
+    codes.OUTPUT_SIZE: "a batch has an impossible size",
+    codes.OUTPUT_MAGIC: "a batch is not of format v2",
+    codes.OUTPUT_CRC: "a batch has an invalid CRC",
+    codes.OUTPUT_ORDER: "a batch's offsets do not follow those of the batch before it",
+    codes.OUTPUT_RANGE: "a batch's offsets are outside its segment",
+    codes.OUTPUT_UNKNOWN: "no batch of the source has this base offset at this place",
+    codes.OUTPUT_LAST_OFFSET: "a batch's last offset differs from the source's",
+    codes.OUTPUT_LEADER_EPOCH: "a batch's leader epoch differs from the source's",
+    codes.OUTPUT_PRODUCER: "a batch's producer id, epoch or sequence differs from the source's",
+    codes.OUTPUT_ATTRIBUTES: "a batch's attributes differ from the source's",
+    codes.OUTPUT_CODEC: "a batch's codec differs from the source's",
+    codes.OUTPUT_BASE_TIMESTAMP: "a rebuilt batch's base timestamp is wrong",
+    codes.OUTPUT_HORIZON: "a batch's delete horizon is missing or should not be there",
+    codes.OUTPUT_MAX_TIMESTAMP: "a rebuilt batch's max timestamp is wrong",
+    codes.OUTPUT_COUNT: "a batch's record count is not the number of its records",
+    codes.OUTPUT_EMPTY: "an emptied batch is not just the source's header",
+    codes.OUTPUT_RECORD: "a record cannot be parsed",
+    codes.OUTPUT_EXTRA_RECORD: "the batch has a record that the source's does not have",
+    codes.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers differ from the source's",
+    codes.OUTPUT_ABORTED: "a batch has data of an aborted transaction",
+    codes.OUTPUT_REBUILT_WHOLE: "a batch from which nothing was removed differs from the source's bytes",
 }
 _INDEX = {
-    kernels.INDEX_ENTRY: (names.INDEX, "an offset index entry does not match the segment"),
-    kernels.INDEX_MISSING: (names.INDEX, "an offset index entry is missing"),
-    kernels.TIME_ENTRY: (names.TIME_INDEX, "a time index entry does not match the segment"),
-    kernels.TIME_MISSING: (names.TIME_INDEX, "a time index entry is missing"),
+    codes.INDEX_ENTRY: (names.INDEX, "an offset index entry does not match the segment"),
+    codes.INDEX_MISSING: (names.INDEX, "an offset index entry is missing"),
+    codes.TIME_ENTRY: (names.TIME_INDEX, "a time index entry does not match the segment"),
+    codes.TIME_MISSING: (names.TIME_INDEX, "a time index entry is missing"),
 }
 REMEDY = "Nothing was replaced. Keep the directory and report this: it is a bug in keytail or a failing disk"
 SOURCE_REMEDY = "Nothing was replaced. Run `keytail verify`, which lists the errors of the partition"
+
+
+@dataclass(frozen=True)
+class ProofSpec:
+    """What is to be proven: `groups` (ascending, on disk as scratch files) may replace the segments that they name.
+
+    `segments` are ALL of the partition's, ascending, also those above the rewritten ones: they may contain markers of
+    transactions. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data offset of
+    each or -1, epochs) are not checked if None. `memory_bytes` (at least 4 MiB) limits the table of keys and that of
+    markers; `expected_keys` avoids growing the former step by step. At or above `removal_limit_offset` no tombstone and
+    no marker may be removed for its age alone. The scratch files are beside the sources, or in `scratch_path`. With
+    `keep_magic` the remainder of messages of magic 0 and 1 has that magic. With `by_file_time` the rules are those of
+    CLEANING.md 16. In rounds, `groups` replace `segments[a:b]`, (a, b) = `round_of`.
+    """
+
+    partition_path: str
+    segments: Sequence[SegmentFacts]
+    groups: Sequence[GroupOutput]
+    first_dirty_offset: int
+    end_offset: int
+    first_uncleanable_offset: int
+    now_ms: int
+    delete_retention_ms: int
+    index_interval_bytes: int
+    drop_keyless: bool
+    memory_bytes: int
+    log_start_offset: int = 0
+    segment_index_bytes: int = 2**31 - 1
+    active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    round_of: tuple[int, int] | None = None
+    expected_keys: int = 0
+    removal_limit_offset: int = 2**63 - 1
+    scratch_path: str | None = None
+    keep_magic: bool = False
+    by_file_time: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,89 +162,111 @@ class Proof:
     """The state of one proof: windows, the table of keys, and the values that the kernels share."""
 
     def __init__(
-        self,
-        fs: FileSystem,
-        path: str,
-        segments: Sequence[SegmentFacts],
-        segment_index_bytes: int,
-        memory_bytes: int,
-        so_far: ProofSoFar | None = None,
-        part: PartOfProof | None = None,
-        scratch_path: str | None = None,
+        self, fs: FileSystem, spec: ProofSpec, so_far: ProofSoFar | None = None, part: PartOfProof | None = None
     ) -> None:
         self.fs = fs
-        self.path = path
-        self.scratch_path = scratch_path or path
-        self.segments = segments
-        self.segment_index_bytes = segment_index_bytes
-        self.memory_bytes = max(memory_bytes, _LEAST_MEMORY_BYTES)
-        self.keys = Keys(self.memory_bytes) if part is None else part.keys
-        self.markers = np.empty((0, marker_kernels.COLUMNS), dtype=np.int64)
+        self.spec = spec
+        self.path = spec.partition_path
+        self.scratch_path = spec.scratch_path or spec.partition_path
+        self._memory_bytes = max(spec.memory_bytes, _LEAST_MEMORY_BYTES)
+        self.markers = np.empty((0, COLUMNS), dtype=np.int64)
         self.producers = np.empty((3, 0), dtype=np.int64)
+        if spec.active_producers is not None:
+            self.producers = np.array(spec.active_producers, dtype=np.int64)
         self.waiting: list[tuple[OutputSegment, int]] = []  # remaining outputs, and where each must end
         self.current: Output | None = None
-        self.file_horizon_ms = 0
+        clean = [segment for segment in spec.segments if segment.base_offset < spec.first_dirty_offset]
+        self.file_horizon_ms = _mtime_ms(clean[-1]) - spec.delete_retention_ms if clean else 0
         self.source = Window(fs)
         self.output = Window(fs)
         self.decoders = Decoders()
         self.source_block = np.empty(_BLOCK_BYTES, np.uint8)
         self.output_block = np.empty(_BLOCK_BYTES, np.uint8)
-        self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
+        self.state = new_state(None if so_far is None else so_far.state)
         self.bytes_read = 0
-        if part is not None and part.markers is not None:
-            self.markers = part.markers
-            self.state[kernels.MARKERS_KNOWN] = 1
-        if so_far is not None:
-            self.keys = Keys(self.memory_bytes, so_far.slots, so_far.used)
+        if so_far is None:
+            self.state.source.last_offset = self.state.output.last_offset = self.state.output.number = -1
+        if part is not None:
+            self.keys = part.keys
+            if part.markers is not None:
+                self.markers = part.markers
+                self.state.knows_markers = 1
+        elif so_far is not None:
+            self.keys = Keys(self._memory_bytes, so_far.slots, so_far.used)
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
-            self.state = so_far.state
             # Markers unknown to the previous round are in no source; some of its files are replaced.
-            self.state[kernels.MARKERS_KNOWN] = 1
+            self.state.knows_markers = 1
+        else:
+            self.keys = Keys(self._memory_bytes)
+        self.keys.expect(spec.expected_keys)
+        self._set_rules()
+
+    def _set_rules(self) -> None:
+        spec, rules = self.spec, self.state.rules
+        horizon_ms = spec.now_ms + spec.delete_retention_ms
+        has_horizon = horizon_ms < 2**63 and not spec.by_file_time
+        rules.first_dirty = spec.first_dirty_offset
+        rules.end_offset = spec.end_offset
+        rules.first_uncleanable = spec.first_uncleanable_offset
+        rules.log_start = spec.log_start_offset
+        rules.removal_limit = spec.removal_limit_offset
+        rules.now_ms = spec.now_ms
+        rules.horizon_ms = horizon_ms if has_horizon else -1
+        rules.interval_bytes = spec.index_interval_bytes
+        rules.drop_keyless = spec.drop_keyless
+        rules.keep_magic = spec.keep_magic
+        rules.by_file_time = spec.by_file_time
 
     def so_far(self) -> ProofSoFar:
-        return ProofSoFar(self.keys.slots, self.keys.used, self.markers, self.state)
+        return ProofSoFar(self.keys.slots, self.keys.used, self.markers, save(self.state))
 
     def put_keys(self, records: int = 0, key_bytes: int = 0) -> None:
         """Put the keys noted so far into the table, and make room for the next batch's notes."""
-        self.keys.put(int(self.state[kernels.NOTED]), records, key_bytes)
-        self.state[kernels.NOTED] = self.state[kernels.NOTED_KEY_BYTES] = 0
+        self.keys.put(int(self.state.noted.count), records, key_bytes)
+        self.state.noted.count = self.state.noted.key_bytes = 0
 
     def know_markers(self) -> None:
         """Collect the table of markers, once: only a log with transactions needs it."""
-        if self.state[kernels.MARKERS_KNOWN]:
+        if self.state.knows_markers:
             return
-        limit_bytes = self.memory_bytes // 2
-        found = collect_markers(self.fs, self.path, self.segments, limit_bytes)
+        found = collect_markers(self.fs, self.path, self.spec.segments, self._memory_bytes // 2)
         if found is None:
             self.keys.fail_for_memory()
         self.markers = found
         self.keys.take_memory(found.nbytes)
-        self.state[kernels.MARKERS_KNOWN] = 1
+        self.state.knows_markers = 1
+
+    def start_source(self, segment: SegmentFacts) -> None:
+        """Prepare the state for a source whose file is open."""
+        source = self.state.source
+        source.at = 0
+        source.is_old = _mtime_ms(segment) <= self.file_horizon_ms
+        source.last_offset = max(int(source.last_offset), segment.base_offset - 1)
+        source.block_bytes = self.state.output.block_bytes = -1
+        self.bytes_read += segment.log_bytes
 
     def close(self) -> None:
         with contextlib.ExitStack() as all_of_them:
             for one in (self.source, self.output, self.keys):
                 all_of_them.callback(one.close)
 
-    def show_windows(self) -> None:
-        """Set how far the windows extend, for the kernels."""
-        state = self.state
-        state[kernels.SOURCE_TO] = self.source.filled
-        state[kernels.SOURCE_IS_ALL] = self.source.is_all
-        state[kernels.OUTPUT_TO] = self.output.filled
-        state[kernels.OUTPUT_IS_ALL] = self.output.is_all
-        state[kernels.OUTPUT_POSITION] = self.output.position
+    def windows(self) -> Windows:
+        """Return the bytes that are read and set how far they extend, for the kernels."""
+        for state, window in ((self.state.source, self.source), (self.state.output, self.output)):
+            state.to, state.is_all = window.filled, window.is_all
+        self.state.output.position = self.output.position
+        return Windows(self.source.bytes, self.output.bytes, self.source_block, self.output_block)
 
     def lost(self, code: int, offset: int) -> NoReturn:
         """Raise for a part of the source's next batch that is missing from the output and must not be."""
-        self.state[kernels.FAIL_AT] = self.state[kernels.SOURCE_FROM]
-        self.state[kernels.FAIL_OFFSET] = offset
+        self.state.failure.at = self.state.source.at
+        self.state.failure.offset = offset
         self.fail(code)
 
     def fail(self, code: int) -> NoReturn:
         """Raise the error that a kernel found, with its place."""
-        at, offset = int(self.state[kernels.FAIL_AT]), int(self.state[kernels.FAIL_OFFSET])
+        at, offset = int(self.state.failure.at), int(self.state.failure.offset)
         if code in _INDEX:
             suffix, what = _INDEX[code]
             assert self.current is not None
@@ -222,7 +280,7 @@ class Proof:
             window, what, slug = self.output, _OUTPUT[code], "invalid-output-batch"
         elif code in _LOST:
             what, slug = _LOST[code], "missing-in-output"
-        elif code == kernels.WOULD_LOSE_KEYLESS:
+        elif code == codes.WOULD_LOSE_KEYLESS:
             kind, what, slug = Refused, "the range to be cleaned has a record without a key", "records-without-key"
             remedy = (
                 "Check cleanup.policy: compaction would remove such records, which usually means that the policy is "
@@ -238,3 +296,7 @@ class Proof:
             remedy=remedy,
             slug=slug,
         )
+
+
+def _mtime_ms(segment: SegmentFacts) -> int:
+    return segment.log_mtime_ns // 1_000_000

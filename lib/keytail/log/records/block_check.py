@@ -7,7 +7,7 @@ import numpy as np
 from keytail.format.batch import CODEC_MASK
 from keytail.format.block_stream import Buffer
 from keytail.format.compression import TooLarge, decompress
-from keytail.kernels import verify as kernels
+from keytail.kernels.verify import batches as kernels
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES, pieces
 
 
@@ -22,8 +22,9 @@ def check_block(
     attributes: int,
     state: np.ndarray,
 ) -> int:
-    """Return 0 or a code of kernels/verify.py; `state` (its STATE_SIZE) receives the place. `data` is the compressed
-    block, and the other arguments are fields of the batch.
+    """Return 0 or a code of kernels/verify/batches.py; `state` (its STATE_SIZE) receives the place.
+
+    `data` is the compressed block.
 
     Raises ValueError if the codec cannot decompress it, Refused for a record of more than `max_record_bytes`.
     """

@@ -12,9 +12,10 @@ from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format.batch import CODEC_MASK, HEADER_BYTES
 from keytail.format.compression import CODECS, Buffer, TooLarge, decompress
 from keytail.format.legacy import transcode
-from keytail.kernels import opening
 from keytail.kernels import records as record_kernels
 from keytail.kernels.legacy import transcode_plain
+from keytail.kernels.opening import plain as plain_kernels
+from keytail.kernels.opening.decoders import Decoders
 from keytail.limits import max_record_bytes
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES, WHOLE_BLOCK_RECORDS, Piece, pieces
 
@@ -148,7 +149,7 @@ class BlockOpener:
         self._arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self._piece_arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self._arena_bytes = arena_bytes
-        self._made_decoders: opening.Decoders | None = None
+        self._made_decoders: Decoders | None = None
 
     def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]:
         """Open the record blocks of the rows that `wanted` (bool) selects, in parts that cover all rows in order.
@@ -161,7 +162,7 @@ class BlockOpener:
         table = stride.table
         n = len(table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
-        packed, old = opening.lay_out(table, wanted, stride.position, where, start, size)
+        packed, old = plain_kernels.lay_out(table, wanted, stride.position, where, start, size)
         layout = _Layout(stride, where, start, size)
         floor = 0
         self._arenas.reverse()
@@ -182,7 +183,7 @@ class BlockOpener:
         """Yield all pieces again of the batch whose last piece is `opened`."""
         row, n = opened.first, len(stride.table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
-        opening.lay_out(stride.table, np.arange(n) == row, stride.position, where, start, size)
+        plain_kernels.lay_out(stride.table, np.arange(n) == row, stride.position, where, start, size)
         return self._open_pieces(_Layout(stride, where, start, size), row)
 
     def _open_span(
@@ -195,7 +196,7 @@ class BlockOpener:
         if packed and row < end:
             self._ensure_arena(limit, floor)
             while True:
-                row, used = opening.open_blocks(
+                row, used = plain_kernels.open_blocks(
                     self._decoders().tools, stride.raw, stride.table[:end], row, self._arenas[0], used, where, start,
                     size,
                 )  # fmt: skip
@@ -243,9 +244,9 @@ class BlockOpener:
         except Refused as reason:
             raise _too_large(stride, row, reason) from reason
 
-    def _decoders(self) -> opening.Decoders:
+    def _decoders(self) -> Decoders:
         if self._made_decoders is None:
-            self._made_decoders = opening.Decoders()
+            self._made_decoders = Decoders()
         return self._made_decoders
 
     def _ensure_arena(self, n: int, used: int) -> None:

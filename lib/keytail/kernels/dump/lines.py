@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from keytail.kernels.dump.text import NUMBER_BYTES, inlined, put_json_value, put_number, put_text
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes
 from keytail.kernels.records import read_varint
-from keytail.kernels.text import NUMBER_BYTES, inlined, put_json_value, put_number, put_text
 
 # Operations, int64[4] each: one of these codes, arguments a and b, and the number column that must not be 0 (-1: none).
 LITERAL = 0  # literal a

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from keytail.kernels.blake2b import blake2b_128_many
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
+from keytail.kernels.proof.blake2b import blake2b_128_many
 
 SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
 _PREFETCH_AHEAD = 16
@@ -22,8 +22,8 @@ DROPPED = 0
 KEPT = 1
 EXPIRED = 2  # a tombstone removed after its delete horizon had passed
 PRESENT = 3  # undecided: it is settled in a later round
-_OLDER_KEPT = 4  # an older record of the key is in the output
-_FLAGS = 7
+OLDER_KEPT = 4  # an older record of the key is in the output
+FLAGS = 7
 
 
 @register_jitable
@@ -32,9 +32,15 @@ def _slot_of(high, capacity):
 
 
 @register_jitable
+def low_slot_of(low, capacity):
+    """Return a slot by bits that determine neither the entry's shard nor its slot in the table that it comes from."""
+    return np.int64((low & np.uint64(0xFFFFFFFF)) * np.uint64(capacity) >> np.uint64(32))
+
+
+@register_jitable
 def _put(slots, capacity, low, high, offset, fate):
     """Make `offset` the latest record of a key, unless a later one is known; return 1 if the key is new, else 0."""
-    clear = ~np.uint64(_FLAGS)
+    clear = ~np.uint64(FLAGS)
     i = _slot_of(high, capacity)
     while slots[SLOT_WORDS * i + 2] != 0:
         held = slots[SLOT_WORDS * i + 1]
@@ -42,11 +48,11 @@ def _put(slots, capacity, low, high, offset, fate):
             known = np.int64(slots[SLOT_WORDS * i + 2]) - 1
             if offset < known:
                 if fate == KEPT:
-                    slots[SLOT_WORDS * i + 1] = held | np.uint64(_OLDER_KEPT)
+                    slots[SLOT_WORDS * i + 1] = held | np.uint64(OLDER_KEPT)
                 return 0
-            older = held & np.uint64(_OLDER_KEPT)
+            older = held & np.uint64(OLDER_KEPT)
             if offset > known and held & np.uint64(3) == np.uint64(KEPT):
-                older = np.uint64(_OLDER_KEPT)
+                older = np.uint64(OLDER_KEPT)
             slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(fate)
             slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
             return 0
@@ -79,12 +85,12 @@ def put_keys(data, pending, digests, n, slots, used):
 
 
 @kernel
-def rehash(old, new):
-    """Move every entry of one table into an empty one."""
+def rehash(old, new, of_shard):
+    """Move every entry of one table into an empty one; `of_shard`: of tables whose slots are by `low_slot_of`."""
     capacity = new.shape[0] // SLOT_WORDS
     for i in range(0, old.shape[0], SLOT_WORDS):
         if old[i + 2] != 0:
-            j = _slot_of(old[i + 1], capacity)
+            j = low_slot_of(old[i], capacity) if of_shard else _slot_of(old[i + 1], capacity)
             while new[SLOT_WORDS * j + 2] != 0:
                 j += 1
                 if j == capacity:
@@ -101,7 +107,7 @@ def first_unjustified(slots):
     for i in range(0, slots.shape[0], SLOT_WORDS):
         if slots[i + 2] != 0:
             fate = slots[i + 1] & np.uint64(3)
-            older_kept = slots[i + 1] & np.uint64(_OLDER_KEPT) != 0
+            older_kept = slots[i + 1] & np.uint64(OLDER_KEPT) != 0
             if fate == np.uint64(DROPPED) or (fate == np.uint64(EXPIRED) and older_kept):
                 offset = np.int64(slots[i + 2]) - 1
                 if worst < 0 or offset < worst:

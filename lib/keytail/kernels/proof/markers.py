@@ -25,22 +25,32 @@ PRODUCER, OFFSET, KIND, FIRST_DATA, OUTPUT, COLUMNS = range(6)
 # wanted, last offset seen.
 FROM, TO, IS_ALL, FOUND, WANTED, LAST_OFFSET, CURSOR_SIZE = range(7)
 
-COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC = range(8)
+COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC, _FOUND_ONE = range(9)
+
+
+@register_jitable
+def _next_batch(data, cursor):
+    """Return (_FOUND_ONE, size of the next batch); COLLECTED if there is none, or what is needed or wrong."""
+    p, to, is_all = cursor[FROM], cursor[TO], cursor[IS_ALL] != 0
+    if p == to and is_all:
+        return COLLECTED, np.int64(0)
+    size = batch_size(data, p, to, is_all)
+    if size == 0:
+        cursor[WANTED] = wanted_bytes(data, p, to)
+        return NEED_BYTES, size
+    if size < 0:
+        return CUT if size == -1 else BAD_SIZE, size
+    return _FOUND_ONE, size
 
 
 @kernel
 def collect(data, cursor, found):
     """Append the markers of a segment's batches to `found`, in log order; return a code from those above."""
     while True:
-        p, to = cursor[FROM], cursor[TO]
-        if p == to and cursor[IS_ALL] != 0:
-            return COLLECTED
-        size = batch_size(data, p, to, cursor[IS_ALL] != 0)
-        if size == 0:
-            cursor[WANTED] = wanted_bytes(data, p, to)
-            return NEED_BYTES
-        if size < 0:
-            return CUT if size == -1 else BAD_SIZE
+        code, size = _next_batch(data, cursor)
+        if code != _FOUND_ONE:
+            return code
+        p = cursor[FROM]
         magic = data[p + v2.MAGIC]
         if magic > 2:
             return BAD_MAGIC
@@ -87,3 +97,23 @@ def marker_at(markers, producer_id, offset):
     """Return the row of the producer's marker at `offset`; -1: none."""
     row = next_marker(markers, producer_id, offset)
     return row if row >= 0 and markers[row, OFFSET] == offset else np.int64(-1)
+
+
+@kernel
+def note_first_data(data, cursor, markers, log_start_offset):
+    """Note in `markers` where the data of each transaction begins; `cursor` is that of `collect`.
+
+    Reads a segment's batches in log order; returns COLLECTED, NEED_BYTES, CUT or BAD_SIZE.
+    """
+    while True:
+        code, size = _next_batch(data, cursor)
+        if code != _FOUND_ONE:
+            return code
+        p = cursor[FROM]
+        if data[p + v2.MAGIC] == 2 and be_16(data, p + v2.ATTRIBUTES) & 0x30 == 0x10:
+            last = be_64(data, p) + be_32(data, p + v2.LAST_OFFSET_DELTA)
+            if last >= log_start_offset:
+                row = next_marker(markers, be_64(data, p + v2.PRODUCER_ID), last + 1)
+                if row >= 0 and markers[row, FIRST_DATA] < 0:
+                    markers[row, FIRST_DATA] = be_64(data, p)
+        cursor[FROM] = p + size

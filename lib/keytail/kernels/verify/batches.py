@@ -105,7 +105,8 @@ def _walk_records(data, at, end, base, before, last, count, base_timestamp, larg
     if state[NAMED_TIMESTAMP] == _UNKNOWN:
         state[NAMED_TIMESTAMP] = _NO_SUCH_RECORD
     for _ in range(count):
-        time_delta, delta, _k, _kn, _v, _vn, _h, at = read_record(data, at, end)
+        record = read_record(data, at, end)
+        delta, timestamp, at = record.offset_delta, base_timestamp + record.timestamp_delta, record.end
         if at < 0:
             state[FOUND_OFFSET] = before + 1
             return RECORD, before, largest, oldest
@@ -114,9 +115,9 @@ def _walk_records(data, at, end, base, before, last, count, base_timestamp, larg
             return RECORD_OFFSET, before, largest, oldest
         before = base + delta
         if before == state[NAMED_OFFSET]:
-            state[NAMED_TIMESTAMP] = base_timestamp + time_delta
-        largest = max(largest, base_timestamp + time_delta)
-        oldest = min(oldest, base_timestamp + time_delta)
+            state[NAMED_TIMESTAMP] = timestamp
+        largest = max(largest, timestamp)
+        oldest = min(oldest, timestamp)
     state[RECORDS] += count
     state[LAST_RECORD] = before
     return (0 if at == end else COUNT), before, largest, oldest
@@ -186,7 +187,7 @@ def _check_fields(window, p, size):
     if control_type(window, p, size) not in (_ABORT, _COMMIT):
         return CONTROL_UNREADABLE
     record = read_record(window, p + v2.HEADER_BYTES, p + size)
-    if be_16(window, record[2]) < 0 or record[5] < 6 or be_16(window, record[4]) < 0:
+    if be_16(window, record.key) < 0 or record.value_bytes < 6 or be_16(window, record.value) < 0:
         return CONTROL_UNREADABLE
     return 0
 

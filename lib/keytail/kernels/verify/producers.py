@@ -6,7 +6,7 @@ A producer's state is one row of an array, indexed by a small number that the ca
 from __future__ import annotations
 
 from keytail.kernels.jit import kernel
-from keytail.kernels.verify import (
+from keytail.kernels.verify.batches import (
     ROW_ATTRIBUTES,
     ROW_BASE,
     ROW_CONTROL,

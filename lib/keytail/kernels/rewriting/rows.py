@@ -1,6 +1,6 @@
 """Decides on whole batches of a stride before any is opened: by bits, by the map, or by their headers.
 
-The rules are those of `format/CLEANING.md`; what depends on a batch's records is decided later (`kernels/rewrite.py`).
+The rules are those of `format/CLEANING.md`; what depends on a batch's records is decided later (`records.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from keytail.kernels.jit import kernel
-from keytail.kernels.rewrite import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
+from keytail.kernels.rewriting.records import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
 from keytail.kernels.transactions import CONTROL, TRANSACTIONAL
 
 _DELETE_HORIZON = 0x40

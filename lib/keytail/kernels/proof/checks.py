@@ -1,0 +1,215 @@
+"""Checks of a source batch by itself, of an output batch by itself and with its index entries, and of both headers.
+
+Each returns PASSED, a need or a violation (`codes.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from keytail.kernels import batch_header as v2
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import crc32c
+from keytail.kernels.proof.codes import (
+    INDEX_ENTRY,
+    INDEX_MISSING,
+    NEED_SOURCE,
+    OUTPUT_ATTRIBUTES,
+    OUTPUT_BASE_TIMESTAMP,
+    OUTPUT_CODEC,
+    OUTPUT_COUNT,
+    OUTPUT_CRC,
+    OUTPUT_EMPTY,
+    OUTPUT_HORIZON,
+    OUTPUT_LAST_OFFSET,
+    OUTPUT_LEADER_EPOCH,
+    OUTPUT_MAGIC,
+    OUTPUT_MAX_TIMESTAMP,
+    OUTPUT_ORDER,
+    OUTPUT_PRODUCER,
+    OUTPUT_RANGE,
+    OUTPUT_REBUILT_WHOLE,
+    PASSED,
+    SOURCE_COUNT,
+    SOURCE_CRC,
+    SOURCE_CUT,
+    SOURCE_DONE,
+    SOURCE_MAGIC,
+    SOURCE_ORDER,
+    SOURCE_SIZE,
+    TIME_ENTRY,
+    TIME_MISSING,
+)
+from keytail.kernels.proof.fates import UNNEEDED
+from keytail.kernels.proof.state import fail
+from keytail.kernels.walk import batch_size, be_16, be_32, be_64, be_u32, same_bytes, wanted_bytes
+
+
+@register_jitable
+def next_batch(source, state):
+    """Return (code, size) of the source's next batch: PASSED, SOURCE_DONE, NEED_SOURCE or a violation."""
+    p, to, is_all = state.source.at, state.source.to, state.source.is_all != 0
+    if p == to and is_all:
+        return SOURCE_DONE, np.int64(0)
+    size = batch_size(source, p, to, is_all)
+    if size == 0:
+        state.wanted.bytes = wanted_bytes(source, p, to)
+        return NEED_SOURCE, size
+    if size < 0:
+        return fail(state, SOURCE_CUT if size == -1 else SOURCE_SIZE, p, -1), size
+    return PASSED, size
+
+
+@register_jitable
+def check_source(source, p, size, state):
+    base = be_64(source, p)
+    if source[p + v2.MAGIC] != 2:
+        return fail(state, SOURCE_MAGIC, p, base)
+    if np.int64(crc32c(source, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(source, p + v2.CRC):
+        return fail(state, SOURCE_CRC, p, base)
+    delta = be_32(source, p + v2.LAST_OFFSET_DELTA)
+    if base <= state.source.last_offset or delta < 0 or base > (1 << 62):
+        return fail(state, SOURCE_ORDER, p, base)
+    if be_32(source, p + v2.RECORD_COUNT) < 0:
+        return fail(state, SOURCE_COUNT, p, base)
+    return PASSED
+
+
+@register_jitable
+def check_output(output, p, size, indexes, state):
+    """Check an output batch and the index entries due for it."""
+    base = be_64(output, p)
+    magic = output[p + v2.MAGIC]
+    if magic == 2:
+        last, max_timestamp = base + be_32(output, p + v2.LAST_OFFSET_DELTA), be_64(output, p + v2.MAX_TIMESTAMP)
+        if np.int64(crc32c(output, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(output, p + v2.CRC):
+            return fail(state, OUTPUT_CRC, p, base)
+    elif state.rules.keep_magic != 0 and magic < 2:  # its checksum is compared when its source is known
+        last, max_timestamp = base, be_64(output, p + 18) if magic == 1 else np.int64(-1)
+    else:
+        return fail(state, OUTPUT_MAGIC, p, base)
+    if base <= state.output.last_offset or last < base:
+        return fail(state, OUTPUT_ORDER, p, base)
+    too_far = last - state.output.base > 0x7FFFFFFF or last >= state.output.next_base
+    if base < state.output.base or too_far:
+        return fail(state, OUTPUT_RANGE, p, base)
+    state.output.last_offset = last
+    return _check_index(p, size, last, max_timestamp, indexes, state)
+
+
+@register_jitable
+def _check_index(p, size, last, max_timestamp, indexes, state):
+    """Compare the index entries due for this batch (format/INDEX.md) with the next ones of the files."""
+    due = state.indexes
+    if max_timestamp > due.max_timestamp:
+        due.max_timestamp = max_timestamp
+        due.max_timestamp_offset = last
+    if due.since_last_entry > state.rules.interval_bytes:
+        at = due.index_at
+        if at + 8 > indexes.offsets.shape[0]:
+            return fail(state, INDEX_MISSING, at, last)
+        same = be_u32(indexes.offsets, at) == last - state.output.base
+        if not same or be_u32(indexes.offsets, at + 4) != state.output.position + p:
+            return fail(state, INDEX_ENTRY, at, last)
+        due.index_at += 8
+        code = _check_time_entry(indexes.times, state)
+        if code != PASSED:
+            return code
+        due.since_last_entry = 0
+    due.since_last_entry += size
+    return PASSED
+
+
+@register_jitable
+def _check_time_entry(times, state):
+    due = state.indexes
+    if due.max_timestamp <= due.last_time_entry:
+        return PASSED
+    at = due.time_at
+    if at + 12 > times.shape[0]:
+        return fail(state, TIME_MISSING, at, due.max_timestamp_offset)
+    same = be_64(times, at) == due.max_timestamp
+    if not same or be_u32(times, at + 8) != due.max_timestamp_offset - state.output.base:
+        return fail(state, TIME_ENTRY, at, due.max_timestamp_offset)
+    due.time_at += 12
+    due.last_time_entry = due.max_timestamp
+    return PASSED
+
+
+@kernel
+def close_time_index(times, state):
+    """Check the entry that closes a segment's time index; return PASSED or a violation."""
+    return _check_time_entry(times, state)
+
+
+@register_jitable
+def check_fields(source, p, output, q, q_size, state):
+    """Check the header fields that every rewrite preserves, and those of an emptied batch."""
+    base = be_64(source, p)
+    if be_32(output, q + v2.LAST_OFFSET_DELTA) != be_32(source, p + v2.LAST_OFFSET_DELTA):
+        return fail(state, OUTPUT_LAST_OFFSET, q, base)
+    if be_32(output, q + v2.LEADER_EPOCH) != be_32(source, p + v2.LEADER_EPOCH):
+        return fail(state, OUTPUT_LEADER_EPOCH, q, base)
+    if not same_bytes(output, q + v2.PRODUCER_ID, source, p + v2.PRODUCER_ID, 14):  # producer id, epoch, base sequence
+        return fail(state, OUTPUT_PRODUCER, q, base)
+    attributes, before = be_16(output, q + v2.ATTRIBUTES), be_16(source, p + v2.ATTRIBUTES)
+    if attributes & ~0x7F or attributes & 0x38 != before & 0x38:
+        return fail(state, OUTPUT_ATTRIBUTES, q, base)
+    count = be_32(output, q + v2.RECORD_COUNT)
+    if count < 0:
+        return fail(state, OUTPUT_COUNT, q, base)
+    if count > 0:
+        if attributes & 7 != before & 7:
+            return fail(state, OUTPUT_CODEC, q, base)
+        return PASSED
+    emptied = q_size == v2.HEADER_BYTES and attributes & 0x47 == 0 and be_64(output, q + v2.BASE_TIMESTAMP) == -1
+    if not emptied or be_64(output, q + v2.MAX_TIMESTAMP) != be_64(source, p + v2.MAX_TIMESTAMP):
+        return fail(state, OUTPUT_EMPTY, q, base)
+    return PASSED
+
+
+@register_jitable
+def check_kept(source, output, state):
+    """Check the output's header fields that depend on which records of the batch are kept (`state.batch`)."""
+    p, q, batch = state.source.at, state.batch.at_output, state.batch
+    base, attributes, count = be_64(source, p), be_16(source, p + v2.ATTRIBUTES), be_32(source, p + v2.RECORD_COUNT)
+    nulls = batch.has_nulls != 0
+    if q < 0:
+        return PASSED
+    if batch.is_whole != 0:
+        if nulls and attributes & 0x40 == 0 and state.rules.horizon_ms >= 0:
+            return fail(state, OUTPUT_HORIZON, q, base)
+        return PASSED
+    if batch.kept_count == 0:
+        return PASSED
+    if attributes & 0x20:
+        if batch.kept_count < count:
+            return fail(state, OUTPUT_COUNT, q, base)
+        nulls = nulls or batch.meaning == UNNEEDED
+    needs_horizon = nulls and attributes & 0x40 == 0 and state.rules.by_file_time == 0
+    if batch.kept_count == count and not needs_horizon:
+        return fail(state, OUTPUT_REBUILT_WHOLE, q, base)
+    return _check_times(source, p, output, q, nulls, state)
+
+
+@register_jitable
+def _check_times(source, p, output, q, nulls, state):
+    """Check base and maximum timestamp of a rebuilt batch, and its delete horizon."""
+    base = be_64(source, p)
+    attributes, before = be_16(output, q + v2.ATTRIBUTES), be_16(source, p + v2.ATTRIBUTES)
+    horizon = np.int64(-1)
+    if state.rules.by_file_time != 0:
+        pass
+    elif before & 0x40:
+        horizon = be_64(source, p + v2.BASE_TIMESTAMP)
+    elif nulls:
+        horizon = state.rules.horizon_ms
+    if (attributes & 0x40 != 0) != (horizon >= 0):
+        return fail(state, OUTPUT_HORIZON, q, base)
+    if be_64(output, q + v2.BASE_TIMESTAMP) != (horizon if horizon >= 0 else state.batch.first_ms):
+        return fail(state, OUTPUT_BASE_TIMESTAMP, q, base)
+    newest = be_64(source, p + v2.MAX_TIMESTAMP) if before & 8 else state.batch.newest_ms
+    if be_64(output, q + v2.MAX_TIMESTAMP) != newest:
+        return fail(state, OUTPUT_MAX_TIMESTAMP, q, base)
+    return PASSED

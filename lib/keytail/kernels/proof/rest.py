@@ -1,0 +1,70 @@
+"""Notes for a proof the records of segments that a later round rewrites: they exist, and justify removals now.
+
+Segments are read one at a time, without outputs; their records are settled in their own round. Codes, state, notes and
+markers are those of `step.py`, whose checks of a source are made here as well.
+"""
+
+from __future__ import annotations
+
+from numba.extending import register_jitable
+
+from keytail.kernels import batch_header as v2
+from keytail.kernels.jit import kernel
+from keytail.kernels.proof.checks import check_source, next_batch
+from keytail.kernels.proof.codes import NEED_LEGACY, NEED_MARKERS, NEED_SOURCE_BLOCK, PASSED
+from keytail.kernels.proof.fates import COUNTS, SILENT, is_value
+from keytail.kernels.proof.records import check_room, note_present
+from keytail.kernels.proof.step import pass_source, source_records
+from keytail.kernels.walk import be_16, be_64
+
+
+@kernel
+def note_rest(source, block, notes, markers, state):
+    """Note as many batches as the window contains; return SOURCE_DONE, what is needed, or what is wrong."""
+    code = PASSED
+    while code == PASSED:
+        code = _note_batch(source, block, notes, markers, state)
+    return code
+
+
+@register_jitable(forceinline=True)
+def _note_batch(source, block, notes, markers, state):
+    code, size = next_batch(source, state)
+    if code != PASSED:
+        return code
+    p = state.source.at
+    if source[p + v2.MAGIC] < 2:
+        return NEED_LEGACY
+    is_open = state.source.block_bytes >= 0
+    if not is_open:
+        code = check_source(source, p, size, state)
+        if code != PASSED:
+            return code
+    meaning = COUNTS
+    if be_16(source, p + v2.ATTRIBUTES) & 0x30:
+        if state.knows_markers == 0:
+            return NEED_MARKERS
+        meaning = COUNTS if is_value(source, p, markers, state) else SILENT
+    state.batch.meaning, state.batch.last_offset = meaning, be_64(source, p) - 1
+    records = source_records(source, block, size, state)
+    if records.end < 0:
+        return NEED_SOURCE_BLOCK
+    code = check_room(records, p, be_64(source, p), notes, state)
+    if code != PASSED:
+        return code
+    code = note_present(source, records, notes, state)
+    if code == PASSED:
+        pass_source(source, state)
+    return code
+
+
+@kernel
+def note_piece(source, records, notes, state):
+    """Note some records of the batch for which `note_rest` needed a block or notes; return a code."""
+    return note_present(source, records, notes, state)
+
+
+@kernel
+def close_noted(source, state):
+    """Move on to the batch after one whose records were all noted."""
+    pass_source(source, state)

@@ -1,0 +1,104 @@
+"""The state of a proof, which its kernels and `compact/proof` share: one record of the dtype STATE.
+
+All fields are int64, flags 0 or 1, so that `save` can pass the state on as a plain array. Kernels get a record
+(`new_state`), and the arrays that belong together as the named tuples below.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+
+def _int64s(*names: str) -> np.dtype:
+    return np.dtype([(name, np.int64) for name in names])
+
+
+# What is to be proven. HORIZON_MS: delete horizon for a batch that has none, -1: none. REMOVAL_LIMIT: no tombstone or
+# marker at or above this offset may be removed for its age. KEEP_MAGIC: rewritten messages of magic 0 or 1 keep their
+# magic. BY_FILE_TIME: `source.is_old` decides on tombstones and markers; no horizon is set or kept (CLEANING.md 16).
+RULES = _int64s(
+    "first_dirty", "end_offset", "first_uncleanable", "log_start", "removal_limit", "now_ms", "horizon_ms",
+    "interval_bytes", "drop_keyless", "keep_magic", "by_file_time",
+)  # fmt: skip
+
+# Of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the next
+# batch's decompressed block (-1: none), and the last offset passed.
+_WINDOW = ("at", "to", "is_all", "block_bytes", "last_offset")
+# `is_old`: by the time of the file, the retention of its tombstones has expired.
+SOURCE = _int64s(*_WINDOW, "is_old")
+# `position` is that of the window in its file; `next_base`: base offset of the next output or segment; `is_checked`:
+# header and index entries of the next batch are right.
+OUTPUT = _int64s(*_WINDOW, "position", "base", "number", "next_base", "is_checked")
+
+# Positions in the index files of the output, and what the next entries depend on.
+INDEXES = _int64s(
+    "index_at", "time_at", "since_last_entry", "max_timestamp", "max_timestamp_offset", "last_time_entry"
+)  # fmt: skip
+
+# The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: both are the
+# same bytes. `meaning`: see `fates.py`. Of the records walked so far: the last offset; of those kept their number, the
+# first and the largest timestamp, and whether one has no value.
+BATCH = _int64s(
+    "at_output", "is_whole", "meaning", "last_offset", "kept_count", "first_ms", "newest_ms", "has_nulls"
+)  # fmt: skip
+
+STATE = np.dtype(
+    [
+        ("rules", RULES),
+        ("source", SOURCE),
+        ("output", OUTPUT),
+        ("indexes", INDEXES),
+        ("batch", BATCH),
+        ("noted", _int64s("count", "key_bytes")),  # columns of `Notes.pending` and bytes of `Notes.keys` in use
+        # What a code asks for: bytes of a window, or room for so many records, with keys of so many bytes.
+        ("wanted", _int64s("bytes", "records", "key_bytes")),
+        ("totals", _int64s("batches_read", "batches_kept", "records_read", "records_kept")),
+        ("failure", _int64s("at", "offset")),  # `at`: index in the window or index file
+        ("knows_markers", np.int64),
+    ]
+)
+
+
+class Windows(NamedTuple):
+    """Bytes (uint8) of source and output, and room for the decompressed block of a batch of each."""
+
+    source: np.ndarray
+    output: np.ndarray
+    source_block: np.ndarray
+    output_block: np.ndarray
+
+
+class IndexFiles(NamedTuple):
+    """Bytes (uint8) of the offset index and the time index of the output."""
+
+    offsets: np.ndarray
+    times: np.ndarray
+
+
+class Notes(NamedTuple):
+    """Keys for the table of `table.py`: `pending` (int64[4, n]: start in `keys`, length, offset, fate) and bytes."""
+
+    pending: np.ndarray
+    keys: np.ndarray
+
+
+def new_state(saved: np.ndarray | None = None) -> Any:
+    """Return a record of STATE: zeros, or what `save` returned."""
+    values = np.zeros(STATE.itemsize // 8, np.int64) if saved is None else saved.copy()
+    return values.view(STATE).view(np.recarray)[0]
+
+
+def save(state: Any) -> np.ndarray:
+    """Return the state as int64[n], for another process."""
+    return np.frombuffer(state.tobytes(), np.int64)
+
+
+@register_jitable
+def fail(state, code, at, offset):
+    """Note where a violation is; return its code."""
+    state.failure.at = at
+    state.failure.offset = offset
+    return code

@@ -1,0 +1,239 @@
+"""The proof of a compaction, batch by batch: sources and their output are walked in lockstep.
+
+Kernels get windows of the files and return a code when they need more bytes, a decompressed block or room for notes, or
+when something is wrong; the caller (`compact/proof/prove.py`) reads, decompresses and raises. The fate of each key's
+latest record is noted in the table of `table.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from keytail.kernels import batch_header as v2
+from keytail.kernels.jit import kernel
+from keytail.kernels.opening.decoders import NOT_PLAIN
+from keytail.kernels.opening.plain import SNAPPY, decompress_plain
+from keytail.kernels.proof.checks import check_fields, check_kept, check_output, check_source, next_batch
+from keytail.kernels.proof.codes import (
+    LOST_LAST_BATCH,
+    LOST_PRODUCER,
+    NEED_LEGACY,
+    NEED_MARKERS,
+    NEED_NEXT_OUTPUT,
+    NEED_OUTPUT,
+    NEED_OUTPUT_BLOCK,
+    NEED_SOURCE_BLOCK,
+    OUTPUT_CUT,
+    OUTPUT_MAGIC,
+    OUTPUT_SIZE,
+    OUTPUT_UNKNOWN,
+    PASSED,
+)
+from keytail.kernels.proof.fates import COUNTS, ends_a_producer, settle
+from keytail.kernels.proof.records import Records, check_room, walk_records
+from keytail.kernels.proof.state import fail
+from keytail.kernels.walk import batch_size, be_16, be_32, be_64, same_bytes, wanted_bytes
+
+_inlined = register_jitable(forceinline=True)
+
+
+@kernel
+def step(windows, indexes, notes, markers, producers, tools, state):
+    """Prove as many source batches as the windows contain; return a code that is not PASSED.
+
+    Keys are noted in `notes`; the caller puts them into the table: all of them, in this order, when NEED_NOTES is
+    returned, and at the end. Plain blocks are decompressed by `tools` into the blocks of `windows`; the caller puts the
+    other ones there for NEED_SOURCE_BLOCK and NEED_OUTPUT_BLOCK.
+    """
+    code = PASSED
+    while code == PASSED:
+        code = _prove_batch(windows, indexes, notes, markers, producers, tools, state)
+    return code
+
+
+@_inlined
+def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
+    source, output = windows.source, windows.output
+    code, size = next_batch(source, state)
+    if code != PASSED:
+        return code
+    code, q_size = _next_output(output, indexes, state)
+    if code != PASSED:
+        return code
+    p = state.source.at
+    if source[p + v2.MAGIC] < 2:
+        return NEED_LEGACY
+    if state.source.block_bytes < 0:
+        code = check_source(source, p, size, state)
+        if code != PASSED:
+            return code
+    code, q = _place(source, p, output, q_size, producers, state)
+    if code != PASSED:
+        return code
+    is_whole = q >= 0 and size == q_size and same_bytes(source, p, output, q, size)
+    if q >= 0 and not is_whole:
+        code = check_fields(source, p, output, q, q_size, state)
+        if code != PASSED:
+            return code
+    meaning = COUNTS
+    if be_16(source, p + v2.ATTRIBUTES) & 0x30:
+        if state.knows_markers == 0:
+            return NEED_MARKERS
+        code, meaning = settle(source, p, size, output, q, markers, state)
+        if code != PASSED:
+            return code
+    _start_batch(source, p, q, is_whole, meaning, state)
+    code = _open_blocks(windows, size, q_size, tools, state)
+    if code != PASSED:
+        return code
+    records = source_records(source, windows.source_block, size, state)
+    code = check_room(records, p, be_64(source, p), notes, state)
+    if code != PASSED:
+        return code
+    code = walk_records(source, output, records, _output_records(windows, q_size, state), notes, state)
+    if code != PASSED:
+        return code
+    return close_batch(source, output, state)
+
+
+@_inlined
+def _next_output(output, indexes, state):
+    """Return (code, size) of the output's next batch, which is checked once; size 0: the output has no more."""
+    q, to, is_all = state.output.at, state.output.to, state.output.is_all != 0
+    if q == to and is_all:
+        return PASSED, np.int64(0)
+    size = batch_size(output, q, to, is_all)
+    if size == 0:
+        state.wanted.bytes = wanted_bytes(output, q, to)
+        return NEED_OUTPUT, size
+    if size < 0:
+        return fail(state, OUTPUT_CUT if size == -1 else OUTPUT_SIZE, q, -1), size
+    if state.output.is_checked == 0:
+        code = check_output(output, q, size, indexes, state)
+        if code != PASSED:
+            return code, size
+        state.output.is_checked = 1
+    return PASSED, size
+
+
+@_inlined
+def _place(source, p, output, q_size, producers, state):
+    """Return (code, index of the output of the source batch at `p`, -1: dropped)."""
+    q, base = state.output.at, be_64(source, p)
+    dropped = np.int64(-1)
+    if base >= state.output.next_base:
+        return NEED_NEXT_OUTPUT if q_size == 0 else fail(state, OUTPUT_UNKNOWN, q, be_64(output, q)), dropped
+    if q_size > 0 and be_64(output, q) < base:
+        return fail(state, OUTPUT_UNKNOWN, q, be_64(output, q)), dropped
+    if q_size > 0 and be_64(output, q) == base:
+        return PASSED if output[q + v2.MAGIC] == 2 else fail(state, OUTPUT_MAGIC, q, base), q
+    last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
+    if last + 1 == state.rules.first_uncleanable and state.rules.by_file_time == 0:
+        return fail(state, LOST_LAST_BATCH, p, base), dropped
+    if producers.shape[1] > 0 and ends_a_producer(source, p, producers):
+        return fail(state, LOST_PRODUCER, p, base), dropped
+    return PASSED, dropped
+
+
+@_inlined
+def _start_batch(source, p, q, is_whole, meaning, state):
+    batch = state.batch
+    batch.at_output, batch.is_whole, batch.meaning = q, is_whole, meaning
+    batch.last_offset, batch.kept_count = be_64(source, p) - 1, 0
+    batch.first_ms, batch.newest_ms, batch.has_nulls = -1, -1, 0
+
+
+@_inlined
+def _is_compressed(data, p):
+    return be_16(data, p + v2.ATTRIBUTES) & 7 != 0 and be_32(data, p + v2.RECORD_COUNT) > 0
+
+
+@_inlined
+def _open_blocks(windows, size, q_size, tools, state):
+    """Decompress the blocks of the batch and of its output that are compressed and not open; return a code."""
+    source, output = windows.source, windows.output
+    p, q = state.source.at, state.batch.at_output
+    if state.source.block_bytes < 0 and _is_compressed(source, p):
+        n = np.int64(NOT_PLAIN)
+        codec = be_16(source, p + v2.ATTRIBUTES) & 7
+        if codec != SNAPPY:  # its decoder is keytail's own and the writer's: an error would affect both
+            block_bytes = size - v2.HEADER_BYTES
+            n = decompress_plain(tools, codec, source, p + v2.HEADER_BYTES, block_bytes, windows.source_block, 0)
+        if n < 0:
+            return NEED_SOURCE_BLOCK
+        state.source.block_bytes = n
+    is_compared = q >= 0 and state.batch.is_whole == 0
+    if is_compared and state.output.block_bytes < 0 and be_16(output, q + v2.ATTRIBUTES) & 7 != 0:
+        codec, block_bytes = be_16(output, q + v2.ATTRIBUTES) & 7, q_size - v2.HEADER_BYTES
+        n = decompress_plain(tools, codec, output, q + v2.HEADER_BYTES, block_bytes, windows.output_block, 0)
+        if n < 0:
+            return NEED_OUTPUT_BLOCK
+        state.output.block_bytes = n
+    return PASSED
+
+
+@_inlined
+def source_records(source, block, size, state):
+    """Return the records of the source's next batch; `block` is its decompressed block, if it has one."""
+    p = state.source.at
+    data, at, end = source, p + v2.HEADER_BYTES, p + size
+    if _is_compressed(source, p):
+        data, at, end = block, np.int64(0), state.source.block_bytes
+    return Records(data, at, end, be_32(source, p + v2.RECORD_COUNT))
+
+
+@_inlined
+def _output_records(windows, q_size, state):
+    """Return the records of the output of the source's next batch; none if it is dropped or whole."""
+    output, q = windows.output, state.batch.at_output
+    data, at, end, n = output, np.int64(0), np.int64(0), np.int64(0)
+    if q >= 0 and state.batch.is_whole == 0:
+        at, end, n = q + v2.HEADER_BYTES, q + q_size, be_32(output, q + v2.RECORD_COUNT)
+        if be_16(output, q + v2.ATTRIBUTES) & 7 != 0:
+            data, at, end = windows.output_block, np.int64(0), state.output.block_bytes
+    return Records(data, at, end, n)
+
+
+@register_jitable
+def pass_source(source, state):
+    """Move on to the batch after the source's next one."""
+    p = state.source.at
+    state.source.block_bytes = -1
+    state.source.last_offset = be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
+    state.source.at = p + be_32(source, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
+
+
+@kernel
+def walk_piece(source, records, output, others, notes, state):
+    """Prove some records of the source batch for which `step` needed a block or notes; return a code.
+
+    `others` are the records of its output in their range of offsets.
+    """
+    return walk_records(source, output, records, others, notes, state)
+
+
+@kernel
+def close_batch(source, output, state):
+    """Check the header fields of a batch whose records were all walked, and move on; return a code."""
+    code = check_kept(source, output, state)
+    if code != PASSED:
+        return code
+    q = state.batch.at_output
+    pass_source(source, state)
+    state.output.block_bytes = -1
+    state.totals.batches_read += 1
+    if q >= 0:
+        state.output.at = q + be_32(output, q + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
+        state.output.is_checked = 0
+        state.totals.batches_kept += 1
+    return PASSED
+
+
+@kernel
+def end_of_output(output, state):
+    """Return PASSED for an output whose sources are all read; NEED_OUTPUT, or OUTPUT_UNKNOWN for an extra batch."""
+    q, to = state.output.at, state.output.to
+    if q == to:
+        return PASSED if state.output.is_all != 0 else NEED_OUTPUT
+    return fail(state, OUTPUT_UNKNOWN, q, be_64(output, q) if to - q >= 8 else np.int64(-1))

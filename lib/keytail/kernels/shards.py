@@ -1,0 +1,29 @@
+"""Grouping items by shard, in their order: count, sum up, place each item, move the starts back.
+
+`starts` is int64[shards + 1]. Count the items of shard s in `starts[s + 1]`; after `sum_up`, `starts[s]` is where the
+next item of s is placed; after `move_back`, shard s has the items `starts[s]` .. `starts[s + 1]`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(inline="always")
+def shard_of(low, shards):
+    """Return the shard of a hash: a range of its upper half."""
+    return np.int64(((np.uint64(low) >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32))
+
+
+@njit
+def sum_up(starts):
+    for s in range(1, starts.shape[0]):
+        starts[s] += starts[s - 1]
+
+
+@njit
+def move_back(starts):
+    for s in range(starts.shape[0] - 1, 0, -1):
+        starts[s] = starts[s - 1]
+    starts[0] = 0
