@@ -27,6 +27,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 
 BAD = ("refused", "corrupt", "failed", "damaged")
+_OF_PLACE = ("byte_position", "byte_end", "offset", "offset_end", "what", "remedy")
 
 
 @dataclass(frozen=True)
@@ -107,22 +108,9 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
     if row.status in ("corrupt", "damaged") and row.topic is not None:
         helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in what_fits(fs, row, places)]
     return {
-        "topic": row.topic,
-        "partition": row.partition,
-        "log_dir": row.log_dir,
-        "status": row.status,
-        "error": row.error,
+        **{name: getattr(row, name) for name in ("topic", "partition", "log_dir", "status", "error")},
         "problems": [
-            {
-                "file": place.path,
-                "byte_position": place.byte_position,
-                "byte_end": place.byte_end,
-                "offset": place.offset,
-                "offset_end": place.offset_end,
-                "what": place.what,
-                "remedy": place.remedy,
-            }
-            for place in places
+            {"file": place.path, **{name: getattr(place, name) for name in _OF_PLACE}} for place in places
         ],
         "helps": helps,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,14 @@ from keytail.cli.options import RUN, SAFETY, size_bytes, within
 
 _SOURCE = "Source"
 _TARGET = "Target"
+
+
+def _source(flag: str, metavar: str | None, help_text: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=help_text, rich_help_panel=_SOURCE)
+
+
+def _target(flag: str, metavar: str | None, help_text: str, **more: Any) -> Any:
+    return typer.Option(flag, metavar=metavar, help=help_text, rich_help_panel=_TARGET, **more)
 
 
 class Format(StrEnum):
@@ -27,6 +35,7 @@ class Codec(StrEnum):
     zstd = "zstd"
 
 
+# fmt: off
 SourcePath = Annotated[
     str,
     typer.Argument(
@@ -35,134 +44,62 @@ SourcePath = Annotated[
         show_default=False,
     ),
 ]
-FormatFlag = Annotated[
-    Format,
-    typer.Option(
-        "--format",
-        help="Format of SOURCE. parquet: the fastest without --sort-by, as no record passes through the JVM. json: one "
-        "object per line. delta: Spark fetches Delta's jars when it starts; under spark-submit, pass them to it.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-KeyColumn = Annotated[
-    str,
-    typer.Option(
-        "--key-column", metavar="NAME", help="Column of the keys: binary or string.", rich_help_panel=_SOURCE
-    ),
-]
-ValueColumn = Annotated[
-    str,
-    typer.Option(
-        "--value-column",
-        metavar="NAME",
-        help="Column of the values: binary or string; null is a tombstone.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-HeadersColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--headers-column",
-        metavar="NAME",
-        help="Column of the headers: an array of structs of key and value. Default: headers, if it exists.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-TimestampColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--timestamp-column",
-        metavar="NAME",
-        help="Column of the timestamps: timestamp, or ms since 1970; null means the time of the import. "
-        "Default: timestamp, if it exists.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-PartitionColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--partition-column",
-        metavar="NAME",
-        help="Column of the partition numbers. Default: partition, if it exists. If null or absent, the key "
-        "determines the partition as in Kafka's producer; keyless records are spread over all partitions.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-SortBy = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sort-by",
-        metavar="A,B",
-        help="Columns of SOURCE by which Spark sorts each partition. Without it, and among equal values, records of "
-        "one file keep their order.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-OneTopic = Annotated[
-    str, typer.Option("--topic", metavar="NAME", help="Full name of the topic.", rich_help_panel=_TARGET)
-]
-ReplicaLogDirs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replica-log-dirs",
-        metavar="DIR[,DIR]",
-        help="Log dirs of another stopped broker that has replicas, which get the same bytes; repeat for each such "
-        "broker.",
-        rich_help_panel=_TARGET,
-    ),
-]
-Append = Annotated[
-    bool,
-    typer.Option("--append", help="Append to partitions that already have records.", rich_help_panel=_TARGET),
-]
-TopicId = Annotated[
-    str | None,
-    typer.Option(
-        "--topic-id",
-        metavar="ID",
-        help="Topic id as shown by `kafka-topics.sh --describe`, if partition.metadata is missing.",
-        rich_help_panel=_TARGET,
-    ),
-]
-PartitionCount = Annotated[
-    int | None,
-    typer.Option(
-        "--partition-count",
-        metavar="N",
-        parser=within(1, 1_000_000),
-        help="Number of partitions of the topic, if the log dirs do not determine it. For a topic that does not exist "
-        "yet, all are created.",
-        rich_help_panel=_TARGET,
-    ),
-]
-CodecFlag = Annotated[
-    Codec | None,
-    typer.Option(
-        "--codec", help="Compression of the batches. Default: the topic's compression.type, else none.",
-        rich_help_panel=_TARGET,
-    ),
-]  # fmt: skip
-BatchBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-bytes",
-        metavar="SIZE",
-        parser=size_bytes,
-        help="Maximum bytes of a batch before compression; a single record may have more, up to max.message.bytes. "
-        "Default: 128k.",
-        rich_help_panel=_TARGET,
-    ),
-]
-SegmentBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--segment-bytes",
-        metavar="SIZE",
-        parser=size_bytes,
-        help="Maximum bytes of a segment. Default: the topic's segment.bytes.",
-        rich_help_panel=_TARGET,
-    ),
-]
+FormatFlag = Annotated[Format, _source(
+    "--format", None,
+    "Format of SOURCE. parquet: the fastest without --sort-by, as no record passes through the JVM. json: one object "
+    "per line. delta: Spark fetches Delta's jars when it starts; under spark-submit, pass them to it.",
+)]
+KeyColumn = Annotated[str, _source("--key-column", "NAME", "Column of the keys: binary or string.")]
+ValueColumn = Annotated[str, _source(
+    "--value-column", "NAME", "Column of the values: binary or string; null is a tombstone."
+)]
+HeadersColumn = Annotated[str | None, _source(
+    "--headers-column", "NAME",
+    "Column of the headers: an array of structs of key and value. Default: headers, if it exists.",
+)]
+TimestampColumn = Annotated[str | None, _source(
+    "--timestamp-column", "NAME",
+    "Column of the timestamps: timestamp, or ms since 1970; null means the time of the import. Default: timestamp, if "
+    "it exists.",
+)]
+PartitionColumn = Annotated[str | None, _source(
+    "--partition-column", "NAME",
+    "Column of the partition numbers. Default: partition, if it exists. If null or absent, the key determines the "
+    "partition as in Kafka's producer; keyless records are spread over all partitions.",
+)]
+SortBy = Annotated[list[str] | None, _source(
+    "--sort-by", "A,B",
+    "Columns of SOURCE by which Spark sorts each partition. Without it, and among equal values, records of one file "
+    "keep their order.",
+)]
+OneTopic = Annotated[str, _target("--topic", "NAME", "Full name of the topic.")]
+ReplicaLogDirs = Annotated[list[str] | None, _target(
+    "--replica-log-dirs", "DIR[,DIR]",
+    "Log dirs of another stopped broker that has replicas, which get the same bytes; repeat for each such broker.",
+)]
+Append = Annotated[bool, _target("--append", None, "Append to partitions that already have records.")]
+TopicId = Annotated[str | None, _target(
+    "--topic-id", "ID", "Topic id as shown by `kafka-topics.sh --describe`, if partition.metadata is missing."
+)]
+PartitionCount = Annotated[int | None, _target(
+    "--partition-count", "N",
+    "Number of partitions of the topic, if the log dirs do not determine it. For a topic that does not exist yet, all "
+    "are created.",
+    parser=within(1, 1_000_000),
+)]
+CodecFlag = Annotated[Codec | None, _target(
+    "--codec", None, "Compression of the batches. Default: the topic's compression.type, else none."
+)]
+BatchBytes = Annotated[int | None, _target(
+    "--batch-bytes", "SIZE",
+    "Maximum bytes of a batch before compression; a single record may have more, up to max.message.bytes. "
+    "Default: 128k.",
+    parser=size_bytes,
+)]
+SegmentBytes = Annotated[int | None, _target(
+    "--segment-bytes", "SIZE", "Maximum bytes of a segment. Default: the topic's segment.bytes.", parser=size_bytes
+)]
+# fmt: on
 SingleReplica = Annotated[
     bool,
     typer.Option(
