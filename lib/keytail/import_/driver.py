@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pyarrow
+
 from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError, Refused
 from keytail.format.encode import RecordColumns
@@ -84,8 +86,10 @@ class Import:
         try:
             answers = self._write()
             problem = next((one.problem for one in answers.values() if one.problem is not None), None)
-            if problem is None and not any(plan.record for plan in self.plans):
-                self._refuse_empty(answers)
+            is_empty = not any(answer.value is not None for answer in answers.values())
+            if problem is None and is_empty and not any(plan.record for plan in self.plans):
+                what = "the source has no rows, so there is nothing to import"
+                raise Refused(what, remedy="Check the source", slug="empty-source")
             # In a separate thread: signals are delivered to this one, so they do not interrupt a commit.
             with ThreadPoolExecutor(1, "commits") as commits:
                 for plan in self.plans:
@@ -133,11 +137,6 @@ class Import:
                 self.on_trace(answer.trace)
         return answers
 
-    def _refuse_empty(self, answers: Mapping[int, Outcome[Written]]) -> None:
-        if not any(answer.value is not None for answer in answers.values()):
-            what = "the source has no rows, so there is nothing to import"
-            raise Refused(what, remedy="Check the source", slug="empty-source")
-
     def _install(
         self, plan: ImportPlan, answer: Outcome[Written] | None, elsewhere: KeytailError | None
     ) -> ImportOutcome:
@@ -173,7 +172,6 @@ def _write_partition(
     batches: Iterator[Any], *, unpack: Unpack, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Iterator[Any]:
     """The body of one Spark task: write the records of one partition, in order."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
     from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
     context = TaskContext.get()
@@ -193,13 +191,9 @@ def _write_partition(
 
 
 def _written(
-    records: Iterator[tuple[int, RecordColumns]],
-    attempt: str,
-    *,
-    tasks: Mapping[int, SegmentsTask],
-    refused: Mapping[int, str],
-    number: int,
-) -> Written | None:
+    records: Iterator[tuple[int, RecordColumns]], attempt: str, *, tasks: Mapping[int, SegmentsTask],
+    refused: Mapping[int, str], number: int,
+) -> Written | None:  # fmt: skip
     writer = None
     try:
         for partition, columns in records:
