@@ -6,13 +6,14 @@ Reads only. This module schedules the tasks; verify/task.py inspects a partition
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from keytail.log.fs import LOCAL
+from keytail.run.batching import in_bundles
 from keytail.run.hosts import SeenLogs, refuse_other_logs
 from keytail.run.session import concurrent_tasks, end_jobs
 from keytail.run.tasks import Outcome, attempt_one, run_bundle
@@ -60,7 +61,8 @@ def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
     threads = concurrent_tasks(spark) + 1
     stopped = threading.Event()
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
-        bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
+        largest_first = sorted(tasks, key=lambda task: task.size_bytes, reverse=True)
+        bundles = list(in_bundles(largest_first, lambda task: task.size_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
         run = partial(run_bundle, spark, function=verify_on_worker, name="verify", stopped=stopped.is_set)
         jobs = [pool.submit(run, bundle) for bundle in bundles]
         try:
@@ -72,15 +74,3 @@ def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
             pool.shutdown(wait=False, cancel_futures=True)
             end_jobs(spark, lambda: any(job.running() for job in jobs))
             raise
-
-
-def _bundles(tasks: Sequence[VerifyTask]) -> Iterator[list[VerifyTask]]:
-    bundle: list[VerifyTask] = []
-    for task in tasks:
-        full = len(bundle) == BUNDLE_PARTITIONS or sum(t.size_bytes for t in bundle) + task.size_bytes > BUNDLE_BYTES
-        if bundle and full:
-            yield bundle
-            bundle = []
-        bundle.append(task)
-    if bundle:
-        yield bundle
