@@ -23,10 +23,10 @@ from keytail.errors import KeytailError
 from keytail.export import delta_table as export_table
 from keytail.export.columns import Formats, Undecodable, arrow_batches
 from keytail.export.delta_table import TableState
-from keytail.export.latest import Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
+from keytail.export.latest import SLICE_BYTES, Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
 from keytail.export.plan import Exported, ExportPlan
 from keytail.log.fs import LOCAL
-from keytail.run.delta import alone
+from keytail.run.delta import alone, changed_settings
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.memory import map_memory_bytes
 from keytail.run.session import concurrent_tasks, parallel_tasks
@@ -93,7 +93,7 @@ class Export:
 
     spark: Any
     heard: Heard
-    slice_bytes: int | None = None
+    slice_bytes: int = SLICE_BYTES
     _state: TableState = field(init=False)
     _exists: bool = field(init=False)
 
@@ -167,7 +167,7 @@ class Export:
         previous, self._state = self._state, state
         try:
             name_jobs(self.spark.sparkContext, f"export {what.topic}: rows")
-            with export_table.settings(self.spark, wanted), alone(os.path.dirname(what.path)):
+            with changed_settings(self.spark, wanted), alone(os.path.dirname(what.path)):
                 commit(what, raw, numbers)
         except Exception as problem:
             self._state = previous
@@ -200,29 +200,24 @@ def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
         return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
 
 
-class _frame:  # noqa: N801 (a context manager)
-    """Context manager of a DataFrame with the raw schema, one task per slice. It is valid while the context is open."""
-
-    def __init__(self, spark: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int | None) -> None:
-        sizes = {} if slice_bytes is None else {"slice_bytes": slice_bytes}
-        pieces = [
-            (one.work.partition, piece)
-            for one in found
-            if one.latest is not None
-            for piece in slices_of(one.work.task, one.latest, **sizes)
-        ]
-        emit = partial(_emit, formats=formats)
+@contextlib.contextmanager
+def _frame(spark: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int) -> Iterator[Any]:
+    """Yield a DataFrame with the raw schema, one task per slice, which is valid while the context is open."""
+    pieces = [
+        (one.work.partition, piece)
+        for one in found
+        if one.latest is not None
+        for piece in slices_of(one.work.task, one.latest, slice_bytes)
+    ]
+    with as_caller():
+        shared = spark.sparkContext.broadcast(pieces)
+        ids = spark.range(0, len(pieces), 1, max(len(pieces), 1))
+        frame = ids.mapInArrow(on_workers(partial(_emit, formats=formats, shared=shared)), formats.raw_schema)
+    try:
+        yield frame
+    finally:
         with as_caller():
-            self._shared = spark.sparkContext.broadcast(pieces)
-            ids = spark.range(0, len(pieces), 1, max(len(pieces), 1))
-            self._frame = ids.mapInArrow(on_workers(partial(emit, shared=self._shared)), formats.raw_schema)
-
-    def __enter__(self) -> Any:
-        return self._frame
-
-    def __exit__(self, *_: object) -> None:
-        with as_caller():
-            self._shared.destroy()
+            shared.destroy()
 
 
 def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from keytail.cli.progress import Reporter
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.import_.request import Request
-from keytail.import_.source import Source, delta_settings
+from keytail.import_.source import Source
 from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold
 from keytail.log.partition import survey_partition
+from keytail.run.delta import session_settings
 from keytail.run.ended import sweep
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
@@ -98,7 +99,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
 
 
 def _extra_settings(source: Source) -> Mapping[str, str]:
-    return delta_settings() if source.format == "delta" else {}
+    return session_settings(None) if source.format == "delta" else {}
 
 
 @dataclass(frozen=True)
