@@ -75,8 +75,8 @@ def report(
             if ended.exit_code:  # the status of the run has precedence over that of a missing file
                 both.push(lambda kind, *_: kind is typer.Exit)
             if path is not None:
-                entries = [entry(fs, row) for row in rows if row.status in BAD]
-                both.callback(_write, "the quarantine report", path, lambda file: _dump(entries, file))
+                entries = json.dumps([entry(fs, row) for row in rows if row.status in BAD], indent=2)
+                both.callback(_write, "the quarantine report", path, lambda file: file.write(f"{entries}\n"))
             both.callback(write_rows, rows)
         raise
     except (SparkEnded, Stopped) as ended:
@@ -86,12 +86,7 @@ def report(
         raise
 
 
-def _dump(entries: Sequence[dict[str, Any]], file: TextIO) -> None:
-    json.dump(entries, file, indent=2)
-    file.write("\n")
-
-
-def _write(what: str, path: str, write: Callable[[TextIO], None]) -> None:
+def _write(what: str, path: str, write: Callable[[TextIO], object]) -> None:
     """Write a file. If that fails, report it and raise typer.Exit with status 1."""
     try:
         write_whole(path, write)

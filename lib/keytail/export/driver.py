@@ -30,7 +30,7 @@ from keytail.run.delta import alone, changed_settings
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.memory import map_memory_bytes
 from keytail.run.session import concurrent_tasks, parallel_tasks
-from keytail.run.tasks import Outcome, explained, lost, name_jobs, run_bundle
+from keytail.run.tasks import explained, lost, name_jobs, run_bundle
 from keytail.run.watching import telling
 from keytail.values import NotAValue, from_bytes, to_bytes
 
@@ -117,7 +117,8 @@ class Export:
             for work, outcome in zip(waiting, outcomes, strict=True):
                 latest = outcome.value
                 if latest is None:
-                    self.heard(_failed(work, outcome))
+                    times = (outcome.start_ms, outcome.end_ms)
+                    self.heard(ExportOutcome(work, None, outcome.problem, outcome.trace, *times))
                 elif work.plan.way == "incremental" and latest.has_gap:
                     again.append(work.in_full(
                         f"offsets are missing from offset {work.task.from_offset} on, where the last export ended: "
@@ -186,12 +187,6 @@ class Export:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _failed(work: Work, outcome: Outcome[Latest]) -> ExportOutcome:
-    return ExportOutcome(
-        work, None, outcome.problem, outcome.trace, start_ms=outcome.start_ms, end_ms=outcome.end_ms
-    )
 
 
 def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:

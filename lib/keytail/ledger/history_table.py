@@ -23,7 +23,7 @@ def print_runs(rows: Sequence[RunRow], path: str) -> None:
             row.host,
             row.command,
             row.status,
-            _counts(row),
+            ", ".join(f"{number} {status}" for status, number in row.counts.items()),
             _sizes(row) if row.bytes_before else "",
             show.human_seconds(row.start_ms, row.end_ms),
         )
@@ -97,10 +97,6 @@ def print_maintained(rows: Sequence[MaintainRow], path: str, *, execute: bool) -
 
 def _sizes(row: RunRow | PartitionRow | MaintainRow) -> str:
     return show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))
-
-
-def _counts(row: RunRow) -> str:
-    return ", ".join(f"{number} {status}" for status, number in row.counts.items())
 
 
 def _text(number: int | None) -> str:
