@@ -297,9 +297,9 @@ def by_hand(table: Path) -> None:
 
 def by_delta(table: Path) -> None:
     lines = f"""
-from keytail.import_.source import delta_settings
+from keytail.run.delta import session_settings
 from keytail.run.session import local_session
-spark = local_session("local[2]", extra=delta_settings())
+spark = local_session("local[2]", extra=session_settings(None))
 columns = ["cast(id as string) key", "cast(cast(id * 2 as string) as binary) value", "id timestamp"]
 frame = spark.range(1000).selectExpr(*columns)
 frame.where("id < 600").write.format("delta").save({str(table)!r})

@@ -28,7 +28,7 @@ _TRANSACTION_KINDS = ("decided-otherwise", "marker-lost", "marker-early")
 _NO_MARKERS = np.empty((0, 3), np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShardFindings:
     """The findings of one shard. `lost`: offset, mask of the replicas that lack it, words of the record. `elsewhere`:
     offsets at which replicas have different records, in the form of examples. `in_span`: for each of the spans of
@@ -37,17 +37,17 @@ class ShardFindings:
     `needs_markers`: missing records can be explained only with the markers of all producers.
     """
 
-    records: tuple[int, ...]
-    gaps: tuple[Gap, ...]
+    records: list[int]
+    gaps: list[Gap] = field(default_factory=list)
     common: int = 0
     divergences: Counter[str] = field(default_factory=Counter)
     explained: Counter[str] = field(default_factory=Counter)
     early: Counter[str] = field(default_factory=Counter)
-    examples: tuple[dict[str, Any], ...] = ()
-    lost: tuple[tuple[int, int, list[int]], ...] = ()
-    elsewhere: tuple[dict[str, Any], ...] = ()
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    elsewhere: list[dict[str, Any]] = field(default_factory=list)
     transactions: Counter[str] = field(default_factory=Counter)
-    transaction_examples: tuple[dict[str, Any], ...] = ()
+    transaction_examples: list[dict[str, Any]] = field(default_factory=list)
     markers: np.ndarray = field(default_factory=lambda: _NO_MARKERS)
     needs_markers: bool = False
     in_span: tuple[bool, ...] = ()
@@ -82,43 +82,28 @@ def compare(
     """Return the findings of one shard. `cells` are given by order: gaps, events, then the records of each replica in
     their order."""
     replicas = len(task.replicas)
-    counted = [0] * replicas
-    gaps: list[Gap] = []
+    found = ShardFindings([0] * replicas)
     events: list[np.ndarray] = []
     places, records_ = _Parts(replicas, entries.PLACE_WORDS), _Parts(replicas, entries.WORDS)
     for order, data in cells:
         kind = order_kind(order)
         if kind == GAPS:
-            replica, records, found = from_bytes(data)
-            counted[replica] += records
-            gaps += found
+            replica, records, gaps = from_bytes(data)
+            found.records[replica] += records
+            found.gaps += gaps
         elif kind == EVENTS:
             events.append(np.frombuffer(bytes(data), np.int64).reshape(-1, reasons.EVENT_COLUMNS))
         elif kind == PLACES:
             places.add(order_replica(order), unpack_places(bytes(data)))
         else:
             records_.add(order_replica(order), unpack_entries(bytes(data)))
-    one = _Shard(task, gaps, records_)
-    others, elsewhere = _compare_places(task, places)
+    one = _Shard(task, found, records_)
+    others, found.elsewhere = _compare_places(task, places)
     one.merge()
     one.explain()
-    transactions, transaction_examples, markers = _settle(task, one.gaps, events)
-    return ShardFindings(
-        records=tuple(counted),
-        gaps=tuple(gaps),
-        common=one.common,
-        divergences=one.divergences + others,
-        elsewhere=tuple(elsewhere),
-        explained=one.explained,
-        early=one.early,
-        examples=tuple(one.examples),
-        lost=tuple(one.lost),
-        transactions=transactions,
-        transaction_examples=tuple(transaction_examples),
-        markers=markers,
-        needs_markers=one.needs_markers,
-        in_span=tuple(bool(flag) for flag in one.in_span),
-    )
+    found.divergences += others
+    found.transactions, found.transaction_examples, found.markers = _settle(task, one.gaps, events)
+    return found
 
 
 class _Parts:
@@ -173,20 +158,12 @@ def _control_name(what: int) -> str:
 
 
 class _Shard:
-    """Compares the records of one shard."""
+    """Compares the records of one shard, and adds to its findings."""
 
-    def __init__(self, task: AuditTask, gaps: list[Gap], parts: _Parts) -> None:
-        self.task = task
+    def __init__(self, task: AuditTask, found: ShardFindings, parts: _Parts) -> None:
+        self.task, self.found = task, found
         self.entries, self.begin, self.end = parts.joined()
-        self.gaps = np.array([(g.replica, g.first_offset, g.end_offset) for g in gaps], np.int64).reshape(-1, 3)
-        self.common = 0
-        self.divergences: Counter[str] = Counter()
-        self.explained: Counter[str] = Counter()
-        self.early: Counter[str] = Counter()
-        self.examples: list[dict[str, Any]] = []
-        self.lost: list[tuple[int, int, list[int]]] = []
-        self.needs_markers = False
-        self.in_span = np.zeros(len(task.spans), np.uint8)
+        self.gaps = np.array([(g.replica, g.first_offset, g.end_offset) for g in found.gaps], np.int64).reshape(-1, 3)
         self.missing_at = self.missing_in = np.empty(0, np.int64)
 
     def merge(self) -> None:
@@ -195,17 +172,20 @@ class _Shard:
         examples = np.full((differences.DIFFERENCES, self.task.examples, 2), -1, np.int64)
         missing_at, missing_in = np.empty(n, np.int64), np.empty(n, np.int64)
         spans = np.array(self.task.spans, np.int64).reshape(-1, 2)
+        in_span = np.zeros(len(spans), np.uint8)
         missing = differences.merge(
             self.entries, self.begin.copy(), self.end, self.task.log_starts, self.task.end_offset, self.gaps, counts,
-            examples, missing_at, missing_in, spans, self.in_span,
+            examples, missing_at, missing_in, spans, in_span,
         )  # fmt: skip
+        self.found.in_span = tuple(map(bool, in_span))
         self.missing_at, self.missing_in = missing_at[:missing].copy(), missing_in[:missing].copy()
-        self.common = int(counts[differences.COMMON])
+        self.found.common = int(counts[differences.COMMON])
         for number, kind in enumerate(DIFFERENCES):
-            self.divergences[kind] += int(counts[number])
+            self.found.divergences[kind] += int(counts[number])
             for a, b in examples[number][: min(int(counts[number]), self.task.examples)]:
                 held = {self._replica_of(at): record_of(self.entries[at].tolist()) for at in (int(a), int(b))}
-                self.examples.append({"kind": kind, "offset": int(self.entries[a, entries.OFFSET]), "records": held})
+                offset = int(self.entries[a, entries.OFFSET])
+                self.found.examples.append({"kind": kind, "offset": offset, "records": held})
 
     def _replica_of(self, at: int) -> str:
         return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
@@ -215,8 +195,8 @@ class _Shard:
         n = len(self.missing_at)
         if n == 0:
             return
-        if self.task.markers is None and self._has_transactions():
-            self.needs_markers = True
+        if self.task.markers is None and (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
+            self.found.needs_markers = True
             return
         markers = _NO_MARKERS if self.task.markers is None else self.task.markers
         replicas = len(self.task.replicas)
@@ -236,14 +216,11 @@ class _Shard:
         )  # fmt: skip
         for number, reason in enumerate(REASONS):
             count = int(np.count_nonzero(verdicts == number))
-            (self.divergences if reason == "lost" else self.explained)[reason] += count
-        self.early["tombstone"] += int(np.count_nonzero(early))
+            (self.found.divergences if reason == "lost" else self.found.explained)[reason] += count
+        self.found.early["tombstone"] += int(np.count_nonzero(early))
         for m in np.flatnonzero(verdicts == reasons.LOST)[:MOST_LOST]:
             words = self.entries[self.missing_at[m]].tolist()
-            self.lost.append((words[entries.OFFSET], int(self.missing_in[m]), words))
-
-    def _has_transactions(self) -> bool:
-        return bool((self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any())
+            self.found.lost.append((words[entries.OFFSET], int(self.missing_in[m]), words))
 
 
 def _settle(
@@ -304,19 +281,8 @@ def record_of(words: list[int]) -> dict[str, Any]:
     return told
 
 
-def held_by(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:
-    """Return the record by the names of the replicas that have it."""
-    _, lacking, words = lost
-    offset = words[entries.OFFSET]
-    holding = ~lacking & ((1 << len(task.replicas)) - 1)
-    names = [n for n, r in zip(_names(task, holding), _replicas(task, holding), strict=True) if r <= offset]
-    return dict.fromkeys(names, record_of(words))
-
-
-def _replicas(task: AuditTask, mask: int) -> list[int]:
-    """Return the log start offsets of the replicas of a mask."""
-    return [replica.log_start_offset for number, replica in enumerate(task.replicas) if mask >> number & 1]
-
-
 def of_lost(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:
-    return {"lacking": _names(task, lost[1]), "records": held_by(task, lost)}
+    """Return the replicas that lack a record, and the record by the names of those that have it."""
+    offset, lacking, words = lost
+    holding = [r.name for n, r in enumerate(task.replicas) if not lacking >> n & 1 and r.log_start_offset <= offset]
+    return {"lacking": _names(task, lacking), "records": dict.fromkeys(holding, record_of(words))}

@@ -27,6 +27,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 
 BAD = ("refused", "corrupt", "failed", "damaged")
+_OF_PLACE = ("byte_position", "byte_end", "offset", "offset_end", "what", "remedy")
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def report(
             if ended.exit_code:  # the status of the run has precedence over that of a missing file
                 both.push(lambda kind, *_: kind is typer.Exit)
             if path is not None:
-                entries = [entry(fs, row) for row in rows if row.status in BAD]
-                both.callback(_write, "the quarantine report", path, lambda file: _dump(entries, file))
+                entries = json.dumps([entry(fs, row) for row in rows if row.status in BAD], indent=2)
+                both.callback(_write, "the quarantine report", path, lambda file: file.write(f"{entries}\n"))
             both.callback(write_rows, rows)
         raise
     except (SparkEnded, Stopped) as ended:
@@ -85,12 +86,7 @@ def report(
         raise
 
 
-def _dump(entries: Sequence[dict[str, Any]], file: TextIO) -> None:
-    json.dump(entries, file, indent=2)
-    file.write("\n")
-
-
-def _write(what: str, path: str, write: Callable[[TextIO], None]) -> None:
+def _write(what: str, path: str, write: Callable[[TextIO], object]) -> None:
     """Write a file. If that fails, report it and raise typer.Exit with status 1."""
     try:
         write_whole(path, write)
@@ -107,22 +103,9 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
     if row.status in ("corrupt", "damaged") and row.topic is not None:
         helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in what_fits(fs, row, places)]
     return {
-        "topic": row.topic,
-        "partition": row.partition,
-        "log_dir": row.log_dir,
-        "status": row.status,
-        "error": row.error,
+        **{name: getattr(row, name) for name in ("topic", "partition", "log_dir", "status", "error")},
         "problems": [
-            {
-                "file": place.path,
-                "byte_position": place.byte_position,
-                "byte_end": place.byte_end,
-                "offset": place.offset,
-                "offset_end": place.offset_end,
-                "what": place.what,
-                "remedy": place.remedy,
-            }
-            for place in places
+            {"file": place.path, **{name: getattr(place, name) for name in _OF_PLACE}} for place in places
         ],
         "helps": helps,
     }

@@ -24,37 +24,14 @@ from keytail.telling import Level, manner, say, standard_error
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
 NOT_TOLD = ("problem", "places", "recorded", "detail")
-_STYLES = {
-    "compacted": "green",
-    "would-compact": "green",
-    "sound": "green",
-    "alike": "green",
-    "rebuilt": "green",
-    "expired": "green",
-    "would-expire": "green",
-    "would-rebuild": "bold yellow",
-    "undone": "green",
-    "would-undo": "green",
-    "forgotten": "green",
-    "would-forget": "bold yellow",
-    "salvaged": "green",
-    "would-salvage": "bold yellow",
-    "done": "green",
-    "partly": "bold yellow",
-    "interrupted": "bold yellow",
-    "maintained": "green",
-    "would-maintain": "bold yellow",
-    "ok": "green",
-    "warn": "bold yellow",
-    "fail": "bold red",
-    "skipped": "yellow",
-    "refused": "bold yellow",
-    "suspect": "bold yellow",
-    "damaged": "bold red",
-    "differs": "bold red",
-    "corrupt": "bold red",
-    "failed": "bold red",
+_STATUSES_BY_STYLE = {
+    "green": "compacted would-compact sound alike rebuilt expired would-expire undone would-undo forgotten salvaged "
+    "done maintained ok",
+    "yellow": "skipped",
+    "bold yellow": "would-rebuild would-forget would-salvage partly interrupted would-maintain warn refused suspect",
+    "bold red": "fail damaged differs corrupt failed",
 }
+_STYLES = {status: style for style, statuses in _STATUSES_BY_STYLE.items() for status in statuses.split()}
 
 
 def error_console() -> Console:

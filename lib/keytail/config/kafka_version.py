@@ -7,7 +7,7 @@ Sources: MetadataVersion of Kafka 4.3.1, KIP-858 (directory.id), the clean-shutd
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 Version = tuple[int, int]
@@ -83,35 +83,51 @@ class Inferred:
 
 def infer(signs: Signs) -> Inferred:
     """Return the evidence from the signs, the most conclusive first."""
-    found = [
-        _metadata_version(signs), *_mode(signs), _directory_id(signs), _clean_shutdown(signs), _topic_ids(signs),
-        *_formats(signs), *_snapshots(signs),
-    ]  # fmt: skip
-    return Inferred(tuple(one for one in found if one is not None))
+    return Inferred(tuple(_evidence(signs)))
 
 
-def _metadata_version(signs: Signs) -> Evidence | None:
+def _evidence(signs: Signs) -> Iterator[Evidence]:
     level = signs.features.get(METADATA_VERSION)
-    if level is None:
-        return None
-    at = bisect_right([first for first, _ in _FIRST_LEVELS], level) - 1
-    if at < 0:
-        return None
-    version = _FIRST_LEVELS[at][1]
-    means = f"the brokers of the cluster run Kafka {_text(version)} or later"
-    if at == len(_FIRST_LEVELS) - 1:
-        means += ", which is newer than the versions that this keytail was tested with"
-    return Evidence(f"{METADATA_VERSION} {level} in the metadata log", means, first=version)
-
-
-def _mode(signs: Signs) -> list[Evidence]:
-    found = []
+    at = -1 if level is None else bisect_right([first for first, _ in _FIRST_LEVELS], level) - 1
+    if at >= 0:
+        version = _FIRST_LEVELS[at][1]
+        means = f"the brokers of the cluster run Kafka {_text(version)} or later"
+        if at == len(_FIRST_LEVELS) - 1:
+            means += ", which is newer than the versions that this keytail was tested with"
+        yield Evidence(f"{METADATA_VERSION} {level} in the metadata log", means, first=version)
     if 0 in signs.meta_versions:
-        found.append(_version_0(signs))
+        yield _version_0(signs)
     if 1 in signs.meta_versions:
         means = "the broker runs with KRaft: the metadata log contains the settings of topics"
-        found.append(Evidence("version=1 in meta.properties", means, first=(3, 0)))
-    return found
+        yield Evidence("version=1 in meta.properties", means, first=(3, 0))
+    if signs.has_directory_id:
+        yield Evidence("directory.id in meta.properties", "Kafka writes it from 3.7 on", first=(3, 7))
+    if signs.clean_shutdown_has_json:
+        yield Evidence("a clean-shutdown file with JSON", "Kafka writes it from 3.7 on", first=(3, 7))
+    elif signs.clean_shutdown_has_json is not None:
+        means = "Kafka before 3.7 stopped here; its index entries for sets of batches are valid, and verify accepts "
+        yield Evidence("an empty clean-shutdown file", f"{means}them", end=(3, 7))
+    if signs.with_topic_id:
+        seen = f"partition.metadata in {signs.with_topic_id} of {signs.partitions} partitions"
+        yield Evidence(seen, "topics have ids: Kafka 2.8 or later", first=(2, 8))
+    elif signs.partitions:
+        means = (
+            "topics have no ids, as with inter.broker.protocol.version below 2.8: a directory left by an earlier topic "
+            "of the same name cannot be distinguished from one of this topic"
+        )
+        yield Evidence(f"no partition.metadata in {signs.partitions} partitions", means)
+    if old := sorted(magic for magic in signs.magics if magic < 2):
+        named = " and ".join(f"v{magic} ({signs.magics[magic]})" for magic in old)
+        means = (
+            "written with message.format.version below 0.11, or by a version below 0.11; Kafka 4.0 and later can still "
+            "read them. A compaction keeps their format if a broker before 3.0 may need it: see --message-format"
+        )
+        yield Evidence(f"messages of format {named}", means)
+    if signs.snapshots:
+        means = "every version since 0.11 reads and writes it"
+        if not signs.snapshots <= {SNAPSHOT_VERSION}:
+            means = "this keytail supports version 1 only, and verify reports the others: update keytail"
+        yield Evidence(f"producer snapshots of version {', '.join(map(str, sorted(signs.snapshots)))}", means)
 
 
 def _version_0(signs: Signs) -> Evidence:
@@ -126,56 +142,6 @@ def _version_0(signs: Signs) -> Evidence:
         return Evidence(seen, means, first=(3, 4))
     means = "the broker runs with ZooKeeper: the log dirs do not contain the settings of topics; give --topic-configs"
     return Evidence(seen, means, end=(4, 0))
-
-
-def _directory_id(signs: Signs) -> Evidence | None:
-    if not signs.has_directory_id:
-        return None
-    return Evidence("directory.id in meta.properties", "Kafka writes it from 3.7 on", first=(3, 7))
-
-
-def _clean_shutdown(signs: Signs) -> Evidence | None:
-    if signs.clean_shutdown_has_json is None:
-        return None
-    if signs.clean_shutdown_has_json:
-        return Evidence("a clean-shutdown file with JSON", "Kafka writes it from 3.7 on", first=(3, 7))
-    means = "Kafka before 3.7 stopped here; its index entries for sets of batches are valid, and verify accepts them"
-    return Evidence("an empty clean-shutdown file", means, end=(3, 7))
-
-
-def _topic_ids(signs: Signs) -> Evidence | None:
-    if not signs.partitions:
-        return None
-    if signs.with_topic_id:
-        seen = f"partition.metadata in {signs.with_topic_id} of {signs.partitions} partitions"
-        return Evidence(seen, "topics have ids: Kafka 2.8 or later", first=(2, 8))
-    means = (
-        "topics have no ids, as with inter.broker.protocol.version below 2.8: a directory left by an earlier topic of "
-        "the same name cannot be distinguished from one of this topic"
-    )
-    return Evidence(f"no partition.metadata in {signs.partitions} partitions", means)
-
-
-def _formats(signs: Signs) -> list[Evidence]:
-    old = sorted(magic for magic in signs.magics if magic < 2)
-    if not old:
-        return []
-    named = " and ".join(f"v{magic} ({signs.magics[magic]})" for magic in old)
-    means = (
-        "written with message.format.version below 0.11, or by a version below 0.11; Kafka 4.0 and later can still "
-        "read them. A compaction keeps their format if a broker before 3.0 may need it: see --message-format"
-    )
-    return [Evidence(f"messages of format {named}", means)]
-
-
-def _snapshots(signs: Signs) -> list[Evidence]:
-    if not signs.snapshots:
-        return []
-    listed = ", ".join(map(str, sorted(signs.snapshots)))
-    if signs.snapshots <= {SNAPSHOT_VERSION}:
-        return [Evidence(f"producer snapshots of version {listed}", "every version since 0.11 reads and writes it")]
-    means = "this keytail supports version 1 only, and verify reports the others: update keytail"
-    return [Evidence(f"producer snapshots of version {listed}", means)]
 
 
 def _text(version: Version) -> str:

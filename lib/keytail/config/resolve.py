@@ -17,16 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from keytail.config.internal import INTERNAL_TOPICS
-from keytail.config.keys import (
-    COMMAND_LINE_BROKER_KEYS,
-    KEYS,
-    TOPIC_KEYS,
-    Key,
-    Value,
-    parse,
-    parse_broker,
-    right_name,
-)
+from keytail.config.keys import COMMAND_LINE_BROKER_KEYS, KEYS, TOPIC_KEYS, Key, Value, parse_broker, right_name
 from keytail.config.safety import safest
 from keytail.config.topic_configs import TIERED_STORAGE, TopicConfigs
 from keytail.errors import KeytailError, Refused, UsageProblem
@@ -113,14 +104,14 @@ def from_command_line(arguments: Iterable[str]) -> CommandLine:
     for argument in arguments:
         name, equals, text = argument.partition("=")
         topic, colon, bare_name = name.rpartition(":")
-        if not equals or not bare_name or (colon and not _is_topic_name(topic)):
+        if not equals or not bare_name or (colon and (not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."))):
             raise UsageProblem(
                 f"invalid --topic-config {argument}: use [TOPIC:]key=value",
                 remedy="Give for example --topic-config orders:cleanup.policy=compact",
                 slug="invalid-topic-config-syntax",
             )
         key = _command_line_key(bare_name, topic, argument)
-        setting = Setting(_parsed(key, text, f"--topic-config {argument}"), f"command line: {argument}")
+        setting = _setting(key, key.name, text, f"--topic-config {argument}", f"command line: {argument}")
         layer = by_topic.setdefault(topic, {}) if colon else everywhere
         if key.name in layer and layer[key.name] != setting:
             raise UsageProblem(
@@ -130,10 +121,6 @@ def from_command_line(arguments: Iterable[str]) -> CommandLine:
             )
         layer[key.name] = setting
     return CommandLine(everywhere, by_topic)
-
-
-def _is_topic_name(text: str) -> bool:
-    return bool(_TOPIC_NAME.fullmatch(text)) and text not in (".", "..")
 
 
 def _command_line_key(name: str, topic: str, argument: str) -> Key:
@@ -168,7 +155,7 @@ def from_topic(topic: str, texts: Mapping[str, str], origin: str) -> dict[str, S
     for key in TOPIC_KEYS:
         if key.name in texts:
             source = f"{origin}: {key.name}={texts[key.name]} of topic {topic}"
-            settings[key.name] = Setting(_parsed(key, texts[key.name], source, Refused), source)
+            settings[key.name] = _setting(key, key.name, texts[key.name], source, source, Refused)
     return settings
 
 
@@ -178,7 +165,7 @@ def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
     settings = {}
     for name, (text, line) in configs.by_topic.get(topic, {}).items():
         source = f"{configs.path} line {line}: {name}={text}"
-        settings[name] = Setting(_parsed(KEYS[name], text, source, Refused), source)
+        settings[name] = _setting(KEYS[name], name, text, source, source, Refused)
     return settings
 
 
@@ -205,16 +192,10 @@ def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> d
         name = key.broker_names[0] if key.broker_names else ""
         if name in values and (key.scope == "topic" or key.name in COMMAND_LINE_BROKER_KEYS):
             options[key.name] = tuple(
-                None if text is None else _dynamic(key, name, text, origin) for text in values[name]
+                None if text is None else _setting(key, name, text, origin, f"{origin}: {name}={text}", Refused)
+                for text in values[name]
             )
     return options
-
-
-def _dynamic(key: Key, name: str, text: str, origin: str) -> Setting:
-    try:
-        return Setting(parse_broker(key, name, text), f"{origin}: {name}={text}")
-    except ValueError as error:
-        raise _invalid(key, name, text, origin, Refused) from error
 
 
 def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
@@ -225,29 +206,22 @@ def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
         for name in key.broker_names:
-            text = texts.get(name)
-            if text is None:
-                continue
-            source = f"{path}: {name}={text}"
-            try:
-                value = parse_broker(key, name, text)
-            except ValueError as error:
-                raise _invalid(key, name, text, path, UsageProblem) from error
-            settings.setdefault(key.name, Setting(value, source))
+            if (text := texts.get(name)) is not None:
+                setting = _setting(key, name, text, path, f"{path}: {name}={text}")
+                settings.setdefault(key.name, setting)
     return settings
 
 
-def _parsed(key: Key, text: str, source: str, kind: type[KeytailError] = UsageProblem) -> Value:
+def _setting(
+    key: Key, name: str, text: str, where: str, source: str, kind: type[KeytailError] = UsageProblem
+) -> Setting:
+    """Parse the text of `name`, which was found in `where`. Raises an error of this kind if `key` does not allow it."""
     try:
-        return parse(key, text)
+        return Setting(parse_broker(key, name, text), source)
     except ValueError as error:
-        raise _invalid(key, key.name, text, source, kind) from error
-
-
-def _invalid(key: Key, name: str, text: str, source: str, kind: type[KeytailError]) -> KeytailError:
-    in_unit = f" (as {key.name})" if name != key.name else ""
-    what = f"invalid value {text!r} for {name} in {source}"
-    return kind(what, remedy=f"Use {key.allowed}{in_unit}", slug="invalid-config-value")
+        in_unit = f" (as {key.name})" if name != key.name else ""
+        what = f"invalid value {text!r} for {name} in {where}"
+        raise kind(what, remedy=f"Use {key.allowed}{in_unit}", slug="invalid-config-value") from error
 
 
 _DEFAULTS = {name: (Setting(key.default, DEFAULT_SOURCE),) for name, key in KEYS.items()}

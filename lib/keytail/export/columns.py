@@ -80,7 +80,8 @@ def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) 
     if wanted.name in FIXED:
         return _numbers(column, wanted, offsets, what)
     if wanted.avro is not None:
-        return decode_avro(column, wanted.avro, lambda row, why: _fail(_only(row, len(column)), offsets, what, why))
+        rows = np.arange(len(column))
+        return decode_avro(column, wanted.avro, lambda row, why: _fail(rows == row, offsets, what, why))
     return _text(column, wanted, offsets, what)
 
 
@@ -92,10 +93,6 @@ def _fail(bad: np.ndarray, offsets: np.ndarray, what: str, why: str) -> None:
             offset=int(offsets[at[0]]),
             remedy=f"Use another --{what}-format, such as binary; nothing of this partition was written",
         )
-
-
-def _only(row: int, n: int) -> np.ndarray:
-    return np.asarray(np.arange(n) == row)
 
 
 def _numbers(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:

@@ -24,15 +24,15 @@ from keytail.export import delta_table as export_table
 from keytail.export.columns import Undecodable, arrow_batches
 from keytail.export.delta_table import TableState
 from keytail.export.formats import Formats
-from keytail.export.latest import Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
+from keytail.export.latest import SLICE_BYTES, Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
 from keytail.export.plan import Exported, ExportPlan
 from keytail.log.fs import LOCAL
-from keytail.run.delta import alone
+from keytail.run.delta import alone, changed_settings
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.engine import Engine
 from keytail.run.memory import map_memory_bytes
 from keytail.run.spark_engine import lost, name_jobs
-from keytail.run.tasks import Outcome, explained
+from keytail.run.tasks import explained
 from keytail.run.watching import telling
 from keytail.values import NotAValue, from_bytes, to_bytes
 
@@ -95,7 +95,7 @@ class Export:
 
     engine: Engine
     heard: Heard
-    slice_bytes: int | None = None
+    slice_bytes: int = SLICE_BYTES
     _state: TableState = field(init=False)
     _exists: bool = field(init=False)
 
@@ -119,7 +119,8 @@ class Export:
             for work, outcome in zip(waiting, outcomes, strict=True):
                 latest = outcome.value
                 if latest is None:
-                    self.heard(_failed(work, outcome))
+                    times = (outcome.start_ms, outcome.end_ms)
+                    self.heard(ExportOutcome(work, None, outcome.problem, outcome.trace, *times))
                 elif work.plan.way == "incremental" and latest.has_gap:
                     again.append(work.in_full(
                         f"offsets are missing from offset {work.task.from_offset} on, where the last export ended: "
@@ -169,7 +170,7 @@ class Export:
         previous, self._state = self._state, state
         try:
             name_jobs(self.engine.session.sparkContext, f"export {what.topic}: rows")
-            with export_table.settings(self.engine.session, wanted), alone(os.path.dirname(what.path)):
+            with changed_settings(self.engine.session, wanted), alone(os.path.dirname(what.path)):
                 commit(what, raw, numbers)
         except Exception as problem:
             self._state = previous
@@ -190,41 +191,30 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _failed(work: Work, outcome: Outcome[Latest]) -> ExportOutcome:
-    return ExportOutcome(
-        work, None, outcome.problem, outcome.trace, start_ms=outcome.start_ms, end_ms=outcome.end_ms
-    )
-
-
 def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
     memory = work.task.map_memory_bytes or map_memory_bytes(tasks_a_host)
     with telling(work.task.partition_path, attempt, "latest records"):
         return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
 
 
-class _frame:  # noqa: N801 (a context manager)
-    """Context manager of a DataFrame with the raw schema, one task per slice. It is valid while the context is open."""
-
-    def __init__(self, session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int | None) -> None:
-        sizes = {} if slice_bytes is None else {"slice_bytes": slice_bytes}
-        pieces = [
-            (one.work.partition, piece)
-            for one in found
-            if one.latest is not None
-            for piece in slices_of(one.work.task, one.latest, **sizes)
-        ]
-        emit = partial(_emit, formats=formats)
+@contextlib.contextmanager
+def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int) -> Iterator[Any]:
+    """Yield a DataFrame with the raw schema, one task per slice, which is valid while the context is open."""
+    pieces = [
+        (one.work.partition, piece)
+        for one in found
+        if one.latest is not None
+        for piece in slices_of(one.work.task, one.latest, slice_bytes)
+    ]
+    with as_caller():
+        shared = session.sparkContext.broadcast(pieces)
+        ids = session.range(0, len(pieces), 1, max(len(pieces), 1))
+        frame = ids.mapInArrow(on_workers(partial(_emit, formats=formats, shared=shared)), formats.raw_schema)
+    try:
+        yield frame
+    finally:
         with as_caller():
-            self._shared = session.sparkContext.broadcast(pieces)
-            ids = session.range(0, len(pieces), 1, max(len(pieces), 1))
-            self._frame = ids.mapInArrow(on_workers(partial(emit, shared=self._shared)), formats.raw_schema)
-
-    def __enter__(self) -> Any:
-        return self._frame
-
-    def __exit__(self, *_: object) -> None:
-        with as_caller():
-            self._shared.destroy()
+            shared.destroy()
 
 
 def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:

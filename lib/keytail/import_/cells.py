@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, Refused
@@ -166,8 +168,6 @@ def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
 
 def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
     """Yield batches of COUNTS_SCHEMA: counts of the slice for each partition, including those that do not exist."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
     for piece in one.pieces:
         for chunk in _chunks(piece, counted, n_partitions):
@@ -217,9 +217,6 @@ def _chunks(
 
 def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
     """Yield small batches of the piece's records, columns named by role. Raises Refused if the file has changed."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-    import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
-
     with as_caller(), open(piece.path, "rb") as opened:
         status = os.fstat(opened.fileno())
         if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
@@ -242,8 +239,6 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
 
 def _plain(array: Any) -> Any:
     """Decode a dictionary; convert timestamps to ms (rounded down, as Spark does), with -1 for null."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     kind = array.type
     if pyarrow.types.is_dictionary(kind):
         return array.dictionary_decode()
@@ -255,8 +250,6 @@ def _plain(array: Any) -> Any:
 
 def _own(batch: Any) -> Numbers | None:
     """Return the values of the partition column (int64), and which of them are valid; None without such a column."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     at = batch.schema.get_field_index("partition")
     if at < 0:
         return None

@@ -26,7 +26,7 @@ from keytail.import_.on_spark import Import, ImportOutcome
 from keytail.import_.plan import ImportPlan, plan_import, refusals, survey_replica
 from keytail.import_.records import Load
 from keytail.import_.segments import SegmentsTask
-from keytail.import_.source import Source, delta_settings, refuse_partitions_out_of_range
+from keytail.import_.source import Source, refuse_partitions_out_of_range
 from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold
@@ -35,6 +35,7 @@ from keytail.log.partition import survey_partition
 from keytail.log.recover import recover
 from keytail.log.writer import Limits
 from keytail.rebuild_index.partition import remove_scratch
+from keytail.run.delta import session_settings
 from keytail.run.ended import sweep
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
@@ -78,7 +79,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
 
 
 def _extra_settings(source: Source) -> Mapping[str, str]:
-    return delta_settings() if source.format == "delta" else {}
+    return session_settings(None) if source.format == "delta" else {}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 At every instant a broker that starts finds either all of an import in a partition or none of it: IMPORT.md beside
 this file tabulates the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and
-has planned (`plan.py`).
+has planned (`plan.py`). New files take owner and mode from the partition directory, as scratch files do.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ from dataclasses import replace
 
 from keytail.errors import WRITTEN_TO, KeytailError
 from keytail.format import names
-from keytail.import_.plan import (
-    ImportPlan,
-    ReplicaFacts,
-    producers_at_end,
-    refuse_unclosed,
-    with_epoch,
-)
+from keytail.import_.plan import ImportPlan, ReplicaFacts, producers_at_end, refuse_unclosed, with_epoch
 from keytail.import_.segments import Written
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
 from keytail.log.fs import FileStat, FileSystem
@@ -46,7 +40,7 @@ def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, top
 
 def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
     """Create the missing files of an empty partition, also of one whose creation was interrupted."""
-    like = _file_like(fs, path)
+    like = fs.stat(path)
     there = {entry.name for entry in fs.scan(path)}
     if names.PARTITION_METADATA not in there:
         _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {topic_id}".encode(), like)
@@ -120,7 +114,7 @@ def _commit(
             slug="log-end-offset-changed",
         )
     refuse_lost(fs, path)
-    like = _file_like(fs, path)
+    like = fs.stat(path)
     if replica.topic_id is None:
         _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {plan.topic_id}".encode(), like)
     epochs = with_epoch(replica.epochs, plan.leader_epoch, record.base_offset)
@@ -145,7 +139,7 @@ def _commit(
 
 def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: str) -> OutputSegment:
     """Copy a committed segment's files to scratch files in another replica's directory, durable, with their mtimes."""
-    like = _file_like(fs, target)
+    like = fs.stat(target)
     files = []
     for suffix in (names.LOG, names.INDEX, names.TIME_INDEX):
         origin = os.path.join(source, names.segment_file(base_offset, suffix))
@@ -194,7 +188,7 @@ def _move_checkpoints(fs: FileSystem, facts: PartitionFacts, end_offset: int) ->
 
 
 def _write_record(fs: FileSystem, path: str, record: ImportRecord) -> None:
-    _write_small(fs, path, names.IMPORT_RECORD, record.encode(), _file_like(fs, path))
+    _write_small(fs, path, names.IMPORT_RECORD, record.encode(), fs.stat(path))
 
 
 def _write_small(fs: FileSystem, path: str, name: str, data: bytes, like: FileStat) -> None:
@@ -206,8 +200,3 @@ def _write_small(fs: FileSystem, path: str, name: str, data: bytes, like: FileSt
         fs.unlink(temporary)
     fs.put_file(target, data, like, temporary)
     fs.fsync_dir(path)
-
-
-def _file_like(fs: FileSystem, path: str) -> FileStat:
-    """Return the partition directory's stat, from which new files take owner and mode, as scratch files do."""
-    return fs.stat(path)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pyarrow
+
 from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError, Refused
 from keytail.format.encode import RecordColumns
@@ -22,7 +24,7 @@ from keytail.import_.cells import Scratch
 from keytail.import_.install import finish, install
 from keytail.import_.plan import ImportPlan
 from keytail.import_.records import Unpack, attempt_name
-from keytail.import_.rows import Rows
+from keytail.import_.rows import Rows, with_partitions
 from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.import_.slices import Slices, slices_of
 from keytail.import_.source import Source, records_of
@@ -60,7 +62,9 @@ def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
     """Return the source in the strategy that suits it, chosen by the DataFrame that `import_source.opened` returned."""
     rows = records_of(frame, source)  # in either strategy this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
-    return found if isinstance(found, Slices) else Rows.of(spark, rows, source, n_partitions, found)
+    if isinstance(found, Slices):
+        return found
+    return Rows(spark, with_partitions(rows, n_partitions), source, n_partitions, why=found)
 
 
 @dataclass
@@ -85,8 +89,10 @@ class Import:
         try:
             answers = self._write()
             problem = next((one.problem for one in answers.values() if one.problem is not None), None)
-            if problem is None and not any(plan.record for plan in self.plans):
-                self._refuse_empty(answers)
+            is_empty = not any(answer.value is not None for answer in answers.values())
+            if problem is None and is_empty and not any(plan.record for plan in self.plans):
+                what = "the source has no rows, so there is nothing to import"
+                raise Refused(what, remedy="Check the source", slug="empty-source")
             # In a separate thread: signals are delivered to this one, so they do not interrupt a commit.
             with Threads(1, "commits") as commits:
                 for plan in self.plans:
@@ -134,11 +140,6 @@ class Import:
                 self.on_trace(answer.trace)
         return answers
 
-    def _refuse_empty(self, answers: Mapping[int, Outcome[Written]]) -> None:
-        if not any(answer.value is not None for answer in answers.values()):
-            what = "the source has no rows, so there is nothing to import"
-            raise Refused(what, remedy="Check the source", slug="empty-source")
-
     def _install(
         self, plan: ImportPlan, answer: Outcome[Written] | None, elsewhere: KeytailError | None
     ) -> ImportOutcome:
@@ -174,7 +175,6 @@ def _write_partition(
     batches: Iterator[Any], *, unpack: Unpack, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Iterator[Any]:
     """The body of one Spark task: write the records of one partition, in order."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
     from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
     context = TaskContext.get()
@@ -194,13 +194,9 @@ def _write_partition(
 
 
 def _written(
-    records: Iterator[tuple[int, RecordColumns]],
-    attempt: str,
-    *,
-    tasks: Mapping[int, SegmentsTask],
-    refused: Mapping[int, str],
-    number: int,
-) -> Written | None:
+    records: Iterator[tuple[int, RecordColumns]], attempt: str, *, tasks: Mapping[int, SegmentsTask],
+    refused: Mapping[int, str], number: int,
+) -> Written | None:  # fmt: skip
     writer = None
     try:
         for partition, columns in records:

@@ -7,6 +7,7 @@ their reasons and every state on disk; `install.py` carries out the plan.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -317,7 +318,7 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
     index, time_index = (os.path.basename(stem) + suffix for suffix in (names.INDEX, names.TIME_INDEX))
     position = 0
     if segment.index_bytes:
-        relative, position = _two_ints(fs.read_at(stem + names.INDEX, segment.index_bytes - 8, 8))
+        relative, position = struct.unpack(">ii", fs.read_at(stem + names.INDEX, segment.index_bytes - 8, 8))
         if relative == 0 and segment.index_bytes > 8:
             return f"{index} ends with zeros"
     if not 0 <= position < segment.log_bytes:
@@ -332,7 +333,3 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
     if newest_ms > (last[0] if last is not None else -1):
         return f"{time_index} has no entry for the largest timestamp"
     return ""
-
-
-def _two_ints(data: bytes) -> tuple[int, int]:
-    return int.from_bytes(data[:4], "big", signed=True), int.from_bytes(data[4:], "big", signed=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.encode import RecordColumns
@@ -49,8 +50,6 @@ def columns_of(batch: Any) -> RecordColumns:
 
 def bytes_column(array: Any) -> BytesColumn:
     """Return an Arrow binary, string, large binary or large string array as a BytesColumn."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
     return BytesColumn.from_buffers(len(array), *array.buffers(), start=array.offset, wide=wide)
 

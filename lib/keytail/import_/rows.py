@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from keytail.format.encode import RecordColumns
 from keytail.import_.records import Load, Unpack, bytes_column, columns_of
@@ -83,7 +84,6 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
 
 def _with_partitions(records: Any, n_partitions: int) -> Any:
     """Add the partition of each record: its own, else from its key, else all partitions in turn."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:
@@ -97,8 +97,6 @@ def _with_partitions(records: Any, n_partitions: int) -> Any:
 
 
 def _partitions_of(keys: Any, n_partitions: int) -> Any:
-    import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
-
     column = bytes_column(keys)
     found = partition_of_keys(column.data, column.offsets, ~column.valid, n_partitions)
     return pyarrow.array(found, pyarrow.int32(), mask=~column.valid)

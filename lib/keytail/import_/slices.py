@@ -15,6 +15,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pyarrow
+import pyarrow.parquet
+
 from keytail.acting_user import as_caller, on_workers
 from keytail.format.encode import RecordColumns
 from keytail.import_ import cells
@@ -29,6 +32,8 @@ from keytail.threads import Threads
 SLICE_BYTES = 64 << 20
 LEAST_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
+_SMALL, _LARGE = pyarrow.int32(), pyarrow.int64()
+_KINDS = (_SMALL, _LARGE, _SMALL, pyarrow.string(), _LARGE, _LARGE)  # of PLACES_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,6 @@ def _store(
     passed: Collection[int], scratch: Scratch,
 ) -> Iterator[Any]:  # fmt: skip
     """The body of a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     def work(one: Slice) -> Iterator[Any]:
         try:
             stored = cells.store_slice(LOCAL, one, columns, n_partitions, passed, scratch.path(one, attempt_name()))
@@ -109,19 +112,11 @@ def _store(
             raise explained(problem) from problem
         columns_of_cells = zip(*stored, strict=True) if stored else ((),) * len(cells.Cell._fields)
         yield pyarrow.RecordBatch.from_arrays(
-            [pyarrow.array(column, kind) for column, kind in zip(columns_of_cells, _kinds(), strict=True)],
+            [pyarrow.array(column, kind) for column, kind in zip(columns_of_cells, _KINDS, strict=True)],
             list(cells.Cell._fields),
         )
 
     yield from cells.on_slices(batches, slices=slices, work=work)
-
-
-def _kinds() -> tuple[Any, ...]:
-    """Return the Arrow types of PLACES_SCHEMA."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    small, large = pyarrow.int32(), pyarrow.int64()
-    return small, large, small, pyarrow.string(), large, large
 
 
 def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tuple[int, RecordColumns]]:
@@ -139,7 +134,8 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
         return why
     try:
         with Threads(_FOOTERS_AT_ONCE, "footers") as readers:
-            files = list(readers.map(partial(_look_into, columns=columns), map(_local_path, uris)))
+            paths = (unquote(urlsplit(uri).path) for uri in uris)
+            files = list(readers.map(partial(_look_into, columns=columns), paths))
     except Exception as problem:  # of any type: Spark may be able to read the files, or reports the fault
         return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"
     why = rows_needed_by_types(files, {role: types[name] for role, name in columns.items()})
@@ -208,8 +204,6 @@ def _is_bytes(physical: str, logical: str) -> bool:
 @as_caller()
 def _look_into(path: str, columns: Mapping[str, str]) -> SourceFile:
     """Read the footer of one file. Raises any error that pyarrow or the file system raises."""
-    import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
-
     status = os.stat(path)
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, arrow, metadata = file.schema, file.schema_arrow, file.metadata
@@ -220,7 +214,9 @@ def _look_into(path: str, columns: Mapping[str, str]) -> SourceFile:
             own = [leaf for leaf, top in zip(leaves, tops, strict=True) if top == name]
             if own:
                 described = tuple((leaf.path, leaf.physical_type, _logical(leaf)) for leaf in own)
-                found[role] = Column(described, _arrow(arrow.field(name).type))
+                kind = arrow.field(name).type
+                kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+                found[role] = Column(described, str(kind))
         numbers = [number for number, top in enumerate(tops) if top in columns.values()]
         groups = []
         for index in range(metadata.num_row_groups):
@@ -234,16 +230,6 @@ def _logical(leaf: Any) -> str:
     if described["Type"] == "Timestamp":
         return f"{'UTC' if described['isAdjustedToUTC'] else 'local'} {described['timeUnit']}"
     return str(described["Type"])
-
-
-def _arrow(kind: Any) -> str:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    return str(kind.value_type if pyarrow.types.is_dictionary(kind) else kind)
-
-
-def _local_path(uri: str) -> str:
-    return unquote(urlsplit(uri).path)
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:

@@ -15,10 +15,6 @@ from typing import Any
 from keytail.errors import KeytailError, UsageProblem
 
 FORMATS = ("parquet", "delta", "json")
-DELTA_SETTINGS = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -39,15 +35,6 @@ class Source:
     format: str
     columns: Columns = Columns()
     sort_by: tuple[str, ...] = ()
-
-
-def delta_settings() -> dict[str, str]:
-    """Return the settings of a session that reads Delta tables, with the jars that Spark fetches when it starts."""
-    import delta.pip_utils  # noqa: PLC0415 (only where Spark runs)
-    from pyspark.sql import SparkSession  # noqa: PLC0415 (only where Spark runs)
-
-    builder = delta.pip_utils.configure_spark_with_delta_pip(SparkSession.Builder())
-    return {"spark.jars.packages": builder._options["spark.jars.packages"], **DELTA_SETTINGS}
 
 
 def records_of(frame: Any, source: Source) -> Any:

@@ -123,7 +123,8 @@ def find_target(fs: FileSystem, request: Request) -> Target:
         places = found.get(number, [])
         if not places:
             _refuse_to_make(request, number, topic_id)
-        homes = tuple(facts for _, facts, _ in places) or (_emptiest(by_broker[0]),)
+        # A broker creates a new partition in the log dir with the fewest.
+        homes = tuple(facts for _, facts, _ in places) or (min(by_broker[0], key=lambda one: len(one.partitions)),)
         partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
         brokers_of[number] = tuple(brokers[broker] for broker, _, _ in places) or (brokers[0],)
     values = configuration.of(topic).values()
@@ -249,11 +250,6 @@ def _broker(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
             slug="different-broker-ids",
         )
     return next(iter(numbers), None)
-
-
-def _emptiest(dirs: Sequence[LogDirFacts]) -> LogDirFacts:
-    """Return the log dir with the fewest partitions, where a broker would create a new one."""
-    return min(dirs, key=lambda facts: len(facts.partitions))
 
 
 def _rules(request: Request, values: dict[str, Any]) -> Rules:

@@ -179,7 +179,7 @@ def recording(
     try:
         yield made
     except (Stopped, SparkEnded) as stop:
-        ledger.end(_rows_of(stop), "interrupted", "stopped" if isinstance(stop, Stopped) else stop.what)
+        ledger.end(stop.rows or (), "interrupted", "stopped" if isinstance(stop, Stopped) else stop.what)
         raise
     except BaseException as problem:
         ledger.end(made.rows, "failed", masked(str(problem)))
@@ -200,10 +200,6 @@ def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: F
         return
     if mended:
         ledger.on_note(f"ledger: {mended} missing outcomes of earlier runs were determined from the disk")
-
-
-def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:
-    return stop.rows or ()
 
 
 @as_caller()

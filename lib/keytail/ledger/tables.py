@@ -32,21 +32,11 @@ _REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined
 
 _NUMBERS = dict.fromkeys(
     (
-        "first_dirty_offset",
-        "end_dirty_offset",
-        "segments_before",
-        "segments_after",
-        "bytes_before",
-        "bytes_after",
-        "records_before",
-        "records_after",
-        "tombstones_removed",
-        "markers_removed",
-        "start_ms",
-        "end_ms",
+        "first_dirty_offset", "end_dirty_offset", "segments_before", "segments_after", "bytes_before", "bytes_after",
+        "records_before", "records_after", "tombstones_removed", "markers_removed", "start_ms", "end_ms",
     ),
     ("bigint", "as in the result row"),
-)
+)  # fmt: skip
 
 RUNS = {
     **_KEY,

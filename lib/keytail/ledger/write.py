@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,7 +244,7 @@ class Ledger:
             "status": status,
             "error": error,
             "partitions": len(rows),
-            "counts": _counts(rows),
+            "counts": dict(Counter(row.status for row in rows)),
             **{name: _sum(done, name) for name in ("bytes_before", "bytes_after", "records_before", "records_after")},
         }
         self._append_or_lose("runs", [outcome])
@@ -311,13 +312,6 @@ def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
         remedy="Repair its file system, give --ledger another folder, or run without --ledger",
         slug="unwritable-ledger",
     )
-
-
-def _counts(rows: Iterable[ResultRow]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.status] = counts.get(row.status, 0) + 1
-    return counts
 
 
 def _sum(rows: Iterable[ResultRow], name: str) -> int:

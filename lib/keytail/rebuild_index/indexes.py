@@ -156,7 +156,8 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
     refuse_changed_segment(fs, task)
     whole = scans[0]
     for part in scans[1:]:
-        if whole.damage is not None or whole.end != part.slice.start or not _begins_behind(whole, part):
+        begins_after = part.batches > 0 and whole.last_offset < part.first_offset
+        if whole.damage is not None or whole.end != part.slice.start or not begins_after:
             return index_segment(fs, task)
         _join(fs, task, whole, part)
     rows = np.concatenate([part.rows for part in scans])
@@ -164,10 +165,6 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
     if whole.indexer.is_over_full:
         raise _index_full(task)
     return _result(fs, task, replace(whole, rows=rows, epochs=epochs))
-
-
-def _begins_behind(whole: Scan, part: Scan) -> bool:
-    return part.batches > 0 and whole.last_offset < part.first_offset
 
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:

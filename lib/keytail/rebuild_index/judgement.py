@@ -7,32 +7,26 @@ is wrong if it leads to wrong answers, or to answers that require reading much o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable
 
 import numpy as np
 
 from keytail.errors import CorruptLog, Refused
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
+from keytail.log.records.opening import Stride
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import OpenedRows, Stride
+from keytail.log.stride import SegmentReader
 
 # An index is incomplete without entries over so many bytes, and over several times what the interval explains.
 UNINDEXED_BYTES = 1 << 20
 _INTERVALS = 4
 
 
-class Reader(Protocol):
-    """Opens the records of a stride."""
-
-    def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]: ...
-
-
 def why_wrong(
     offset_index: bytes,
     time_index: bytes,
     strides: Iterable[Stride],
-    reader: Reader,
+    reader: SegmentReader,
     *,
     base_offset: int,
     index_interval_bytes: int,
@@ -104,7 +98,7 @@ class _Batches:
         is_inside = (self.first[rows] <= offsets) & (offsets < self.last[rows])
         return rows, is_inside & (self.stride.table["magic"][rows] == 2)
 
-    def open(self, reader: Reader, offsets: np.ndarray) -> None:
+    def open(self, reader: SegmentReader, offsets: np.ndarray) -> None:
         """Find the records at these offsets. Those of a batch that cannot be opened are not judged."""
         if not len(offsets):
             return

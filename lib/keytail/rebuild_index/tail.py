@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,18 +126,14 @@ def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str])
     )
 
 
-def _recovered(segments: Sequence[SegmentFacts], recovery_point: int) -> Sequence[SegmentFacts]:
-    """Return the segments that a broker recovers after a crash: from the one that contains the recovery point on."""
-    first = max((n for n, segment in enumerate(segments) if segment.base_offset <= recovery_point), default=0)
-    return segments[first:]
-
-
 def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
     why = ""
-    recovered = _recovered(facts.segments, facts.recovery_point)
+    # A broker recovers the segments from the one that contains the recovery point on.
+    bases = [segment.base_offset for segment in facts.segments]
+    recovered_from = max((base for base in bases if base <= facts.recovery_point), default=bases[0])
     if facts.clean_shutdown:
         why = f"the broker stopped cleanly ({names.CLEAN_SHUTDOWN} exists), so this is not an interrupted write"
-    elif tail.next_offset < facts.recovery_point or tail.base_offset < recovered[0].base_offset:
+    elif tail.next_offset < facts.recovery_point or tail.base_offset < recovered_from:
         why = f"it is below the recovery point {facts.recovery_point}, up to which the log was flushed to disk"
     elif not tail.broker_cuts:
         why = "a broker that recovers the log would not truncate it here"

@@ -16,16 +16,7 @@ from typing import Any
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost
-from keytail.rebuild_index.indexes import (
-    Scan,
-    SegmentResult,
-    SegmentTask,
-    Slice,
-    cut,
-    finish,
-    index_segment,
-    scan,
-)
+from keytail.rebuild_index.indexes import Scan, SegmentResult, SegmentTask, Slice, cut, finish, index_segment, scan
 from keytail.rebuild_index.partition import (
     PartitionPlan,
     PartitionResult,
@@ -38,6 +29,7 @@ from keytail.rebuild_index.partition import (
 )
 from keytail.rebuild_index.partition import cut as cut_log
 from keytail.rebuild_index.tail import Cut
+from keytail.run.batching import in_bundles
 from keytail.run.ended import sweep
 from keytail.run.engine import Engine, ThisProcess, end_tasks
 from keytail.run.hosts import refuse_network_here, refuse_unseen
@@ -106,7 +98,8 @@ class Rebuild:
     def run(self) -> list[PartitionOutcome]:
         """Return an outcome for each plan, in their order."""
         done: dict[str, PartitionOutcome] = {}
-        bundles = list(_bundles(self.plans))
+        largest_first = sorted(self.plans, key=lambda plan: plan.log_bytes, reverse=True)
+        bundles = list(in_bundles(largest_first, lambda plan: plan.log_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
         self._cores = self.engine.parallel_tasks
         # While one bundle is finished in the driver, the next one keeps the cores busy.
         threads = 2 if self.engine.has_workers else 1
@@ -184,7 +177,8 @@ class Rebuild:
     def _on_workers(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
         """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the
         pieces of its task are run again, each by itself."""
-        chunks = _chunks(work, self._cores)
+        target = sum(one.size_bytes for one in work) // (_CHUNKS_A_CORE * self._cores)
+        chunks = list(in_bundles(work, lambda one: one.size_bytes, target))
         found: list[Outcome[Any]] = []
         function = partial(do_on_worker, shared_storage=self.shared_storage)
         run = partial(self.engine.run_bundle, function=function, stopped=lambda: self._stopped)
@@ -203,7 +197,9 @@ class Rebuild:
         self, plan: PartitionPlan, outcomes: Sequence[Outcome[Any]], start_ms: int
     ) -> PartitionOutcome:
         result, rest, installed = None, Rest(), False
-        problem = next((outcome.problem for outcome in _worst_first(outcomes) if outcome.problem is not None), None)
+        problems = (outcome.problem for outcome in outcomes if outcome.problem is not None)
+        # Damage is more important than other failures.
+        problem = min(problems, key=lambda problem: not isinstance(problem, CorruptLog), default=None)
         try:
             self._refuse_stopped()
             if problem is None:
@@ -268,39 +264,5 @@ def do_on_worker(
     return [attempt_one(one, work, attempt) for work in chunk]
 
 
-def _chunks(work: Sequence[Work], cores: int) -> list[list[Work]]:
-    """Return the same work in the same order, in parts of about equal size, some for each core."""
-    target = sum(one.size_bytes for one in work) // (_CHUNKS_A_CORE * cores)
-    chunks: list[list[Work]] = []
-    size = 0
-    for one in work:
-        if chunks and size + one.size_bytes <= target:
-            chunks[-1].append(one)
-            size += one.size_bytes
-        else:
-            chunks.append([one])
-            size = one.size_bytes
-    return chunks
-
-
 def _key(task: SegmentTask) -> tuple[str, int]:
     return task.partition_path, task.base_offset
-
-
-def _worst_first(outcomes: Sequence[Outcome[Any]]) -> list[Outcome[Any]]:
-    """Order outcomes with damage first: it is more important than other failures."""
-    return sorted(outcomes, key=lambda outcome: not isinstance(outcome.problem, CorruptLog))
-
-
-def _bundles(plans: Sequence[PartitionPlan]) -> Iterator[list[PartitionPlan]]:
-    """Yield bundles of one large partition or many small ones, largest first."""
-    bundle: list[PartitionPlan] = []
-    size = 0
-    for plan in sorted(plans, key=lambda plan: plan.log_bytes, reverse=True):
-        if bundle and (len(bundle) == BUNDLE_PARTITIONS or size + plan.log_bytes > BUNDLE_BYTES):
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(plan)
-        size += plan.log_bytes
-    if bundle:
-        yield bundle

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -133,6 +133,19 @@ def require_delta(spark: Any) -> None:
         remedy=f"Pass {' '.join(flags)} to spark-submit, or conf/spark-delta.conf as its --properties-file",
         slug="spark-without-delta",
     )
+
+
+@contextlib.contextmanager
+def changed_settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set Spark settings of the session for the duration of the context, then restore them."""
+    before = {key: spark.conf.get(key, None) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            spark.conf.unset(key) if old is None else spark.conf.set(key, old)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from keytail.errors import CorruptLog
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
@@ -31,8 +32,6 @@ def record_batches(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iter
 
 
 def _of_records(piece: Piece, schema: Any, table: RecordTable) -> Any:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     makers: dict[str, Callable[[], Any]] = {
         "key": lambda: binary(table.keys()),
         "value": lambda: binary(table.values()),
@@ -54,8 +53,6 @@ def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterat
 
 
 def _of_batches(piece: Piece, schema: Any, table: np.ndarray) -> Any:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     table = table[(table["last_offset"] >= piece.slice.from_offset) & (table["base_offset"] < piece.slice.end_offset)]
     attributes, n, offsets = table["attributes"], len(table), table["base_offset"]
     has_horizon = (attributes & DELETE_HORIZON) != 0
@@ -111,8 +108,6 @@ def _micros(times_ms: np.ndarray, offsets: np.ndarray, piece: Piece) -> np.ndarr
 
 def _headers(table: RecordTable, kind: Any) -> Any:
     """Return the headers of records, with null for a record without headers, as in Spark's own source."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     headers = table.headers()
     offsets = headers.offsets.astype(np.int32)
     fields = [header_names(headers.keys), binary(headers.values)]

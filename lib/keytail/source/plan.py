@@ -7,7 +7,7 @@ transaction, the batches around it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keytail.errors import Refused, UsageProblem, of_system
@@ -19,6 +19,7 @@ from keytail.log.readable import Readable, readable
 from keytail.log.slices import LogSlice, slices_of
 from keytail.log.transactions import read_aborted
 from keytail.lookup.steps import lookup_time
+from keytail.run.batching import in_bundles
 from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
 
 # The cost of opening a file, in bytes read, as in Spark: many small partitions share a task.
@@ -48,21 +49,9 @@ def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]
         for log_dir, entry in chosen
         for piece in _plan_live(fs, options, log_dir, entry)
     ]
-    return list(_shared_out(pieces, options.slice_bytes))
-
-
-def _shared_out(pieces: Iterable[Piece], most_bytes: int) -> Iterable[tuple[Piece, ...]]:
-    taken: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        cost = piece.slice.size_bytes + min(_OPENING_BYTES, most_bytes // 8)
-        if taken and size + cost > most_bytes:
-            yield tuple(taken)
-            taken, size = [], 0
-        taken.append(piece)
-        size += cost
-    if taken:
-        yield tuple(taken)
+    opening_bytes = min(_OPENING_BYTES, options.slice_bytes // 8)
+    shares = in_bundles(pieces, lambda piece: piece.slice.size_bytes + opening_bytes, options.slice_bytes)
+    return [tuple(share) for share in shares]
 
 
 def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:

@@ -18,7 +18,7 @@ from keytail.kernels.verify import batches as kernels
 from keytail.limits import max_record_bytes
 from keytail.log.records.block_check import check_block
 from keytail.log.window import Window
-from keytail.verify.indexes import Entries
+from keytail.verify.indexes import Entries, check_ends
 from keytail.verify.scope import Scope
 
 _BEYOND_ALL = 2**63 - 1
@@ -73,11 +73,6 @@ class BatchWalk:
         return int(self._state[kernels.RECORDS])
 
     @property
-    def largest_timestamp_ms(self) -> int:
-        """The largest timestamp of the latest segment; -1 for none."""
-        return int(self._state[kernels.MAX_TIMESTAMP])
-
-    @property
     def spoiled(self) -> bool:
         """Whether an invalid batch was found; batches after it are not passed on."""
         return bool(self._state[kernels.SPOILED])
@@ -87,21 +82,12 @@ class BatchWalk:
         """The number of batches without a leader epoch."""
         return int(self._state[kernels.WITHOUT_EPOCH])
 
-    def unmet(self) -> tuple[int, int]:
-        """Return the index of the first entry of the offset index, and of the time index, that no batch has reached."""
-        return int(self._state[kernels.INDEX_AT]), int(self._state[kernels.TIME_AT])
-
-    @property
-    def has_open_entry(self) -> bool:
-        """Whether the last offset index entry that a batch has reached has an offset above those of all batches."""
-        return bool(self._state[kernels.SET_IS_OPEN])
-
     def close(self) -> None:
         self._window.close()
 
-    def segment(self, base: int, next_base: int | None, entries: Entries) -> bool:
-        """Walk over the segment at `base`; return False if the walk had to stop before its end."""
-        self._base = base
+    def segment(self, base: int, next_base: int | None, entries: Entries) -> None:
+        """Walk over the segment at `base`, and if the walk reaches its end, check the ends of its indexes too."""
+        self._base, batches_before = base, self.batches
         log = names.segment_file(base, names.LOG)
         size_bytes = self.scope.files[log].size_bytes
         for at, value in (
@@ -126,9 +112,10 @@ class BatchWalk:
         except OSError as problem:
             self.scope.unreadable(log, problem)
         self._hand_on()
-        if not whole and not (self.scope.live and self.scope.is_active(base)):
+        if whole:
+            check_ends(self.scope, entries, self._state, self.batches - batches_before)
+        elif not (self.scope.live and self.scope.is_active(base)):
             self._state[kernels.SPOILED] = 1
-        return whole
 
     def _hand_on(self) -> None:
         rows, runs = int(self._state[kernels.ROWS]), int(self._state[kernels.RUNS])

@@ -68,6 +68,9 @@ class EpochCheck:
         line = i + _FIRST_LINE
         self._scope.findings.add(kind, names.LEADER_EPOCHS, offset=start, line=line, epoch=epoch, start=start, **facts)
 
+    def _add_epochs(self, kind: str, first: int, **facts: Any) -> None:
+        self._scope.findings.add(kind, names.LEADER_EPOCHS, offset=first, first=first, **facts)
+
     def _compare(self, epochs: np.ndarray, starts: np.ndarray, without_epoch: int) -> None:
         """Check that the entry for each batch at or above the log start offset has the epoch of the batch."""
         if not len(starts):
@@ -85,8 +88,7 @@ class EpochCheck:
             if epochs[i] != epoch:
                 self._add_wrong(number, epoch, int(epochs[i]), first)
             elif behind != i:
-                facts: dict[str, Any] = {"epoch": epoch, "stated": int(epochs[i + 1]), "first": int(starts[i + 1])}
-                self._scope.findings.add("epochs-wrong", names.LEADER_EPOCHS, offset=int(starts[i + 1]), **facts)
+                self._add_epochs("epochs-wrong", int(starts[i + 1]), epoch=epoch, stated=int(epochs[i + 1]))
 
     def _check_missing(self, without_epoch: int) -> None:
         """Add a finding about a file without entries if every batch has an epoch and the latest batches are present."""
@@ -94,16 +96,14 @@ class EpochCheck:
         # After a crash the file may have been truncated at a log start offset that is not on disk yet.
         if runs and not without_epoch and self._scope.claims.clean_shutdown:
             first = max(int(runs[0][columns.RUN_BASE]), self._scope.log_start)
-            facts: dict[str, Any] = {"epoch": int(runs[-1][columns.RUN_EPOCH]), "first": first}
-            self._scope.findings.add("epochs-missing", names.LEADER_EPOCHS, offset=first, **facts)
+            self._add_epochs("epochs-missing", first, epoch=int(runs[-1][columns.RUN_EPOCH]))
 
     def _add_wrong(self, number: int, epoch: int, stated: int, first: int) -> None:
         """Add a finding about the log if its own epochs do not rise, else about the checkpoint file."""
         before = int(self._runs[number - 1][columns.RUN_EPOCH]) if number else 0
         behind = int(self._runs[number + 1][columns.RUN_EPOCH]) if number + 1 < len(self._runs) else epoch
         if before <= epoch <= behind:
-            facts: dict[str, Any] = {"epoch": epoch, "stated": stated, "first": first}
-            self._scope.findings.add("epochs-wrong", names.LEADER_EPOCHS, offset=first, **facts)
+            self._add_epochs("epochs-wrong", first, epoch=epoch, stated=stated)
         else:
             run = self._runs[number]
             log = names.segment_file(self._bases[number], names.LOG)

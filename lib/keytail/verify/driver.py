@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from keytail.cli.selection import Chosen, choose
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.batching import in_bundles
 from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
 from keytail.run.rates import HERE_BYTES, VERIFIED_BYTES_PER_S
@@ -180,7 +181,8 @@ def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> Non
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:
-        bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
+        largest_first = sorted(tasks, key=lambda task: task.size_bytes, reverse=True)
+        bundles = list(in_bundles(largest_first, lambda task: task.size_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
         run = partial(engine.run_bundle, function=verify_on_worker, name="verify", stopped=stopped.is_set)
         jobs = [pool.submit(run, bundle) for bundle in bundles]
         try:
@@ -192,15 +194,3 @@ def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> Non
             pool.shutdown(wait=False, cancel_futures=True)
             end_tasks(engine, lambda: any(job.running() for job in jobs))
             raise
-
-
-def _bundles(tasks: Sequence[VerifyTask]) -> Iterator[list[VerifyTask]]:
-    bundle: list[VerifyTask] = []
-    for task in tasks:
-        full = len(bundle) == BUNDLE_PARTITIONS or sum(t.size_bytes for t in bundle) + task.size_bytes > BUNDLE_BYTES
-        if bundle and full:
-            yield bundle
-            bundle = []
-        bundle.append(task)
-    if bundle:
-        yield bundle

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from keytail.verify.finding_kind import Kind, Severity
@@ -69,7 +70,7 @@ class Findings:
         self._by_file[file] += 1
         loses = self._start_loses(KINDS[kind], file, recovered)
         if self._by_file[file] <= MOST_A_FILE:
-            self._put(kind, file, byte_position, offset, recovered, facts, loses)
+            self._put(kind, file, facts, loses, byte_position, offset, recovered)
         elif loses:
             self._losing.add(file)
 
@@ -77,8 +78,7 @@ class Findings:
         """Add for each file a finding with the number of those that were only counted."""
         for file, count in sorted(self._by_file.items()):
             if count > MOST_A_FILE:
-                facts: dict[str, int | str] = {"count": count - MOST_A_FILE}
-                self._put("more", file, None, None, False, facts, file in self._losing)
+                self._put("more", file, {"count": count - MOST_A_FILE}, file in self._losing)
         self._by_file.clear()
         self._losing.clear()
 
@@ -92,11 +92,11 @@ class Findings:
         self,
         name: str,
         file: str,
-        byte_position: int | None,
-        offset: int | None,
-        recovered: bool,
-        facts: dict[str, int | str],
+        facts: Mapping[str, int | str],
         start_loses: bool,
+        byte_position: int | None = None,
+        offset: int | None = None,
+        recovered: bool = False,
     ) -> None:
         kind = KINDS[name]
         instead = kind.recovered if recovered else None

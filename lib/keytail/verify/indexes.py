@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from keytail.format import names
 from keytail.format.batch import HEADER_BYTES
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
+from keytail.kernels.verify import batches as kernels
 from keytail.verify.scope import Scope
 
 _UNINDEXED_BYTES = 1 << 20
@@ -122,30 +122,18 @@ def _rising(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_byt
     return first
 
 
-class EndOfWalk(Protocol):
-    """The state of the walk after all batches of a segment."""
-
-    @property
-    def largest_timestamp_ms(self) -> int: ...
-
-    @property
-    def has_open_entry(self) -> bool: ...
-
-    def unmet(self) -> tuple[int, int]: ...
-
-
-def check_ends(scope: Scope, entries: Entries, walk: EndOfWalk, batches: int) -> None:
+def check_ends(scope: Scope, entries: Entries, state: np.ndarray, batches: int) -> None:
     """After a complete walk, add findings about index entries that matched no batch, and about missing entries of a
-    closed segment. `batches`: the number of batches in the segment.
+    closed segment. `state` is that of the kernel, `batches` the number of batches in the segment.
     """
     base, active = entries.base, scope.is_active(entries.base)
-    unmet, largest_timestamp_ms = walk.unmet(), walk.largest_timestamp_ms
+    unmet, largest_timestamp_ms = int(state[kernels.INDEX_AT]), int(state[kernels.MAX_TIMESTAMP])
     if not (scope.live and active):
-        if walk.has_open_entry:
-            entries.add_offset_entry(scope, unmet[0] - 1, at_batch=True)
-        for i in range(unmet[0], len(entries.offsets)):
+        if state[kernels.SET_IS_OPEN]:
+            entries.add_offset_entry(scope, unmet - 1, at_batch=True)
+        for i in range(unmet, len(entries.offsets)):
             entries.add_offset_entry(scope, i, at_batch=False)
-        for i in range(unmet[1], len(entries.times)):
+        for i in range(int(state[kernels.TIME_AT]), len(entries.times)):
             entries.add_time_entry(scope, i, at_batch=False)
     if active and (scope.live or not scope.claims.clean_shutdown):
         return

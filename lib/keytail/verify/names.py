@@ -27,7 +27,11 @@ def check_names(scope: Scope) -> None:
         elif name.kind == "fatal":
             scope.findings.add("fatal-name", name.name)
         if name.kind not in ("other", "scratch"):
-            _check_kind_of_file(scope, scope.files[name.name], name.suffix)
+            entry = scope.files[name.name]
+            if not entry.is_regular:
+                scope.findings.add("not-regular", entry.name)
+            elif name.suffix == names.LOG and entry.size_bytes > MAX_LOG_BYTES:
+                scope.findings.add("too-large", entry.name, size=entry.size_bytes)
     _check_swaps(scope, parsed)
     if scope.live:  # a file may have vanished while the directory was listed
         return
@@ -37,13 +41,6 @@ def check_names(scope: Scope) -> None:
             scope.findings.add("orphan", name.name, offset=name.base_offset)
     if not scope.bases:
         scope.findings.add("no-segment", "")
-
-
-def _check_kind_of_file(scope: Scope, entry: DirEntry, suffix: str) -> None:
-    if not entry.is_regular:
-        scope.findings.add("not-regular", entry.name)
-    elif suffix == names.LOG and entry.size_bytes > MAX_LOG_BYTES:
-        scope.findings.add("too-large", entry.name, size=entry.size_bytes)
 
 
 def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:

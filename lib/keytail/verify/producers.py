@@ -6,6 +6,9 @@ was written, a marker is removed only after its data, a transaction entry only w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
 from keytail.format import names
@@ -16,6 +19,7 @@ from keytail.kernels.verify import producers as kernels
 from keytail.verify.scope import Scope
 
 _SNAPSHOT_HEAD_BYTES, _SNAPSHOT_ENTRY_BYTES = 10, 46
+T = TypeVar("T")
 
 
 class ProducerChecks:
@@ -24,7 +28,7 @@ class ProducerChecks:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._snapshots = _snapshot_offsets(scope)
+        self._snapshots = scope.offsets_of(names.SNAPSHOT)
         self._numbers: dict[int, int] = {}
         self._ids: list[int] = []
         self._state = np.full((16, kernels.STATE_COLUMNS), -1, dtype=np.int64)
@@ -44,7 +48,7 @@ class ProducerChecks:
             if at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
-                self._check_readable(at)  # a broker removes it when it starts
+                self._read_snapshot(at, check_snapshot)  # a broker removes it when it starts
         self._follow(base, rows)
 
     def _follow(self, base: int, rows: np.ndarray) -> None:
@@ -89,7 +93,7 @@ class ProducerChecks:
 
     def _check_snapshot(self, at: int) -> None:
         file = names.segment_file(at, names.SNAPSHOT)
-        entries = self._read_snapshot(at)
+        entries = self._read_snapshot(at, parse_snapshot)
         if entries is None:
             return
         known = set()
@@ -111,27 +115,15 @@ class ProducerChecks:
                 reason = f"it has no entry, but in the log its transaction is open since offset {opened[still_open]}"
                 self._scope.findings.add("snapshot-entry", file, None, at, producer=producer, reason=reason)
 
-    def _read_snapshot(self, at: int) -> list[ProducerEntry] | None:
-        """Return the entries of the snapshot at offset `at`; None, with a finding, if it is not valid."""
+    def _read_snapshot(self, at: int, parse: Callable[[bytes], T]) -> T | None:
+        """Return the snapshot at offset `at` as parsed; None, with a finding, if it is not valid."""
         file = names.segment_file(at, names.SNAPSHOT)
         data = self._scope.read(file)
-        if data is None:
-            return None
         try:
-            return parse_snapshot(data)
+            return None if data is None else parse(data)
         except ValueError as problem:
             self._scope.findings.add("snapshot", file, 0, at, reason=str(problem))
             return None
-
-    def _check_readable(self, at: int) -> None:
-        file = names.segment_file(at, names.SNAPSHOT)
-        data = self._scope.read(file)
-        if data is None:
-            return
-        try:
-            check_snapshot(data)
-        except ValueError as problem:
-            self._scope.findings.add("snapshot", file, 0, at, reason=str(problem))
 
     # Transaction indexes
 
@@ -148,18 +140,14 @@ class ProducerChecks:
         of_marker = np.full(len(aborts), -1, dtype=np.int64)
         for i, entry in enumerate(entries):
             marker = aborts[places[i]] if places[i] < len(aborts) else None
-            if marker is not None and self._is_of(entry, marker):
+            if marker is not None and (entry["last_offset"], entry["producer_id"]) == (
+                marker[kernels.MARKER_OFFSET], self._ids[marker[kernels.MARKER_PRODUCER]]
+            ):  # fmt: skip
                 of_marker[places[i]] = i
             else:
                 self._add(base, "txn-no-marker", file, i, int(entry["last_offset"]), producer=int(entry["producer_id"]))
         for marker, of in zip(aborts, of_marker, strict=True):
             self._check_abort(base, file, marker, None if of < 0 else entries[of], int(of))
-
-    def _is_of(self, entry: np.void, marker: np.ndarray) -> bool:
-        return bool(
-            entry["last_offset"] == marker[kernels.MARKER_OFFSET]
-            and entry["producer_id"] == self._ids[marker[kernels.MARKER_PRODUCER]]
-        )
 
     def _check_abort(self, base: int, file: str, marker: np.ndarray, entry: np.void | None, i: int) -> None:
         """Check one ABORT marker, and its entry if it has one."""
@@ -225,20 +213,10 @@ class ProducerChecks:
             elif at <= log_end_offset and believed and at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
-                self._check_readable(at)
-        some = bool(_snapshot_offsets(self._scope))
+                self._read_snapshot(at, check_snapshot)
+        some = self._scope.offsets_of(names.SNAPSHOT)
         if self._ids and not some and self._scope.claims.clean_shutdown and not self._scope.live:
             self._scope.findings.add("snapshots-missing", "")
-
-
-def _snapshot_offsets(scope: Scope) -> list[int]:
-    """Return the offsets of all producer snapshots, ascending."""
-    parsed = map(names.parse_file_name, scope.files)
-    return sorted(
-        name.base_offset
-        for name in parsed
-        if name.kind == "live" and name.suffix == names.SNAPSHOT and name.base_offset is not None
-    )
 
 
 def _nonsense(entry: ProducerEntry, at: int) -> str:

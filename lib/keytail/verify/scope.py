@@ -55,12 +55,7 @@ class Scope:
 
     def __post_init__(self) -> None:
         self.files = {entry.name: entry for entry in self.listing if not entry.is_dir}
-        parsed = map(names.parse_file_name, self.files)
-        self.bases = sorted(
-            name.base_offset
-            for name in parsed
-            if name.kind == "live" and name.suffix == names.LOG and name.base_offset is not None
-        )
+        self.bases = self.offsets_of(names.LOG)
         if not self.bases:
             return
         self.findings.last = names.segment_file(self.bases[-1], "")
@@ -68,6 +63,11 @@ class Scope:
             names.segment_file(base, "") for base in self.bases
             if names.segment_file(base, names.INDEX) not in self.files
         )  # fmt: skip
+
+    def offsets_of(self, suffix: str) -> list[int]:
+        """Return the offsets in the names of the live files with this suffix, ascending."""
+        offsets = (names.base_of_live(file) for file in self.files if file.endswith(suffix))
+        return sorted(offset for offset in offsets if offset is not None)
 
     def is_active(self, base: int) -> bool:
         return base == self.bases[-1]

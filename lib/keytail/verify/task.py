@@ -16,7 +16,7 @@ from keytail.log.fs import FileSystem
 from keytail.verify.batches import BatchWalk
 from keytail.verify.claims import EpochCheck, check_claims
 from keytail.verify.findings import Finding, Findings
-from keytail.verify.indexes import check_ends, read_entries
+from keytail.verify.indexes import read_entries
 from keytail.verify.missing import MissingSegments
 from keytail.verify.names import check_names, check_owners
 from keytail.verify.producers import ProducerChecks
@@ -78,9 +78,8 @@ def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport
         for base, next_base in zip(scope.bases, [*scope.bases[1:], None], strict=False):
             entries = read_entries(scope, base)
             index_entries += len(entries)
-            batches_before, records_before = walk.batches, walk.records
-            if walk.segment(base, next_base, entries):
-                check_ends(scope, entries, walk, walk.batches - batches_before)
+            records_before = walk.records
+            walk.segment(base, next_base, entries)
             producers.close_segment(base, believed=not walk.spoiled)
             missing.after_segment(base, walk.records - records_before, walk.last_offset)
     finally:
