@@ -25,7 +25,7 @@ from keytail.import_.cells import Scratch
 from keytail.import_.install import finish, install
 from keytail.import_.plan import ImportPlan
 from keytail.import_.records import Unpack, attempt_name
-from keytail.import_.rows import Rows
+from keytail.import_.rows import Rows, with_partitions
 from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.import_.slices import Slices, slices_of
 from keytail.import_.source import Source, records_of
@@ -61,7 +61,9 @@ def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
     """Return the source in the strategy that suits it, chosen by the DataFrame that `import_source.opened` returned."""
     rows = records_of(frame, source)  # in either strategy this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
-    return found if isinstance(found, Slices) else Rows.of(spark, rows, source, n_partitions, found)
+    if isinstance(found, Slices):
+        return found
+    return Rows(spark, with_partitions(rows, n_partitions), source, n_partitions, why=found)
 
 
 @dataclass
