@@ -17,7 +17,6 @@ from keytail.cli.kafka_version import which_kafka
 from keytail.cli.metadata import read_cluster
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
-from keytail.config.kafka_version import Inferred
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused, in_words
@@ -52,17 +51,13 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
         of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
         rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
     cluster = read_cluster(fs, paths, configuration)
-    rows += _kafka(which_kafka(fs, surveyed, cluster))
+    kafka = which_kafka(fs, surveyed, cluster)
+    rows.append(CheckRow("Kafka", OK, f"version {kafka.sentence}"))
+    rows += [CheckRow(f"Kafka: {one.seen}", OK, one.means) for one in kafka.evidence]
     rows.append(metadata(cluster, now_ms))
     if small := small_segments(replace(configuration, cluster=cluster)):
         rows.append(CheckRow("segment.bytes", WARN, small, SET_MORE))
     return [*rows, clock(now_ms, newest)]
-
-
-def _kafka(inferred: Inferred) -> list[CheckRow]:
-    """Return a row with the versions that may have written the log dirs, and a row for each evidence."""
-    signs = [CheckRow(f"Kafka: {one.seen}", OK, one.means) for one in inferred.evidence]
-    return [CheckRow("Kafka", OK, f"version {inferred.sentence}"), *signs]
 
 
 def metadata(cluster: Cluster, now_ms: int) -> CheckRow:

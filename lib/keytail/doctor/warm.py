@@ -34,6 +34,7 @@ from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
 from keytail.format.build import build_batch
 from keytail.format.compression import CODECS, GZIP, compress
+from keytail.format.control import ControlType, encode_transaction_marker
 from keytail.kernels import jit
 from keytail.kernels.native import crc32c
 from keytail.log.append.partition_log import PartitionLog
@@ -47,7 +48,6 @@ from keytail.salvage.partition import Settings, salvage_partition
 from keytail.verify.task import verify_partition
 
 _NOW_MS = time.time_ns() // 1_000_000
-_COMMIT, _ABORT = 1, 0
 
 
 def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
     for module in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):
         importlib.import_module(module.name)
     with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
-        paths = [_new_partition(home, "warm", 0), _transactional_partition(home), _old_partition(home)]
+        paths = [_new_partition(home, "warm"), _transactional_partition(home), _old_partition(home)]
         on_step("auditing")
         for path in paths:
             _audit(path, home)
@@ -86,7 +86,7 @@ def _audit(path: str, home: str) -> None:
     """Audit a partition and a different one as replicas: nearly all records are missing in one of them, and have to be
     explained."""
     facts = survey(path)
-    other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}", 0))
+    other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}"))
     logs = tuple(
         ReplicaLog(
             name, one.path, tuple((s.base_offset, s.log_bytes, s.log_mtime_ns) for s in one.segments),
@@ -98,14 +98,14 @@ def _audit(path: str, home: str) -> None:
     audit(AuditTask("warm", 0, logs, end, cleaning_limits(logs), 2, 1, 1), first, Alone(LOCAL))
 
 
-def _directory(home: str, topic: str, partition: int) -> str:
-    path = os.path.join(home, names.partition_dir(topic, partition))
+def _directory(home: str, topic: str) -> str:
+    path = os.path.join(home, names.partition_dir(topic, 0))
     LOCAL.mkdir(path, LOCAL.stat(home))
     return path
 
 
-def _new_partition(home: str, topic: str, partition: int) -> str:
-    path = _directory(home, topic, partition)
+def _new_partition(home: str, topic: str) -> str:
+    path = _directory(home, topic)
     with PartitionLog.open(path, now_ms=_NOW_MS) as log:
         for codec in range(len(CODECS)):
             for _ in range(4):
@@ -117,7 +117,7 @@ def _new_partition(home: str, topic: str, partition: int) -> str:
 
 def _transactional_partition(home: str) -> str:
     """Create a partition with committed and aborted transactions, and with batches without a producer id."""
-    path = _directory(home, "warm-transactions", 0)
+    path = _directory(home, "warm-transactions")
     with PartitionLog.open(path, now_ms=_NOW_MS) as log:
         for n in range(6):
             producer = 1000 + n % 2
@@ -125,7 +125,7 @@ def _transactional_partition(home: str) -> str:
             batches = [
                 build_batch(_records(at, 5), base_offset=at),
                 _of_producer(build_batch(_records(at + 5, 5), base_offset=at + 5), producer, 5 * (n // 2)),
-                _marker(at + 10, producer, _ABORT if n % 3 == 0 else _COMMIT),
+                _marker(at + 10, producer, ControlType.ABORT if n % 3 == 0 else ControlType.COMMIT),
             ]
             for batch in batches:
                 log.append_as_follower(batch, now_ms=_NOW_MS)
@@ -143,15 +143,15 @@ def _of_producer(batch: bytes, producer_id: int, sequence: int, attributes: int 
     return data.tobytes()
 
 
-def _marker(offset: int, producer_id: int, kind: int) -> bytes:
-    record = (_NOW_MS, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0))
+def _marker(offset: int, producer_id: int, kind: ControlType) -> bytes:
+    record = (_NOW_MS, *encode_transaction_marker(kind, 0))
     return _of_producer(build_batch([record], base_offset=offset), producer_id, -1, TRANSACTIONAL | CONTROL)
 
 
 def _old_partition(home: str) -> str:
     """Create a partition with messages of magic 0 and 1, and two segments of batches at its end: without them no
     segment could lose all its records."""
-    path = _directory(home, "warm-old", 0)
+    path = _directory(home, "warm-old")
     like = LOCAL.stat(home)
     for base in (0, 20):
         magic = base // 20
@@ -222,7 +222,7 @@ def _compact(path: str) -> None:
 
 def _many_keys(home: str) -> str:
     """Create a partition with more keys than the initial table of a map can hold."""
-    path = _directory(home, "warm-keys", 0)
+    path = _directory(home, "warm-keys")
     with PartitionLog.open(path, now_ms=_NOW_MS) as log:
         for part in range(4):
             records = [(_NOW_MS, b"key-%d" % (n + part * 4000), b"value" * 4) for n in range(6000)]

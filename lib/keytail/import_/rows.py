@@ -16,7 +16,7 @@ import pyarrow
 
 from keytail.format.encode import RecordColumns
 from keytail.import_.records import Load, Unpack, bytes_column, columns_of
-from keytail.import_.source import Source, sort_columns
+from keytail.import_.source import Source
 from keytail.kernels.murmur2 import partition_of_keys
 
 # Spark computes the size of the batch at each row, to keep it below maxBytesPerBatch. For columns with lists, the time
@@ -33,11 +33,6 @@ class Rows:
     source: Source
     n_partitions: int
     why: str
-
-    @classmethod
-    def of(cls, spark: Any, records: Any, source: Source, n_partitions: int, why: str) -> Rows:
-        """Create from `records`, the DataFrame that `records_of` returns."""
-        return cls(spark, _with_partitions(records, n_partitions), source, n_partitions, why)
 
     @property
     def told(self) -> str:
@@ -68,7 +63,7 @@ class Rows:
         records = self.records.where(~F.col("partition").isin(list(passed))) if passed else self.records
         names = [name for name in ("key", "value", "timestamp", "headers") if name in records.columns]
         ordered = records.repartitionById(self.n_partitions, F.col("partition")).sortWithinPartitions(
-            *sort_columns(self.source), "number"
+            *(f"sort_{number}" for number in range(len(self.source.sort_by))), "number"
         )
         return ordered.select(*names, "partition"), unpack
 
@@ -82,7 +77,7 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
             yield int(partitions[start]), columns_of(batch.slice(start, end - start))
 
 
-def _with_partitions(records: Any, n_partitions: int) -> Any:
+def with_partitions(records: Any, n_partitions: int) -> Any:
     """Add the partition of each record: its own, else from its key, else all partitions in turn."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 

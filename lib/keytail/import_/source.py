@@ -100,10 +100,6 @@ def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]
     return chosen
 
 
-def sort_columns(source: Source) -> list[str]:
-    return [f"sort_{number}" for number in range(len(source.sort_by))]
-
-
 def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partitions: int) -> str:
     """Return an id for importing this source, with its current files, into this topic: 32 hexadecimal digits."""
     files = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -113,29 +114,12 @@ def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
 
 
 def plan_partition(
-    fs: FileSystem,
-    facts: PartitionFacts,
-    *,
-    index_interval_bytes: int,
-    segment_index_bytes: int,
-    rebuild_all: bool = False,
-    execute: bool = False,
-    truncate: bool = False,
-    is_in_use: bool = False,
-    run_id: str = "",
+    fs: FileSystem, facts: PartitionFacts, *, index_interval_bytes: int, segment_index_bytes: int, **more: Any
 ) -> PartitionPlan:
-    """Plan the rebuild. Reads the transaction indexes, which are small, and no log."""
-    return PartitionPlan(
-        facts=facts,
-        index_interval_bytes=index_interval_bytes,
-        segment_index_bytes=segment_index_bytes,
-        known_entries=read_aborted(fs, facts.path, facts.segments, 0),
-        rebuild_all=rebuild_all,
-        execute=execute,
-        truncate=truncate,
-        is_in_use=is_in_use,
-        run_id=run_id,
-    )
+    """Plan the rebuild. Reads the transaction indexes, which are small, and no log. `more` are further fields of the
+    plan."""
+    known_entries = read_aborted(fs, facts.path, facts.segments, 0)
+    return PartitionPlan(facts, index_interval_bytes, segment_index_bytes, known_entries, **more)
 
 
 def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:

@@ -90,17 +90,10 @@ class BatchWalk:
         self._base, batches_before = base, self.batches
         log = names.segment_file(base, names.LOG)
         size_bytes = self.scope.files[log].size_bytes
-        for at, value in (
-            (kernels.FROM, 0),
-            (kernels.STAGE, 0),
-            (kernels.SEGMENT_BASE, base),
-            (kernels.NEXT_BASE, _BEYOND_ALL if next_base is None else next_base),
-            (kernels.MAX_TIMESTAMP, -1),
-            (kernels.INDEX_AT, 0),
-            (kernels.TIME_AT, 0),
-            (kernels.SET_IS_OPEN, 0),
-        ):
-            self._state[at] = value
+        self._state[[kernels.FROM, kernels.STAGE, kernels.INDEX_AT, kernels.TIME_AT, kernels.SET_IS_OPEN]] = 0
+        self._state[kernels.SEGMENT_BASE] = base
+        self._state[kernels.NEXT_BASE] = _BEYOND_ALL if next_base is None else next_base
+        self._state[kernels.MAX_TIMESTAMP] = -1
         whole = False
         try:
             self._window.open(f"{self.scope.path}/{log}", size_bytes)
