@@ -32,10 +32,11 @@ browser:  ## the browser that shows pages in tests (Debian's chromium, as root)
 	command -v chromium >/dev/null || { apt-get -o Acquire::Retries=3 update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
-lint: venv  ## ruff, mypy, import-linter
+lint: venv  ## ruff, mypy, import-linter, terms
 	$(BIN)/ruff check lib jobs tests airflow_dags
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.terms
 
 # Tests wait for JVMs and brokers, so twice as many processes as there are cores keep these busy.
 # `make test TESTS=tests/log` and `make test TESTS="tests/log -k lock"` are some of the tests.
@@ -100,12 +101,12 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' lib/keytail/__init__.p
 image:  ## an image for executors; ENGINE=podman or buildah; ARGS='--build-arg UID=1001' and others of conf/Dockerfile
 	$(ENGINE) build -f conf/Dockerfile -t keytail:$(VERSION) --build-arg VERSION=$(VERSION) $(ARGS) .
 
-reference: venv  ## the pages REFERENCE, ERRORS and ROWS anew, from the program itself
+reference: venv  ## generate the pages REFERENCE, ERRORS and ROWS from the program
 	$(BIN)/python -m keytail.main.reference > lib/keytail/main/REFERENCE.md
 	$(BIN)/python -m keytail.main.reference_errors > lib/keytail/main/ERRORS.md
 	$(BIN)/python -m keytail.main.reference_rows > lib/keytail/cli/ROWS.md
 
-golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
+golden: venv  ## generate the golden logs again with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite
 
 clean:  ## remove what make built

@@ -213,7 +213,7 @@ def _flag(name: str) -> str:
 
 
 Command = Callable[..., tuple[str, ...]]
-"""The words of a verb for some log dirs, as `Broker.command` makes them: verb, then further flags."""
+"""The arguments of a command for some log dirs, as by `Broker.command`: its name, then further flags."""
 
 
 def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] = ()) -> dict[str, Any]:

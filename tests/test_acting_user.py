@@ -43,11 +43,11 @@ def run(script: str, private: Path) -> object:
 def test_the_process_has_the_users_ids_and_root_only_to_change_them_back(private: Path) -> None:
     before, during, after = run(
         """
-told = [status()]
+seen = [status()]
 acting_user.become(user)
-told.append(status())
+seen.append(status())
 acting_user.give_back()
-print(json.dumps([*told, status()]))
+print(json.dumps([*seen, status()]))
 """,
         private,
     )

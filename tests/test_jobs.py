@@ -36,7 +36,7 @@ def test_each_job_says_that_there_is_no_keytail(job: Path) -> None:
     assert "has no module keytail; set PYSPARK_PYTHON" in done.stderr
 
 
-def test_it_starts_anew_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_restarted_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # both variables are restored after the test
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "python3")

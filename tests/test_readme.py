@@ -31,7 +31,7 @@ def _flags(verb: str) -> set[str]:
     return {name for parameter in command.params for name in parameter.opts}
 
 
-def test_every_flag_is_one_of_the_verbs() -> None:
+def test_every_flag_is_one_of_the_commands() -> None:
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     known = set().union(*map(_flags, verbs)) | {"--help", "--install-completion"}
     told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TOLD))
@@ -41,13 +41,13 @@ def test_every_flag_is_one_of_the_verbs() -> None:
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_every_verb_is_in_the_readmes_table(verb: str) -> None:
+def test_every_command_is_in_the_readmes_table(verb: str) -> None:
     table = README[README.index("| Command |") :]
     assert f"`{verb}`" in table[: table.index("\n\n")]
 
 
 @pytest.mark.parametrize("verb", ["plan", "compact", "verify", "lookup", "rebuild-index", "describe", "expire"])
-def test_every_verb_is_there(verb: str) -> None:
+def test_every_command_is_there(verb: str) -> None:
     assert f"keytail {verb} --config" in TOLD
 
 

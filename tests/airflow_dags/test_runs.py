@@ -103,11 +103,11 @@ def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path
 # A keytail for brokers that writes no ledger and knows one run. $0 and the name of the broker, then its arguments.
 STAND_IN = """
 import json, sys
-folder, name, verb, *words = sys.argv[1:]
+folder, name, command, *words = sys.argv[1:]
 with open(f"{folder}/{name}", "a") as file:
-    file.write(json.dumps([verb, *words]) + "\\n")
+    file.write(json.dumps([command, *words]) + "\\n")
 row = {"topic": "orders", "partition": 0, "log_dir": "/d", "error": ""}
-if verb == "compact":
+if command == "compact":
     print(f"keytail: ledger: this is run 20260101-{name}; to show it: "
           "keytail history --ledger L --run R", file=sys.stderr)
 rows = {
@@ -121,7 +121,7 @@ rows = {
     ],
 }
 maintained = [{"table": "runs", "status": "maintained", "error": ""}]
-print(json.dumps(maintained if "--maintain" in words else rows[verb]))
+print(json.dumps(maintained if "--maintain" in words else rows[command]))
 """
 
 

@@ -212,7 +212,7 @@ SECTIONS: dict[str, tuple[Callable[[Any], float], str, bool, str]] = {
         "entries in the file",
         False,
         "The driver sets one entry of a log dir's cleaner checkpoint for each partition that is done: the file is "
-        "read, written anew and made durable. One at a time.",
+        "read, rewritten and made durable. One at a time.",
     ),
 }
 

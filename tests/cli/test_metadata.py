@@ -63,7 +63,7 @@ def test_no_topic_needs_to_be_named(run: Run, log_dir: Path, log: MetadataLog) -
     assert METADATA in said
 
 
-def test_old_metadata_is_told(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_old_metadata_is_reported(run: Run, log_dir: Path, log: MetadataLog) -> None:
     as_of_ms = T0 + log.end_offset - 1
     _, said = plan(run, log_dir, "--now", str(as_of_ms + 3_600_000))
     assert "Warning" not in said
@@ -341,7 +341,7 @@ def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
 
 
 @pytest.mark.parametrize("verb", ["plan", "compact", "expire", "rebuild-index", "describe", "salvage"])
-def test_each_verb_says_which_metadata_it_uses(
+def test_each_command_reports_which_metadata_it_uses(
     run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path, verb: str
 ) -> None:
     more = ("--to", tmp_path / "saved") if verb == "salvage" else ()

@@ -65,7 +65,7 @@ EVENTS = st.one_of(
     st.sampled_from([1.0, 3.5]),
     st.lists(EVENTS, max_size=40),
 )
-def test_a_standing_is_what_a_dull_count_says(
+def test_progress_equals_a_simple_count(
     sizes: list[int], passes: float, events: list[tuple[Any, ...]]
 ) -> None:
     names = [f"t-{number}" for number in range(len(sizes))]
@@ -148,7 +148,7 @@ def test_of_many_partitions_a_log_has_what_is_wrong_what_took_long_and_a_line_no
     assert len(told_s) >= (clock.now_s - 1000) / (2 * PACE_S) - 1
 
 
-def test_one_long_partition_is_told_of_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_long_partition_is_reported_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Reporter("compact", [("t-0", 1000 << 20)], 2.0, clock) as reporter:
         reporter.heard(Sign("t-0", "a", "write", 500 << 20))
@@ -217,7 +217,7 @@ def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_every_verb_has_the_flags(verb: str) -> None:
+def test_every_command_has_the_flags(verb: str) -> None:
     told = CliRunner().invoke(app, [verb, "--help"]).stdout
     assert "--quiet" in told
     assert "--verbose" in told
@@ -313,7 +313,7 @@ def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "closed"])
-def test_a_run_that_cannot_be_heard_goes_on(kind: str, log_dir: Path) -> None:
+def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path) -> None:
     """Also if its disk is full, or its terminal is closed: the rows and the status are those of any run."""
     command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
     heard = keytail(*command)
@@ -332,7 +332,7 @@ def test_a_run_that_cannot_be_heard_goes_on(kind: str, log_dir: Path) -> None:
     assert [row["topic"] for row in json.loads(done.stdout)] == ["orders", "orders"]
 
 
-def test_of_two_verbs_of_a_process_logging_is_passed_on_once(
+def test_logging_is_passed_on_once_for_two_commands_of_a_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):

@@ -117,7 +117,7 @@ def test_where_nothing_is_left_alone_it_is_empty(logs: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "r"]  # no temporary file
 
 
-def test_a_report_that_cannot_be_written_at_the_end_is_told(
+def test_a_report_that_cannot_be_written_at_the_end_is_reported(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows are still printed, and the old report is kept."""

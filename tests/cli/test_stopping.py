@@ -185,7 +185,7 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
 @pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
 @pytest.mark.parametrize("to_group", [True, pytest.param(False, marks=pytest.mark.soak("to the group"))])
-def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: Path) -> None:
+def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path: Path) -> None:
     """SIGINT reaches JVM and driver of the group; SIGTERM reaches only the JVM, whose end notifies the driver."""
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
@@ -203,7 +203,7 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     assert run.returncode in (130, 143), errors
     if to_group:
         assert "interrupted by SIGINT" in errors
-        assert "Exception" not in errors, "words of the JVM, which was told at the same time"
+        assert "Exception" not in errors, "messages of the JVM, which got the signal at the same time"
     else:  # its session is stopped under the driver, which may fail by that before it detects the JVM's end
         assert "interrupted by SIGTERM" in errors or "safe to start the broker" in errors
     assert "Traceback" not in errors
@@ -240,7 +240,7 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
 
 @pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
-def test_an_import_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stopped_import_leaves_nothing(tmp_path: Path) -> None:
     """Its tasks create files continuously, and Spark gives them seconds before it kills them."""
     print("seed", SEED)
     chance = random.Random(SEED)
@@ -292,7 +292,7 @@ def told(problem: BaseException, capfd: pytest.CaptureFixture[str]) -> tuple[int
     return status, out, err
 
 
-def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_rows_of_a_run_whose_spark_has_ended_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     problem = SparkEnded()
     problem.rows = [ResultRow("orders", 0, "/logs", "compacted"), ResultRow("orders", 1, "/logs", "skipped")]
     status, out, err = told(problem, capfd)
@@ -301,7 +301,7 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureF
     assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is complete" in err
 
 
-def test_a_signal_while_an_error_is_told_ends_in_one_message(
+def test_a_signal_while_an_error_is_printed_ends_in_one_message(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say = running._say
@@ -319,7 +319,7 @@ def test_a_signal_while_an_error_is_told_ends_in_one_message(
 
 
 @pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
-def test_a_parents_end_is_told_only_to_what_runs(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parents_end_is_signalled_only_to_running_programs(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before the run begins, nor after its last message: then SIGTERM would end the process without a message."""
     parents = iter(seen)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))

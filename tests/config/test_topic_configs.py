@@ -116,7 +116,7 @@ def test_a_whole_print_of_kafka_2_x_says_that_no_topic_is_tiered() -> None:
         ("# nothing\n", "contains no topic"),
     ],
 )
-def test_mistakes_are_told_with_their_line(data: str, said: str) -> None:
+def test_mistakes_are_reported_with_their_line(data: str, said: str) -> None:
     with pytest.raises(UsageProblem) as problem:
         parse_topic_configs(data.encode(), "f")
     assert said in str(problem.value)

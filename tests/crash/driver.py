@@ -319,7 +319,7 @@ def _check_told(fs: RecordingFileSystem, fault: Fault, told: list[str]) -> None:
         return
     words = [] if fault.kind == CUT else [str(fault.error().strerror), " while ", of_system(fault.error()).remedy or ""]
     said = [any(all(word in text for word in (*words, name)) for text in told) for _, name in fs.failed]
-    assert any(said), f"failed were {fs.failed}, but told was {told}"
+    assert any(said), f"{fs.failed} failed, but {told} was reported"
 
 
 def _check_scratch(root: Path, operation: str, fault: Fault, told: list[str], scratch: tuple[str, ...]) -> None:

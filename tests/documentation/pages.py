@@ -5,7 +5,7 @@ stand comments, which a reader of the page does not see:
 
     <!-- not run: WHY -->     the block is not executed; a test that is named in WHY executes what is like it
     <!-- status 1 -->         its last command ends with this exit status (0 unless said)
-    <!-- given: NAME -->      the place is prepared as `prepared.py` has it by this name, anew
+    <!-- given: NAME -->      the place is prepared again, by the function of this name in `prepared.py`
     <!-- spark -->            it takes a Spark session
 """
 

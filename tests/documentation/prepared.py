@@ -20,7 +20,7 @@ _SPOILED = "00000000000000000000"
 
 
 def place(name: str, root: Path, golden: Path) -> None:
-    """Make `root` anew as the page wants it; `golden` is the unpacked log dir, which is copied."""
+    """Create `root` again as the page needs it; `golden` is the unpacked log dir, which is copied."""
     if root.exists():
         shutil.rmtree(root)
     root.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Commands of a page, run as they stand on a host that was prepared for it, and what they print held against the page.
+"""Runs the commands of a page on a host that was prepared for it, and compares their output with the page.
 
 `keytail` runs in this process, anything else in a shell. A path of the page such as /var/lib/kafka leads below the
 prepared folder. What differs from run to run is not compared: times, rates, dates, ids of runs, sizes in KiB.
@@ -32,7 +32,7 @@ _VARIES = (
     (re.compile(r"\b[\d.,]+ [KMGT]?i?B/s"), "RATE"),
     (re.compile(r"\b[\d.,]+ (?:ms|s|min|h|d)\b(?: [\d.,]+ (?:ms|s|min|h)\b)*"), "TIME"),
     (re.compile(r"\d+:\d\d:\d\d"), "TIME"),
-    # Of what is written anew: the horizon of a tombstone is a time of the run, and compresses as it may.
+    # In rewritten batches, the horizon of a tombstone depends on the time of the run, and so does the compressed size.
     (re.compile(r"\b[\d.,]+ KiB"), "SIZE"),
     (re.compile(r"-> \d{2,3}(?:,\d{3})+"), "-> BYTES"),
 )

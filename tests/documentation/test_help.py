@@ -1,4 +1,4 @@
-"""Examples of `--help` (and of REFERENCE.md, which is made of them): each verb has some, all of them parse, and those
+"""Examples of `--help` (and of REFERENCE.md, which contains them): each command has some, all of them parse, and those
 that a test can do are done. Commands of all other pages parse as well, run or not."""
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PARSERS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[a
 
 
 def parses(verb: str, words: list[str]) -> None:
-    """Raises a usage error of click where the verb has no such flag, or a value is none of it."""
+    """Raise a usage error of click if the command has no such flag, or a value is invalid for it."""
     PARSERS[verb].make_context(verb, words)
 
 
 def _of_keytail(command: str) -> tuple[str, list[str]] | None:
-    """The verb and its words, of `keytail VERB ...` or a job under spark-submit; None of all else."""
+    """Return the command and its arguments, for `keytail COMMAND ...` or a job under spark-submit; None otherwise."""
     if " ..." in command or not re.search(r"keytail|jobs/", command):
         return None
     words = shlex.split(re.split(r" \|(?: |$)", command)[0], comments=True)
@@ -58,7 +58,7 @@ def test_commands_of_all_pages_parse() -> None:
             raise AssertionError(f"{where}: {verb} {words}: {problem}") from problem
 
 
-def test_every_verb_has_a_command_on_a_page() -> None:
+def test_every_command_has_an_example_on_a_page() -> None:
     assert {verb for _, verb, _ in SAID} == set(COMMANDS)
 
 
@@ -77,7 +77,7 @@ def test_examples_parse_and_are_shown(verb: str) -> None:
         assert example in " ".join(section.replace("\\\n", "").split())
 
 
-# Why an example of a verb is not run here, and the test that runs the like.
+# Why an example of a command is not run here, and the test that runs a similar one.
 NOT_RUN = {
     "import": "starts Spark: tests/documentation/test_guide.py does it, of bulk-load.md",
     "export": "starts Spark with Delta's jars: tests/export/test_driver.py",

@@ -111,9 +111,9 @@ def test_random_traffic_equals_the_model(spark: Any, tmp_path: Path, rng: random
         log.append_records([dataclasses.replace(record, value=b"last") for record in log.random_records(3)])
         log.write()
     assert statuses(run(tmp_path, *logs)) == [("exported", "incremental")] * 2
-    assert statuses(run(tmp_path, *logs, to="anew")) == [("exported", "full")] * 2
-    merged, anew = (spark.read.format("delta").load(str(tmp_path / to / "t")) for to in ("lake", "anew"))
-    assert_df_equality(merged, anew, ignore_row_order=True)
+    assert statuses(run(tmp_path, *logs, to="rebuilt")) == [("exported", "full")] * 2
+    merged, rebuilt = (spark.read.format("delta").load(str(tmp_path / to / "t")) for to in ("lake", "rebuilt"))
+    assert_df_equality(merged, rebuilt, ignore_row_order=True)
     compacted_past(logs[0])
     rows = run(tmp_path, *logs)
     assert (rows[0].status, rows[0].way) == ("exported", "full")

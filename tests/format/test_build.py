@@ -10,7 +10,7 @@ from tests.reference.batches import Rec, decode_log, encode_batch
 RECORDS = [(5, b"k", b"v"), (3, None, b""), (900_000, b"", None)]
 
 
-def test_an_uncompressed_batch_has_the_twins_bytes() -> None:
+def test_an_uncompressed_batch_has_the_models_bytes() -> None:
     records = [Rec(7 + n, ms, key, value) for n, (ms, key, value) in enumerate(RECORDS)]
     assert build_batch(RECORDS, base_offset=7, leader_epoch=4) == encode_batch(records, leader_epoch=4)
 

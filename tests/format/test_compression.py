@@ -174,7 +174,7 @@ payloads = st.one_of(
 @example(bytes(32768), 2)
 @example(bytes(65537), 3)
 @settings(deadline=None, max_examples=draws(150))
-def test_round_trips_and_the_twin_agrees(data: bytes, codec: int) -> None:
+def test_round_trips_and_the_model_agrees(data: bytes, codec: int) -> None:
     packed = compress(codec, data)
     as_array = np.frombuffer(decompress(codec, packed, limit_bytes=len(data)), np.uint8)
     assert as_array.tobytes() == data

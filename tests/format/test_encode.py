@@ -69,7 +69,7 @@ def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> byt
 
 @settings(max_examples=draws(60))
 @given(rows, st.sampled_from(range(len(CODECS))), st.integers(1, 3000), st.integers(1, 5000), st.integers(0, 2**62))
-def test_the_twin_reads_what_went_in(drawn, codec, batch_bytes, chunk_bytes, base_offset):
+def test_the_model_reads_what_went_in(drawn, codec, batch_bytes, chunk_bytes, base_offset):
     records = records_of(drawn, base_offset)
     data = encoded(records, base_offset, codec=codec, batch_bytes=batch_bytes, chunk_bytes=chunk_bytes)
     batches = decode_log(data)

@@ -100,7 +100,7 @@ def table_of(data: bytes, position: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(messages())
-def test_summaries_and_records_equal_the_twins(case: tuple[int, list[Rec], bytes]) -> None:
+def test_summaries_and_records_equal_the_models(case: tuple[int, list[Rec], bytes]) -> None:
     magic, expected, data = case
     twin = decode_message(data)
     assert list(twin.records) == expected
@@ -132,7 +132,7 @@ def sequence(cases: list[tuple[int, list[Rec], bytes]]) -> tuple[bytes, list[Bat
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.lists(messages(), min_size=1, max_size=8), st.booleans())
-def test_rows_of_a_stride_equal_the_twins_batches(cases: list[Any], small_arena: bool) -> None:
+def test_rows_of_a_stride_equal_the_models_batches(cases: list[Any], small_arena: bool) -> None:
     data, twins = sequence(cases)
     raw, table = table_of(data, position=1000)
     before = table.copy()

@@ -112,7 +112,7 @@ lists = st.lists(numbers, min_size=1, max_size=200).map(tuple)
 
 @settings(deadline=None)
 @given(names, st.integers(0, 255), numbers, lists, names, st.none() | names)
-def test_what_the_dull_encoder_writes_is_read(
+def test_what_the_reference_encoder_writes_is_read(
     name: str, number: int, partition: int, replicas: tuple[int, ...], key: str, value: str | None
 ) -> None:
     created = m.parse_record(dull.topic(name, number))

@@ -53,7 +53,7 @@ def test_varints_round_trip(value: int, long_value: int) -> None:
 @example(b"\xff" * 9 + b"\x7f")
 @example(b"\xff" * 10)
 @settings(deadline=None, max_examples=draws(300))
-def test_any_bytes_are_read_as_the_twin_reads_them(data: bytes) -> None:
+def test_any_bytes_are_read_as_by_the_model(data: bytes) -> None:
     for ours, theirs in ((fmt.decode_varint, twin.decode_varint), (fmt.decode_varlong, twin.decode_varlong)):
         try:
             expected = theirs(data, 0)
@@ -87,7 +87,7 @@ def test_records_round_trip(written: list[Record], behind: bytes) -> None:
 
 @given(records)
 @settings(deadline=None)
-def test_the_twin_writes_and_reads_the_same(record: Record) -> None:
+def test_the_model_writes_and_reads_the_same(record: Record) -> None:
     base_timestamp = 0 if record.timestamp_delta < 0 else -5
     rec = Rec(
         record.offset_delta, record.timestamp_delta + base_timestamp, record.key, record.value, record.headers
@@ -119,7 +119,7 @@ def test_any_bytes_are_records_or_an_error(data: bytes, count: int) -> None:
 
 @given(st.lists(records, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 7))
 @settings(deadline=None, max_examples=draws(300))
-def test_damaged_records_are_judged_as_the_twin_judges_them(written: list[Record], at: int, bit: int) -> None:
+def test_damaged_records_are_judged_as_by_the_model(written: list[Record], at: int, bit: int) -> None:
     block = bytearray(b"".join(map(encode_record, written)))
     block[at % len(block)] ^= 1 << bit
     try:

@@ -461,7 +461,7 @@ def _check(rng: random.Random, case: Case) -> None:
         _dump(rng, case)
     if case.meddle is None:
         after = _quietly(lambda: tree(case.root))
-        expect(before == after, f"a verb that only looks changed {_difference(before, after)}")
+        expect(before == after, f"a command that only reads changed {_difference(before, after)}")
     acting = [
         ["compact", "--log-dirs", logs, "--topics-have-no-overrides", "--topic-config", "t:cleanup.policy=compact",
          "--topic-config", "sound:cleanup.policy=compact", "--high-watermark", "log-end", "--force",

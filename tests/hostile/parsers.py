@@ -112,9 +112,9 @@ def stride_reader(data: bytes, rng: random.Random) -> None:
     try:
         twin = all_records(decode_log(data))
     except ValueError as reason:
-        raise Defect(f"read, but for the twin it is damaged: {reason}") from reason
+        raise Defect(f"read, but the reference model finds damage: {reason}") from reason
     wrapped = [Rec(r.offset, (r.timestamp + 2**63) % 2**64 - 2**63, r.key, r.value, r.headers) for r in twin]
-    expect(wrapped == found, "other records than the twin reads")
+    expect(wrapped == found, "other records than the reference model reads")
 
 
 def inspection(data: bytes, rng: random.Random) -> None:

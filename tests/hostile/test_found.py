@@ -165,7 +165,7 @@ def test_an_error_of_the_system_is_no_traceback() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="file names are text there")
-def test_names_that_are_no_text_are_told_of(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_reported(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     (partition / f"{0:020d}.log").write_bytes(ONE)

@@ -1,6 +1,6 @@
 """keytail's command line in a session that copies slow tasks, which keytail's own sessions never do.
 
-python -m tests.import_.speculating VERB FLAGS...
+python -m tests.import_.speculating COMMAND FLAGS...
 """
 
 from __future__ import annotations

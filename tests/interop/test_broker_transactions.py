@@ -284,15 +284,15 @@ def _go_on(story: Story, client: BrokerClient) -> None:
     first, second = story.left_open
     # The same transactional id in another producer, as when the client was restarted.
     ledger.ended_as(first, "abort")
-    client.transaction("open-a anew", "begin", transactional_id="open-a")
-    ledger.running["open-a anew"] = "open-a anew"
-    ledger.pending["open-a anew"] = {}
+    client.transaction("open-a again", "begin", transactional_id="open-a")
+    ledger.running["open-a again"] = "open-a again"
+    ledger.pending["open-a again"] = {}
     story.stable_after_abort.append(_stable(client))
     client.abort_transaction("ledger", 0, ledger.first_offset(second))
     ledger.ended_as(second, "abort")
     story.stable_after_abort.append(_stable(client))
-    ledger.send("open-a anew", 0, 20)
-    ledger.end("open-a anew", "commit")
+    ledger.send("open-a again", 0, 20)
+    ledger.end("open-a again", "commit")
     ledger.traffic(150)
 
 
@@ -432,7 +432,7 @@ def test_open_transactions_can_be_aborted(story: Story) -> None:
     """By its own transactional id, then by an administrator: the last stable offset moves past each."""
     first, second = (story.ledger.first_offset(name) for name in story.left_open)
     assert story.views["after"].stable["ledger-0"] == first
-    end_then = next(r.offset for r in story.ledger.sent[0] if r.transaction == "open-a anew")
+    end_then = next(r.offset for r in story.ledger.sent[0] if r.transaction == "open-a again")
     assert story.stable_after_abort == [second, end_then]
     again = story.views["before again"]
     assert again.stable["ledger-0"] == again.offsets["ledger-0"][1]

@@ -40,7 +40,7 @@ def log_of(seed, batches=5):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_equal_those_of_the_twin(seed):
+def test_rows_equal_those_of_the_model(seed):
     data = log_of(seed)
     table, out = index(data, position=1000)
     assert out.tolist() == [5, len(data), kernels.OK, 0]
@@ -66,7 +66,7 @@ def test_markers_show_type_and_coordinator_epoch():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_cut_batch_is_left_and_its_size_told(seed):
+def test_an_incomplete_batch_is_left_and_its_size_reported(seed):
     data = log_of(seed)
     last = decode_log(data)[-1]
     for end in (last.position, last.position + 1, last.position + 16, last.position + 17, len(data) - 1):

@@ -85,7 +85,7 @@ def encoded(columns, base_offset, batch_bytes, batch_records, *, stop_bytes, tab
 )
 @example([(5, None, None, [])] * 70, 10**6, MANY, 1, 1, 0)
 @example([(2**62, b"", b"", []), (-1, b"", b"", []), (2**62, b"", b"", [])], 10**6, MANY, 1, 1, 7)
-def test_bytes_are_the_twins(drawn, batch_bytes, batch_records, stop_bytes, table_rows, base_offset):
+def test_bytes_are_the_models(drawn, batch_bytes, batch_records, stop_bytes, table_rows, base_offset):
     records = records_of(drawn, base_offset)
     expected = twin(records, batch_bytes, batch_records, leader_epoch=9)
     found = encoded(

@@ -33,7 +33,7 @@ def test_the_hashes_are_kafkas():
 
 
 @given(st.lists(st.none() | st.binary(max_size=40), max_size=20), st.integers(1, 2**31 - 1) | st.integers(1, 9))
-def test_partitions_are_the_twins(keys, n):
+def test_partitions_are_the_models(keys, n):
     assert partitions(keys, n) == [-1 if key is None else murmur2.partition(key, n) for key in keys]
 
 

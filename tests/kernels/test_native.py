@@ -69,7 +69,7 @@ def test_native_functions_are_in_use_unless_switched_off():
 @pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(inputs)
-def test_kernels_equal_the_wheels_and_the_twins(case):
+def test_kernels_equal_the_wheels_and_the_models(case):
     data, start, seed = case
     start = min(start, len(data))
     part = data[start:]

@@ -50,7 +50,7 @@ def scan_rows(raw, table, capacity, where=records.IN_RAW):
     st.booleans(),
     st.booleans(),
 )
-def test_spans_equal_the_twins_records(logs, append_time, in_arena):
+def test_spans_equal_the_models_records(logs, append_time, in_arena):
     offset, parts = 5, []
     for batch in logs:
         recs = [Rec(offset + i * 70, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]
@@ -82,7 +82,7 @@ def test_hashes_are_xxh3_of_the_key_bytes():
 
     records.hash_keys(raw, guarded(b""), np.zeros(1, np.int8), found, len(found), np.uint64(9), low, high)
     if not NATIVE:
-        pytest.skip("this process hashes with the fallback, which has its own twin")
+        pytest.skip("this process hashes with the fallback, which has its own reference model")
     for rec, a, b in zip(recs, low.tolist(), high.tolist(), strict=True):
         assert (b << 64 | a) == (0 if rec.key is None else xxhash.xxh3_128_intdigest(rec.key, 9))
 
@@ -167,7 +167,7 @@ def test_any_record_bytes_end_in_a_code_without_a_read_past_the_end(count, data)
 @pytest.mark.parametrize(
     "value", [0, 1, 63, 64, -64, -65, 8191, 8192, 2**20, 2**27, -(2**27) - 1, 2**31 - 1, -(2**31)]
 )
-def test_varints_read_and_measure_as_the_twin_writes_them(value):
+def test_varints_are_read_and_measured_as_the_model_writes_them(value):
     data = encode_varint(value)
     assert records.read_varint(guarded(data), 0, len(data)) == (value, len(data))
     assert records.read_varlong(guarded(data), 0, len(data)) == (value, len(data))
@@ -176,7 +176,7 @@ def test_varints_read_and_measure_as_the_twin_writes_them(value):
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40, 2**62, 2**63 - 1, -(2**63)])
-def test_varlongs_read_and_measure_as_the_twin_writes_them(value):
+def test_varlongs_are_read_and_measured_as_the_model_writes_them(value):
     data = encode_varlong(value)
     assert records.read_varlong(guarded(data), 0, len(data)) == (value, len(data))
     assert records.varint_bytes(value) == len(data)

@@ -188,7 +188,7 @@ def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_i
         moved = checkpoint(log_dir)
         for name, row in told.items():
             if row.status == "compacted":
-                assert ("t", int(name[2:])) in moved, f"at {at}: told as done, and is not"
+                assert ("t", int(name[2:])) in moved, f"at {at}: reported as done, and is not"
             else:
                 assert row.status == "interrupted"
         for task in tasks:
@@ -198,7 +198,7 @@ def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_i
         known = runs(path)
         next_run = Ledger(engine, path, "next")
         repair(next_run, [str(log_dir)])
-        assert repair(Ledger(engine, path, "later"), [str(log_dir)]) == 0, "all is told"
+        assert repair(Ledger(engine, path, "later"), [str(log_dir)]) == 0, "everything is reported"
         for name, row in partitions(path, "killed").items():
             done = ("t", int(name[2:])) in moved
             assert row.status == ("compacted" if done else "interrupted"), f"at {at}"

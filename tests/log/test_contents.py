@@ -24,7 +24,7 @@ def of(partition: Path, base: int, stride_bytes: int = 1 << 23) -> SegmentConten
 
 
 @pytest.mark.long
-def test_all_golden_segments_as_the_dull_reader_sees_them(tmp_path: Path) -> None:
+def test_all_golden_segments_equal_the_reference_reader(tmp_path: Path) -> None:
     logs = [log for log in unpack(tmp_path).glob("*-*/*.log") if not log.parent.name.startswith("__cluster")]
     assert len(logs) > 50
     seen: Counter[str] = Counter()

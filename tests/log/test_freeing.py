@@ -44,7 +44,7 @@ def test_a_name_is_gone_at_once_and_nothing_stays_open(tmp_path):
     assert open_below(tmp_path) == []
 
 
-def test_what_cannot_be_removed_is_told_and_not_left_open(tmp_path):
+def test_what_cannot_be_removed_is_reported_and_not_left_open(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x")
     with pytest.raises(OSError, match="Input/output"), Freeing(Refusing()) as freeing:

@@ -303,7 +303,7 @@ def test_a_file_that_was_cut_back_is_continued_there(tmp_path: Path) -> None:
     LOCAL.close(fd)
 
 
-def test_bytes_go_where_they_are_told_and_are_seen_in_a_map(tmp_path: Path) -> None:
+def test_bytes_are_written_at_their_position_and_are_visible_in_a_map(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abcdef")
     fd = LOCAL.open_write(str(path))

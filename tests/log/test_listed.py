@@ -27,7 +27,7 @@ def test_what_a_broker_changed_meanwhile_is_looked_at_again() -> None:
     assert failing([FileNotFoundError(), CorruptLog("shorter")]) == ["look", "look", "look", "seen"]
 
 
-def test_the_last_problem_is_told() -> None:
+def test_the_last_problem_is_reported() -> None:
     with pytest.raises(CorruptLog, match="third"):
         failing([FileNotFoundError(), OSError(), CorruptLog("third"), CorruptLog("fourth")])
     with pytest.raises(ZeroDivisionError):

@@ -149,7 +149,7 @@ def test_another_users_lock_file_says_whom_to_run_as(tmp_path: Path) -> None:
             raise AssertionError("not reached")
 
 
-@pytest.mark.parametrize("replacement", [None, "empty", "link to the held file's twin"])
+@pytest.mark.parametrize("replacement", [None, "empty", "link to a copy of the held file"])
 def test_a_lock_whose_file_lost_its_name_is_lost(tmp_path: Path, replacement: str | None) -> None:
     partition = tmp_path / "logs" / "orders-0"
     partition.mkdir(parents=True)

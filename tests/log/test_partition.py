@@ -200,7 +200,7 @@ def test_no_segment(tmp_path: Path) -> None:
     assert facts["orders-0"].problems == ()
 
 
-def test_leftovers_are_told_and_only_a_waiting_swap_is_a_problem(tmp_path: Path) -> None:
+def test_leftovers_are_reported_and_only_a_waiting_swap_is_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0"
     harmless = [

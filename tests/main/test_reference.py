@@ -24,7 +24,7 @@ ROWS = PAGE.parents[1] / "cli" / "ROWS.md"
 
 
 def test_the_page_is_made_from_the_program() -> None:
-    assert PAGE.read_text() == reference.page(), "`make reference` makes it anew"
+    assert PAGE.read_text() == reference.page(), "`make reference` generates it"
 
 
 def test_the_page_of_rows_is_made_from_the_program() -> None:
@@ -52,7 +52,7 @@ def test_nothing_is_undocumented() -> None:
         assert f"| `{key}` |" in page
 
 
-def test_every_verb_has_an_example() -> None:
+def test_every_command_has_an_example() -> None:
     sections = PAGE.read_text().split("\n## ")
     for verb in COMMANDS:
         [section] = [one for one in sections if one.startswith(f"`keytail {verb}`\n")]
@@ -94,11 +94,11 @@ WITHOUT_REMEDY = 9
 
 @pytest.mark.long
 def test_the_page_of_errors_is_made_from_the_program() -> None:
-    assert ERRORS.read_text() == reference_errors.page(), "`make reference` makes it anew"
+    assert ERRORS.read_text() == reference_errors.page(), "`make reference` generates it"
 
 
 @pytest.mark.long
-def test_what_is_told_in_the_wild_is_found_on_the_page() -> None:
+def test_reported_errors_are_found_on_the_page() -> None:
     page = ERRORS.read_text()
     for words in ("no high watermark", "stray: …", "the log dir is in use", "segment changed since it was planned"):
         assert words in page
@@ -108,7 +108,7 @@ def test_what_is_told_in_the_wild_is_found_on_the_page() -> None:
 
 
 @pytest.mark.long
-def test_whoever_is_refused_is_told_what_to_do() -> None:
+def test_every_refusal_has_a_remedy() -> None:
     raised = [one for one in reference_errors.errors() if one.is_raised and one.kind != "UsageProblem"]
     without = {one.text for one in raised if not one.remedy}
     assert len(without) <= WITHOUT_REMEDY, without

@@ -97,7 +97,7 @@ def test_jars_that_cannot_be_had() -> None:
         ({"spark.sql.extensions": "x", "spark.sql.catalog.spark_catalog": "y"}, True, ""),
     ],
 )
-def test_what_spark_submit_was_not_told(conf: dict[str, str], has_jars: bool, said: str) -> None:
+def test_settings_that_spark_submit_did_not_get(conf: dict[str, str], has_jars: bool, said: str) -> None:
     def for_name(*_: object) -> None:
         if not has_jars:
             raise RuntimeError("java.lang.ClassNotFoundException")

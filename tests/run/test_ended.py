@@ -111,7 +111,7 @@ def test_the_text_of_an_error_is_had_without_its_jvm() -> None:
         (None, Stopped(signal.SIGTERM), Stopped),
     ],
 )
-def test_what_fails_outside_of_jobs_is_told_where_the_session_is_let_go_of(
+def test_failures_outside_of_jobs_are_reported_when_the_session_ends(
     is_stopped: bool | None, problem: BaseException, found: type, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(is_stopped))
@@ -234,7 +234,7 @@ def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.M
     os.close(out)
 
 
-def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
+def test_the_jvms_output_is_read_even_if_nobody_can_read_ours() -> None:
     """Otherwise the JVM waits forever for a full pipe."""
     reader, jvm = os.pipe()
     nobody, real = os.pipe()

@@ -202,7 +202,7 @@ def test_one_that_a_run_takes_for_abandoned_while_it_is_made_is_made_again(
     ("variables", "expected"),
     [({}, "temporary"), ({"SPARK_LOCAL_DIRS": "{}/a,{}/b"}, "a b"), ({"SPARK_CONF_DIR": "{}"}, "conf")],
 )
-def test_they_are_where_spark_was_told_to_keep_them(
+def test_they_are_where_spark_is_configured_to_keep_them(
     variables: Mapping[str, str], expected: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text(f"#spark.local.dir /no\nspark.local.dir  {tmp_path}/conf\n")

@@ -68,7 +68,7 @@ def test_a_row_comes_from_another_process_as_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("most_drawn", [0, 1])
-def test_what_rows_hold_is_told_as_objects(
+def test_rows_are_printed_as_objects(
     most_drawn: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rows, "MOST_DRAWN", most_drawn)
@@ -104,7 +104,7 @@ def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:
     assert f"{PARTITIONS} partitions: {PARTITIONS} skipped." in table
 
 
-def test_rows_are_told_alike_whether_few_or_many(
+def test_rows_are_printed_alike_whether_few_or_many(
     log_dirs: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("plan", "--log-dirs", str(log_dirs[0]), *policies(log_dirs), "--topic", "topic-1")
@@ -115,7 +115,7 @@ def test_rows_are_told_alike_whether_few_or_many(
     assert [line.split() for line in many.splitlines()] == [line.split() for line in few.splitlines()]
 
 
-def test_what_fails_in_a_process_is_told(log_dirs: list[Path]) -> None:
+def test_failures_in_a_process_are_reported(log_dirs: list[Path]) -> None:
     chosen = choose(LOCAL, Choice(log_dirs=tuple(map(str, log_dirs))))
 
     def fail(log_dir: object, entry: object) -> int:

@@ -32,7 +32,7 @@ def test_workers_are_this_interpreter_and_are_used_again(engine: SparkEngine) ->
     pids = {pid for _, pid in first}
     for _ in range(3):
         pids |= {o.value[1] for o in engine.run_bundle([0, 1], work.interpreter) if o.value}
-    assert len(pids) <= 4, "a fresh worker for every job would import and compile anew"
+    assert len(pids) <= 4, "a fresh worker for every job would import and compile again"
 
 
 def test_errors_come_back_as_values(engine: SparkEngine) -> None:

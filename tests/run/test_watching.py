@@ -144,7 +144,7 @@ def _all_of(found: Any) -> Iterator[Any]:
         yield found.apply(number)
 
 
-def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch: Watch) -> None:
+def test_messages_not_sent_by_a_task_of_the_run_are_ignored(heard: list[Sign], watch: Watch) -> None:
     channel = watch.channel
     sign = json.dumps(["t-0", "a", "map", 7, False]).encode()
     good, evil = watching._with_code(sign, channel.key), sign.replace(b"t-0", b"t-1")
@@ -161,7 +161,7 @@ def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch:
     assert heard == [Sign("t-0", "a", "map", 7)]
 
 
-def test_a_sign_that_was_overheard_makes_no_other_one(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+def test_an_overheard_message_gives_no_other_one(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
     """Between hosts anybody on the network path may read the messages."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind((LOOPBACK, 0))

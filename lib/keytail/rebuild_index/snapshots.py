@@ -2,7 +2,7 @@
 
 A snapshot whose checksum is right is never touched. A snapshot is rebuilt only from sources that cannot lack a
 producer: the latest older snapshot and the batches after it, or the log alone if every offset from 0 on is still in it
-(format/SNAPSHOT.md, "Which can be made anew"). All others are refused, with the reason.
+(format/SNAPSHOT.md, "Which can be rebuilt"). All others are refused, with the reason.
 """
 
 from __future__ import annotations

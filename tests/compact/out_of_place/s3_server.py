@@ -1,4 +1,4 @@
-"""A server that speaks S3's protocol (moto's), in a separate process, on 127.0.0.1."""
+"""An S3 server (moto's), in a separate process, on 127.0.0.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compact --output-dir` into an object store: a server that speaks S3's protocol, and the command as a user runs it.
+"""`compact --output-dir` into an object store: an S3 server, and the command as a user runs it.
 """
 
 from __future__ import annotations

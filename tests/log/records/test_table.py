@@ -23,7 +23,7 @@ log = st.lists(st.tuples(st.integers(0, 4), st.lists(record, min_size=1, max_siz
 
 @settings(deadline=None, max_examples=draws(60))
 @given(log)
-def test_columns_are_the_twins_records(tmp_path_factory, batches):
+def test_columns_are_the_models_records(tmp_path_factory, batches):
     parts, offset = [], 0
     for codec, records in batches:
         recs = [Rec(offset + i, 5, key, value, tuple(headers)) for i, (key, value, headers) in enumerate(records)]
