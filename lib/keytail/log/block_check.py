@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from keytail.format.block_stream import Buffer
-from keytail.format.compression import TooLarge, decompress
+from keytail.format.codecs.errors import TooLarge
+from keytail.format.compression import decompress
 from keytail.kernels.verify import batches as kernels
 from keytail.log.pieces import WHOLE_BLOCK_BYTES, pieces
 

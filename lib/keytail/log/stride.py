@@ -15,7 +15,8 @@ import numpy as np
 
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
-from keytail.format.compression import CODECS, Buffer, TooLarge, decompress
+from keytail.format.codecs.errors import Buffer, TooLarge
+from keytail.format.compression import CODECS, decompress
 from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import batches as kernels
 from keytail.kernels import records as record_kernels

@@ -10,7 +10,8 @@ from keytail.compact.proof.markers import check_txn_index
 from keytail.compact.proof.state import REMEDY, Output, Proof
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
-from keytail.format.compression import TooLarge, decompress
+from keytail.format.codecs.errors import TooLarge
+from keytail.format.compression import decompress
 from keytail.kernels import batch_header as v2
 from keytail.kernels.proof import codes
 from keytail.kernels.proof.checks import close_time_index
