@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.format.block_stream import compressor, decompressed
-from keytail.format.compression import SNAPPY, ZSTD, TooLarge, compress, decompress, of_library
+from keytail.format.codecs.errors import TooLarge, of_library
+from keytail.format.compression import SNAPPY, ZSTD, compress, decompress
 from keytail.limits import MAX_RECORD_VARIABLE
 from tests.chance import draws
 from tests.format.test_compression import ACCEPTED, REFUSED, TEXT, flipped

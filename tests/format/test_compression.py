@@ -18,7 +18,8 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keytail.format.compression import CODECS, GZIP, LZ4, SNAPPY, ZSTD, TooLarge, compress, decompress
+from keytail.format.codecs.errors import TooLarge
+from keytail.format.compression import CODECS, GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
 from tests.chance import draws
 from tests.reference import codecs
 

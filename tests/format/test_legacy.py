@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from keytail.format import legacy
 from keytail.format.batch import BATCH_TABLE, LOG_APPEND_TIME, NOT_COPIED
-from keytail.format.compression import TooLarge
+from keytail.format.codecs.errors import TooLarge
 from keytail.kernels import batches as batch_kernels
 from keytail.kernels import legacy as kernels
 from keytail.kernels import records as record_kernels

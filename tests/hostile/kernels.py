@@ -12,7 +12,8 @@ import struct
 import numpy as np
 
 from keytail.format.batch import BATCH_TABLE
-from keytail.format.compression import TooLarge, decompress
+from keytail.format.codecs.errors import TooLarge
+from keytail.format.compression import decompress
 from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import (
     batches,

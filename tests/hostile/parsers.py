@@ -21,6 +21,7 @@ from keytail.dump.index import IndexChecks
 from keytail.dump.report import Report
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import compression, control, coordinator, index, metadata, names, producers
+from keytail.format.codecs import errors
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.cluster.metadata import read_metadata, read_topic_id
 from keytail.log.fs import FileSystem
@@ -341,7 +342,7 @@ def codec(material: tuple[int, bytes], rng: random.Random) -> None:
     where = kernel_drive.RAW.put(data, in_front=rng.random() < 0.3)
     try:
         opened = bytes(compression.decompress(number, memoryview(where), LIMIT_BYTES))
-    except (ValueError, compression.TooLarge):
+    except (ValueError, errors.TooLarge):
         return
     expect(len(opened) <= LIMIT_BYTES, f"{len(opened)} bytes, {LIMIT_BYTES} allowed")
     try:

@@ -19,7 +19,8 @@ from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES, NOT_COPIED
-from keytail.format.compression import LZ4, compress, with_old_lz4_checksum
+from keytail.format.codecs.lz4 import with_old_lz4_checksum
+from keytail.format.compression import LZ4, compress
 from keytail.kernels.rewriting import assembly as assembly_kernels
 from keytail.kernels.rewriting import blocks as block_kernels
 from keytail.kernels.rewriting import records as record_kernels

@@ -16,8 +16,12 @@ import lz4.frame
 import zstandard
 from isal import isal_zlib
 
-from keytail.format import compression as c
-from keytail.format.compression import Buffer, TooLarge
+from keytail.format import compression
+from keytail.format.codecs.errors import LARGER_REMEDY, Buffer, TooLarge, of_library
+from keytail.format.codecs.gzip import GZIP_HEADER, GZIP_LEVEL, is_gzip_header
+from keytail.format.codecs.lz4 import lz4_frame
+from keytail.format.codecs.snappy import XERIAL_HEADER, snappy_chunks
+from keytail.format.codecs.zstd import ZSTD_LEVEL, zstd_frames
 from keytail.limits import max_record_bytes
 
 PART_BYTES = 1 << 20
@@ -32,15 +36,15 @@ def decompressed(codec_id: int, data: Buffer, part_bytes: int = PART_BYTES) -> I
     a block without the framing is one chunk.
     """
     match codec_id:
-        case c.NONE:
+        case compression.NONE:
             return iter([data])
-        case c.GZIP:
+        case compression.GZIP:
             return _gunzip(data, part_bytes)
-        case c.SNAPPY:
+        case compression.SNAPPY:
             return _unsnappy(data)
-        case c.LZ4:
+        case compression.LZ4:
             return _unlz4(data, part_bytes)
-        case c.ZSTD:
+        case compression.ZSTD:
             return _unzstd(data, part_bytes)
     raise ValueError(f"unknown codec {codec_id}")
 
@@ -61,32 +65,32 @@ def _gunzip(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
             source = left
             yield out
         rest = unpacker.unused_data
-        if not c.is_gzip_header(rest):
+        if not is_gzip_header(rest):
             return
 
 
 def _unsnappy(data: Buffer) -> Iterator[Buffer]:
-    for chunk in c.snappy_chunks(memoryview(data)):
+    for chunk in snappy_chunks(memoryview(data)):
         try:
             size = cramjam.snappy.decompress_raw_len(chunk)
             if size > _SNAPPY_MOST_RATIO * len(chunk):
                 raise ValueError(f"snappy: a chunk of {len(chunk)} bytes declares {size} bytes")
             if size > max(max_record_bytes(), PART_BYTES):
-                raise TooLarge(f"a snappy chunk decompresses to {size} bytes", remedy=c.LARGER_REMEDY)
+                raise TooLarge(f"a snappy chunk decompresses to {size} bytes", remedy=LARGER_REMEDY)
             yield memoryview(cramjam.snappy.decompress_raw(chunk))
         except cramjam.DecompressionError as problem:
             raise ValueError(str(problem)) from problem
 
 
 def _unlz4(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
-    frame, _ = c.lz4_frame(data, skip_header_checksum=False)
+    frame, _ = lz4_frame(data, skip_header_checksum=False)
     unpacker = lz4.frame.LZ4FrameDecompressor()
     source: Buffer = frame
     while not unpacker.eof:
         try:
             out = unpacker.decompress(source, part_bytes)
         except RuntimeError as problem:
-            raise c.of_library("lz4", problem) from problem
+            raise of_library("lz4", problem) from problem
         if not out and not unpacker.eof and unpacker.needs_input:
             raise ValueError("lz4: data ends inside a frame")
         source = b""
@@ -96,7 +100,7 @@ def _unlz4(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
 def _unzstd(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
     view = memoryview(data)
     unpacker = zstandard.ZstdDecompressor()
-    for start, end, most_bytes in c.zstd_frames(view):
+    for start, end, most_bytes in zstd_frames(view):
         frame = view[start:end]
         try:
             declared = zstandard.get_frame_parameters(frame).content_size
@@ -108,7 +112,7 @@ def _unzstd(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
                         raise ValueError("zstd: a frame that declares no content has content")
                     yield out
         except zstandard.ZstdError as problem:
-            raise c.of_library("zstd", problem) from problem
+            raise of_library("zstd", problem) from problem
 
 
 class Compressor(Protocol):
@@ -122,15 +126,15 @@ class Compressor(Protocol):
 def compressor(codec_id: int) -> Compressor:
     """Return a compressor for one block, at the default level of Kafka's codec."""
     match codec_id:
-        case c.NONE:
+        case compression.NONE:
             return _Plain()
-        case c.GZIP:
+        case compression.GZIP:
             return _Gzip()
-        case c.SNAPPY:
+        case compression.SNAPPY:
             return _Snappy()
-        case c.LZ4:
+        case compression.LZ4:
             return _Lz4()
-        case c.ZSTD:
+        case compression.ZSTD:
             return _Zstd()
     raise ValueError(f"unknown codec {codec_id}")
 
@@ -145,8 +149,8 @@ class _Plain:
 
 class _Gzip:
     def __init__(self) -> None:
-        self._packer = zlib.compressobj(c.GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        self._head, self._crc, self._size = c.GZIP_HEADER, 0, 0
+        self._packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._head, self._crc, self._size = GZIP_HEADER, 0, 0
 
     def compress(self, data: Buffer) -> bytes:
         self._crc, self._size = zlib.crc32(data, self._crc), self._size + len(data)
@@ -159,12 +163,12 @@ class _Gzip:
 
 class _Snappy:
     def __init__(self) -> None:
-        self._head = c.XERIAL_HEADER
+        self._head = XERIAL_HEADER
 
     def compress(self, data: Buffer) -> bytes:
-        framed = c.compress(c.SNAPPY, data)
+        framed = compression.compress(compression.SNAPPY, data)
         head, self._head = self._head, b""
-        return head + framed[len(c.XERIAL_HEADER) :]
+        return head + framed[len(XERIAL_HEADER) :]
 
     def flush(self) -> bytes:
         return self._head
@@ -187,7 +191,7 @@ class _Lz4:
 
 class _Zstd:
     def __init__(self) -> None:
-        self._packer = zstandard.ZstdCompressor(level=c.ZSTD_LEVEL).compressobj()
+        self._packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
 
     def compress(self, data: Buffer) -> bytes:
         return self._packer.compress(data)

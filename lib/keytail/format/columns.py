@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.format.compression import Buffer
+from keytail.format.codecs.errors import Buffer
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP, NOT_COPIED
-from keytail.format.compression import CODECS, LZ4, NO_LIMIT_BYTES, Buffer, TooLarge, decompress
+from keytail.format.codecs.errors import NO_LIMIT_BYTES, Buffer, TooLarge
+from keytail.format.compression import CODECS, LZ4, decompress
 from keytail.kernels import legacy as kernels
 
 # The fields before the key's length, exactly as on disk (LEGACY.md 1).

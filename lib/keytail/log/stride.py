@@ -15,7 +15,7 @@ import numpy as np
 
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format.batch import BATCH_TABLE, CONTROL, HEADER_BYTES
-from keytail.format.compression import TooLarge
+from keytail.format.codecs.errors import TooLarge
 from keytail.format.legacy import LegacyProblem, summarize_rows
 from keytail.kernels import batches as kernels
 from keytail.limits import max_record_bytes

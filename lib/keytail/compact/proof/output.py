@@ -10,7 +10,8 @@ from keytail.compact.proof.markers import check_txn_index
 from keytail.compact.proof.state import REMEDY, Output, Proof
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
-from keytail.format.compression import TooLarge, decompress
+from keytail.format.codecs.errors import TooLarge
+from keytail.format.compression import decompress
 from keytail.kernels import batch_header as v2
 from keytail.kernels.proof import codes
 from keytail.kernels.proof.checks import close_time_index
@@ -52,7 +53,7 @@ def start_output(proof: Proof) -> None:
     state = proof.state.output
     state.number += 1
     state.at = state.is_checked = 0
-    state.base, state.next_base = segment.base_offset, end_offset
+    state.base_offset, state.next_base = segment.base_offset, end_offset
     due = proof.state.indexes
     due.index_at = due.time_at = due.since_last_entry = 0
     due.max_timestamp = due.last_time_entry = -1

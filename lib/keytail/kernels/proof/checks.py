@@ -91,8 +91,8 @@ def check_output(output, p, size, indexes, state):
         return fail(state, OUTPUT_MAGIC, p, base)
     if base <= state.output.last_offset or last < base:
         return fail(state, OUTPUT_ORDER, p, base)
-    too_far = last - state.output.base > 0x7FFFFFFF or last >= state.output.next_base
-    if base < state.output.base or too_far:
+    too_far = last - state.output.base_offset > 0x7FFFFFFF or last >= state.output.next_base
+    if base < state.output.base_offset or too_far:
         return fail(state, OUTPUT_RANGE, p, base)
     state.output.last_offset = last
     return _check_index(p, size, last, max_timestamp, indexes, state)
@@ -109,7 +109,7 @@ def _check_index(p, size, last, max_timestamp, indexes, state):
         at = due.index_at
         if at + 8 > indexes.offsets.shape[0]:
             return fail(state, INDEX_MISSING, at, last)
-        same = be_u32(indexes.offsets, at) == last - state.output.base
+        same = be_u32(indexes.offsets, at) == last - state.output.base_offset
         if not same or be_u32(indexes.offsets, at + 4) != state.output.position + p:
             return fail(state, INDEX_ENTRY, at, last)
         due.index_at += 8
@@ -130,7 +130,7 @@ def _check_time_entry(times, state):
     if at + 12 > times.shape[0]:
         return fail(state, TIME_MISSING, at, due.max_timestamp_offset)
     same = be_64(times, at) == due.max_timestamp
-    if not same or be_u32(times, at + 8) != due.max_timestamp_offset - state.output.base:
+    if not same or be_u32(times, at + 8) != due.max_timestamp_offset - state.output.base_offset:
         return fail(state, TIME_ENTRY, at, due.max_timestamp_offset)
     due.time_at += 12
     due.last_time_entry = due.max_timestamp

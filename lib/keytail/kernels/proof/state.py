@@ -1,7 +1,8 @@
 """The state of a proof, which its kernels and `compact/proof` share: one record of the dtype STATE.
 
 All fields are int64, flags 0 or 1, so that `save` can pass the state on as a plain array. Kernels get a record
-(`new_state`), and the arrays that belong together as the named tuples below.
+(`new_state`), and the arrays that belong together as the named tuples below. No field has the name of an attribute of
+NumPy's scalars, such as `base`: outside of compiled code it would not be the field.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WINDOW = ("at", "to", "is_all", "block_bytes", "last_offset")
 SOURCE = _int64s(*_WINDOW, "is_old")
 # `position` is that of the window in its file; `next_base`: base offset of the next output or segment; `is_checked`:
 # header and index entries of the next batch are right.
-OUTPUT = _int64s(*_WINDOW, "position", "base", "number", "next_base", "is_checked")
+OUTPUT = _int64s(*_WINDOW, "position", "base_offset", "number", "next_base", "is_checked")
 
 # Positions in the index files of the output, and what the next entries depend on.
 INDEXES = _int64s(

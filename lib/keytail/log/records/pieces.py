@@ -14,7 +14,7 @@ import numpy as np
 
 from keytail.errors import Refused
 from keytail.format.block_stream import decompressed
-from keytail.format.compression import LARGER_REMEDY, Buffer
+from keytail.format.codecs.errors import LARGER_REMEDY, Buffer
 from keytail.kernels import pieces as kernels
 from keytail.limits import max_record_bytes
 

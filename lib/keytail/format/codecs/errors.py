@@ -1,0 +1,38 @@
+"""Errors of codecs: data that a reader of Kafka refuses, and data that need too much memory."""
+
+from __future__ import annotations
+
+from typing import NoReturn, TypeAlias
+
+from keytail.errors import Refused
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+NO_LIMIT_BYTES = 2**63 - 1
+LARGER_REMEDY = (
+    "The data are not damaged, and the partition was not changed. Raise --max-record-bytes if each task has about 5 "
+    "times as much memory, or leave this partition to the broker's log cleaner"
+)
+_WINDOW_REMEDY = (
+    "The compression window is larger than 128 MiB, which Kafka's own readers refuse too; no flag changes this limit. "
+    "The partition was not changed: check the compression settings of the producer"
+)
+
+
+class TooLarge(Refused):
+    """Data that a broker can read but that needs more memory than allowed; never reported as damage."""
+
+    default_slug = "too-large"
+
+
+def too_long(limit_bytes: int) -> NoReturn:
+    raise TooLarge(f"the data decompress to more than {limit_bytes} bytes", remedy=LARGER_REMEDY)
+
+
+def of_library(codec: str, problem: Exception) -> Exception:
+    """Return the exception to raise for an error of a codec's library: lack of memory does not mean bad data."""
+    text = str(problem)
+    if "not enough memory" in text or "llocation" in text:
+        return MemoryError(f"{codec}: {text}")
+    if "too much memory" in text:  # a window above 128 MiB, the limit of Kafka's reader
+        return TooLarge(f"{codec}: {text}", remedy=_WINDOW_REMEDY)
+    return ValueError(f"{codec}: {text}")

@@ -1,0 +1,66 @@
+"""gzip in Kafka's framing: COMPRESSION.md 2."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from isal import isal_zlib
+
+from keytail.format.codecs.errors import Buffer, too_long
+
+GZIP_LEVEL = -1
+GZIP_HEADER = bytes.fromhex("1f8b08000000000000ff")  # no time, no extra flags, operating system unknown
+_GZIP_FLAGS_OFF = 3
+_GZIP_FHCRC, _GZIP_FEXTRA, _GZIP_FNAME, _GZIP_FCOMMENT = 2, 4, 8, 16
+_GZIP_FIXED_BYTES = 10
+
+
+def to_gzip(data: Buffer, level: int) -> bytes:
+    packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+    trailer = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+    return b"".join((GZIP_HEADER, packer.compress(data), packer.flush(), trailer))
+
+
+def gunzip(data: Buffer, limit_bytes: int) -> bytes:
+    out, rest = _gunzip_member(data, limit_bytes)
+    if not rest:
+        return out
+    parts, total = [out], len(out)
+    # Bytes that follow are another member only if they begin with a complete, valid header; else they are ignored.
+    while is_gzip_header(rest):
+        out, rest = _gunzip_member(rest, limit_bytes - total)
+        parts.append(out)
+        total += len(out)
+    return b"".join(parts)
+
+
+def _gunzip_member(data: Buffer, limit_bytes: int) -> tuple[bytes, bytes]:
+    unpacker = isal_zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        out = unpacker.decompress(data, min(limit_bytes, 2**62) + 1)
+    except isal_zlib.error as problem:  # type: ignore[misc]
+        raise ValueError(f"gzip: {problem}") from problem
+    if len(out) > limit_bytes:
+        too_long(limit_bytes)
+    if not unpacker.eof:
+        raise ValueError("gzip: data ends inside a member")
+    return out, unpacker.unused_data
+
+
+def is_gzip_header(data: bytes) -> bool:
+    if len(data) < _GZIP_FIXED_BYTES or data[:3] != GZIP_HEADER[:3]:
+        return False
+    flags, at = data[_GZIP_FLAGS_OFF], _GZIP_FIXED_BYTES
+    if flags & _GZIP_FEXTRA:
+        at += 2 + int.from_bytes(data[at : at + 2], "little")
+    for flag in (_GZIP_FNAME, _GZIP_FCOMMENT):
+        if flags & flag:
+            at = data.find(b"\0", at) + 1
+            if not at:
+                return False
+    if flags & _GZIP_FHCRC:
+        if int.from_bytes(data[at : at + 2], "little") != zlib.crc32(data[:at]) & 0xFFFF:
+            return False
+        at += 2
+    return at <= len(data)

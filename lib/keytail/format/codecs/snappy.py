@@ -1,0 +1,66 @@
+"""snappy in Kafka's framing: COMPRESSION.md 3."""
+
+from __future__ import annotations
+
+import struct
+
+import cramjam
+
+from keytail.format.codecs.errors import Buffer, too_long
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_HEADER_BYTES = 16
+_XERIAL_FIRST_WORD = int.from_bytes(_XERIAL_MAGIC[:4], "big")
+_SNAPPY_BLOCK_BYTES = 32768
+
+
+def to_snappy(data: Buffer) -> bytes:
+    view, parts = memoryview(data), [XERIAL_HEADER]
+    for start in range(0, len(view), _SNAPPY_BLOCK_BYTES):
+        block = cramjam.snappy.compress_raw(view[start : start + _SNAPPY_BLOCK_BYTES])
+        parts += (len(block).to_bytes(4, "big"), bytes(block))
+    return b"".join(parts)
+
+
+def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
+    view = memoryview(data)
+    if not view:
+        raise ValueError("snappy: empty input")
+    chunks = snappy_chunks(view)
+    try:
+        sizes = [cramjam.snappy.decompress_raw_len(chunk) for chunk in chunks]
+        total = sum(sizes)
+        if total > limit_bytes:
+            too_long(limit_bytes)
+        if len(chunks) == 1:
+            return memoryview(cramjam.snappy.decompress_raw(chunks[0]))
+        out = bytearray(total)
+        window, at = memoryview(out), 0
+        for chunk, size in zip(chunks, sizes, strict=True):
+            if size:
+                cramjam.snappy.decompress_raw_into(chunk, window[at : at + size])
+            at += size
+    except cramjam.DecompressionError as problem:
+        raise ValueError(str(problem)) from problem
+    return out
+
+
+def snappy_chunks(view: memoryview) -> list[memoryview]:
+    """Return the raw blocks in the framing, or all of `view` if there is no framing."""
+    if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
+        return [view]
+    chunks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
+    while at + 4 <= end:  # an incomplete length at the end is ignored
+        size = int.from_bytes(view[at : at + 4], "big")
+        if size == _XERIAL_FIRST_WORD:  # an appended frame: only these 4 bytes of its header are checked
+            if at + _XERIAL_HEADER_BYTES > end:
+                raise ValueError("snappy: data ends inside a second header")
+            at += _XERIAL_HEADER_BYTES
+            continue
+        at += 4
+        if not 0 < size <= end - at:
+            raise ValueError(f"snappy: invalid chunk of {size} bytes with {end - at} bytes left")
+        chunks.append(view[at : at + size])
+        at += size
+    return chunks
