@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from keytail.errors import CorruptLog, KeytailError, Refused
-
-if TYPE_CHECKING:
-    from keytail.compact.detail import Detail
 
 DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
 
@@ -46,7 +42,7 @@ class ResultRow:
     removal_limit_replica: str | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
-    detail: Detail | None = field(default=None, compare=False, repr=False)  # for a report
+    detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report
 
     @property
     def name(self) -> str:

@@ -109,13 +109,13 @@ class StagesOnSpark:
             outcomes = job()
         except Exception as problem:
             if self.stopped():
-                raise lost(problem) from problem
+                raise lost(problem, "once") from problem
             raise_if_ended(self.engine, problem)
             try:
                 outcomes = job()  # a worker that dies ends its job if Spark runs on one host
             except Exception as again:
                 raise_if_ended(self.engine, again)
-                raise lost(again) from again
+                raise lost(again, "twice") from again
         return self._values(outcomes)
 
     @as_caller()
