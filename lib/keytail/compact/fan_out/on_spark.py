@@ -1,4 +1,4 @@
-"""The engine of a fan-out on Spark: stages are jobs, and a Spark shuffle transfers the cells between two of them.
+"""Runs the stages of a fan-out as Spark jobs: a Spark shuffle transfers the cells between two of them.
 
 The stages are defined in compact/fan_out/stages.py and its neighbours; this module sends payloads to tasks, cells to
 shards, and errors back. Exceptions of a task are returned as values, so a bad batch never reruns a task.
