@@ -91,6 +91,8 @@ def test_a_job_that_is_lost_alone_is_its_payloads_problem() -> None:
     assert again == [1, 2]
     said = "the Spark job of this partition failed twice: Py4JJavaError"
     assert [outcome.problem and outcome.problem.what for outcome in outcomes] == [said, said]
+    [stopped] = SparkEngine(session_that(False)).run_bundle([1], nothing, stopped=lambda: True)
+    assert stopped.problem and stopped.problem.what == said.replace("twice", "once")
 
 
 def test_the_text_of_an_error_is_had_without_its_jvm() -> None:

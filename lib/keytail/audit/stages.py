@@ -1,6 +1,6 @@
 """The stages of one audit: scan the segments, compare and explain shards of keys, combine the findings.
 
-`audit` runs the stages with an engine, in this process (`Alone`) or on Spark (`audit/driver.py`). Reads only. AUDIT.md
+`audit` has the stages run, in this process (`Alone`) or on Spark (`audit/driver.py`). Reads only. AUDIT.md
 defines what counts as a difference, and what explains a missing record.
 """
 
@@ -19,7 +19,7 @@ from keytail.audit.shard import Examples, ShardFindings, compare, of_lost
 from keytail.log.fs import FileSystem
 
 
-class Engine(Protocol):
+class Stages(Protocol):
     """Runs a stage: shuffles its cells to shards, and processes each shard with its cells by order."""
 
     def shuffle(
@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 @dataclass
 class Alone:
-    """The engine for a partition that is small enough for one task: the cells are kept in memory."""
+    """Runs the stages of a partition that is small enough for one task: the cells are kept in memory."""
 
     fs: FileSystem
 
@@ -71,15 +71,15 @@ class Audit:
     gaps: list[Gap] = field(default_factory=list)
 
 
-def audit(task: AuditTask, first_offset: int, engine: Engine) -> Audit:
+def audit(task: AuditTask, first_offset: int, stages: Stages) -> Audit:
     """Compare the replicas of `task`. Errors of reading are raised, except damage, which is reported in the result."""
     spans = epoch_spans(task.replicas, first_offset, task.end_offset)
     task = replace(task, spans=tuple((start, end) for _, start, end in spans))
-    findings = _run(task, engine)
+    findings = _run(task, stages)
     if any(one.needs_markers for one in findings):
         markers = np.concatenate([one.markers for one in findings])
         order = np.lexsort((markers[:, 1], markers[:, 0]))
-        again = _run(replace(task, markers=np.ascontiguousarray(markers[order])), engine)
+        again = _run(replace(task, markers=np.ascontiguousarray(markers[order])), stages)
         findings = [
             replace(second, transactions=first.transactions, transaction_examples=first.transaction_examples)
             for first, second in zip(findings, again, strict=True)
@@ -87,9 +87,9 @@ def audit(task: AuditTask, first_offset: int, engine: Engine) -> Audit:
     return _together(task, first_offset, findings, spans)
 
 
-def _run(task: AuditTask, engine: Engine) -> list[ShardFindings]:
+def _run(task: AuditTask, stages: Stages) -> list[ShardFindings]:
     name = f"audit {task.topic}-{task.partition}"
-    found: list[ShardFindings] = engine.shuffle(name, scan, pieces_of(task), task.shards, compare, task)
+    found: list[ShardFindings] = stages.shuffle(name, scan, pieces_of(task), task.shards, compare, task)
     return found
 
 

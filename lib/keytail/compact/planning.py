@@ -91,8 +91,8 @@ class Planned:
     def detailed(self, row: ResultRow) -> ResultRow:
         """Return `row` with all details for a report: those of the decision, and those that a round has found."""
         planned = detail_of_plan(self.facts.segments, self.decision.selection, self.config)
-        done: Detail | None = row.detail
-        if done is None:
+        done = row.detail
+        if not isinstance(done, Detail):
             return replace(row, detail=planned)
         decided = {name: getattr(planned, name) for name in ("clean_bytes", "dirty_bytes", "minimum_dirty_ratio")}
         return replace(row, detail=replace(done, **decided))

@@ -260,4 +260,4 @@ def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailE
             offset=offset,
             remedy=f"Use another --{name}-format, such as binary; nothing of this partition was written",
         )
-    return None, lost(problem)
+    return None, lost(problem, "once")

@@ -23,7 +23,7 @@ from keytail.format.encode import RecordColumns
 from keytail.import_.cells import Scratch
 from keytail.import_.install import finish, install
 from keytail.import_.plan import ImportPlan
-from keytail.import_.records import Unpack, attempt_name
+from keytail.import_.records import Unpack
 from keytail.import_.rows import Rows, with_partitions
 from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.import_.slices import Slices, slices_of
@@ -32,7 +32,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.lock import LockLost
 from keytail.rebuild_index.partition import remove_scratch
-from keytail.run.spark_engine import name_jobs
+from keytail.run.spark_engine import attempt_name, name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, attempt_one, explained
 from keytail.threads import Threads
 from keytail.values import from_bytes

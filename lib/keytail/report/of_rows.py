@@ -31,6 +31,7 @@ def partition(row: Any) -> Partition:
     why = row.error
     if remedy and remedy in why:
         why = why.replace(f". {remedy}", "").replace(remedy, "").rstrip()
+    detail = getattr(row, "detail", None)
     return Partition(
         name=row.name,
         topic=row.topic or "",
@@ -42,7 +43,7 @@ def partition(row: Any) -> Partition:
         bytes_after=after,
         held_by=_held_by(row),
         findings=tuple(_findings(row)),
-        detail=getattr(row, "detail", None) or Detail(),
+        detail=detail if isinstance(detail, Detail) else Detail(),
         row=fields_of(row),
         **known,
     )

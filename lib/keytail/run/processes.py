@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from keytail.run.tasks import Outcome, killed, watched_attempt
+from keytail.run.tasks import Outcome, interrupted, killed, watched_attempt
 from keytail.run.watching import HERE, current_channel
 from keytail.threads import inheriting
 
@@ -88,7 +88,8 @@ class Processes:
     ) -> list[Outcome[R]]:
         """As `Engine.run_bundle`."""
         answers = self.run(payloads, partial(watched_attempt, function, current_channel()), before_again)
-        return [Outcome(None, killed(stopped())) if answer is None else answer for answer in answers]
+        problem = interrupted() if stopped() else killed("twice")
+        return [Outcome(None, problem) if answer is None else answer for answer in answers]
 
     def run(
         self,

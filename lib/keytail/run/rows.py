@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated
 
 from keytail.errors import CorruptLog, KeytailError, Refused
 
@@ -47,7 +47,7 @@ class ResultRow:
     ] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
-    detail: Any = field(default=None, compare=False, repr=False)  # for a report: a Detail of compact/detail.py
+    detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report
 
     @property
     def name(self) -> str:

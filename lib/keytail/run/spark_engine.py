@@ -15,7 +15,7 @@ from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.jvm_log import JvmLog
-from keytail.run.tasks import Outcome, answer_bytes, attempt_one, killed
+from keytail.run.tasks import Outcome, Times, answer_bytes, attempt_one, killed
 from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
 from keytail.values import from_bytes
 
@@ -74,7 +74,7 @@ class SparkEngine:
             return _run_job(self.session, payloads, function, name)
         except Exception as problem:
             if stopped():
-                return [Outcome(None, lost(problem)) for _ in payloads]
+                return [Outcome(None, lost(problem, "once")) for _ in payloads]
             raise_if_ended(self, problem)
         outcomes = []
         for payload in payloads:
@@ -84,7 +84,7 @@ class SparkEngine:
             except Exception as problem:
                 if not stopped():
                     raise_if_ended(self, problem)
-                outcomes.append(Outcome(None, lost(problem)))
+                outcomes.append(Outcome(None, lost(problem, "twice")))
         return outcomes
 
     def cancel(self) -> None:
@@ -155,16 +155,16 @@ def attempt_name() -> str:
     return f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
 
 
-def lost(problem: Exception) -> KeytailError:
-    """Return the problem of a task whose job failed with `problem`."""
+def lost(problem: Exception, times: Times) -> KeytailError:
+    """Return the problem of a task whose job failed each time that it ran, the last time with `problem`."""
     text = text_of(problem)
     if "worker exited unexpectedly" in text or "crashed" in text or "EOFException" in text:
-        return killed(stopped=False)
+        return killed(times)
     lines = [line for line in text.splitlines() if line.strip()]
     reason = next((line for line in lines if "SparkException" in line or "Exception:" in line), None)
     reason = (reason or (lines[0] if lines else type(problem).__name__)).strip()
     return KeytailError(
-        f"the Spark job of this partition failed twice: {reason[:500]}",
+        f"the Spark job of this partition failed {times}: {reason[:500]}",
         remedy="Check the logs of Spark's executors: the usual cause is a lack of memory. Lower --map-memory, or run "
         "fewer tasks at a time",
         slug="spark-job-failed",

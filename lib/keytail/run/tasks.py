@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from keytail.errors import REPORT_IT, KeytailError, of_system, out_of_memory
 from keytail.log.heap import keep_freed_memory
@@ -19,6 +19,8 @@ from keytail.values import to_bytes
 
 P = TypeVar("P")
 R = TypeVar("R")
+# How often a task was tried in vain.
+Times = Literal["once", "twice"]
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,15 @@ def explained(surprise: Exception) -> KeytailError:
     )
 
 
-def killed(stopped: bool) -> KeytailError:
-    """Return the problem of a task whose worker died again, or was `stopped`."""
-    if stopped:
-        return KeytailError("interrupted", slug="run-interrupted")
+def interrupted() -> KeytailError:
+    """Return the problem of a task that was ended with its run."""
+    return KeytailError("interrupted", slug="run-interrupted")
+
+
+def killed(times: Times) -> KeytailError:
+    """Return the problem of a task whose worker died each time that it ran."""
     return KeytailError(
-        "the worker process of this partition was killed twice",
+        f"the worker process of this partition was killed {times}",
         remedy="Check the kernel's log: the usual cause is a lack of memory. Lower --map-memory, or run fewer tasks "
         "at a time with --master 'local[1]'",
         slug="worker-killed",

@@ -1,4 +1,4 @@
-"""The engine of a fan-out on Spark: stages are jobs, and a Spark shuffle transfers the cells between two of them.
+"""Runs the stages of a fan-out as Spark jobs: a Spark shuffle transfers the cells between two of them.
 
 The stages are defined in compact/fan_out/stages.py and its neighbours; this module sends payloads to tasks, cells to
 shards, and errors back. Exceptions of a task are returned as values, so a bad batch never reruns a task.
@@ -109,13 +109,13 @@ class StagesOnSpark:
             outcomes = job()
         except Exception as problem:
             if self.stopped():
-                raise lost(problem) from problem
+                raise lost(problem, "once") from problem
             raise_if_ended(self.engine, problem)
             try:
                 outcomes = job()  # a worker that dies ends its job if Spark runs on one host
             except Exception as again:
                 raise_if_ended(self.engine, again)
-                raise lost(again) from again
+                raise lost(again, "twice") from again
         return self._values(outcomes)
 
     @as_caller()

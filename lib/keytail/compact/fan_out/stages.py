@@ -1,6 +1,6 @@
 """Compacts one partition with many tasks: survey, key runs, survivors, rewriting, proof (FAN_OUT.md).
 
-`fan_out` passes the stages, each a function of values, to an engine that runs them in this process
+`fan_out` passes the stages, each a function of values, to `Stages`, which runs them in this process
 (`tests/compact/fan_out/in_process.py`) or on Spark (`compact/fan_out/on_spark.py`). The result is the same, byte for
 byte, as that of `clean_partition` for the same task with room for all keys; likewise, only scratch files are written,
 and the driver installs them.
@@ -48,8 +48,8 @@ R = TypeVar("R")
 Merging = Callable[[FileSystem, Any, int, Iterable[tuple[int, bytes]], str], R]
 
 
-class Engine(Protocol):
-    """Runs stages. Exceptions of a function are raised by the engine; `attempt` differs between any two runs.
+class Stages(Protocol):
+    """Runs stages. Exceptions of a function are raised by what runs it; `attempt` differs between any two runs.
 
     A function may run twice, also concurrently: the result of only one of the runs is used. `name` is for display.
     """
@@ -95,7 +95,7 @@ class _Found:
         return sum(facts.records for facts in self.slices if first <= facts.segment < end)
 
 
-def fan_out(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes | None = None) -> CleaningResult:
+def fan_out(fs: FileSystem, task: CleaningTask, stages: Stages, sizes: Sizes | None = None) -> CleaningResult:
     """Write the replacement of the segments below the first uncleanable offset, or one round of it, and prove it.
 
     `fs` is the driver's, used only to read transaction indexes. Raises as `clean_partition` does; the caller then
@@ -105,19 +105,19 @@ def fan_out(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes | N
     check_sources(fs, task)
     check_hash(task)
     end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)[1]
-    found = _found(fs, task, engine, sizes or Sizes(), clock) if task.fanned_out is None else _known(task.fanned_out)
+    found = _found(fs, task, stages, sizes or Sizes(), clock) if task.fanned_out is None else _known(task.fanned_out)
     ranges = _of_this_round(task, found)
     with clock.phase("write"):
-        written, left = _write(task, engine, found, ranges, end)
+        written, left = _write(task, stages, found, ranges, end)
     stop = left[0][0] if left else end
     with clock.phase("prove"):
-        tables = _prove(fs, task, engine, found, written, stop, end)
+        tables = _prove(fs, task, stages, found, written, stop, end)
     return _result(task, found, written, left, tables, stop, end, clock)
 
 
-def _found(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes, clock: PhaseClock) -> _Found:
+def _found(fs: FileSystem, task: CleaningTask, stages: Stages, sizes: Sizes, clock: PhaseClock) -> _Found:
     with clock.phase("survey"):
-        known = _survey(fs, task, engine, sizes.slice_bytes)
+        known = _survey(fs, task, stages, sizes.slice_bytes)
     assert known.settled is not None
     end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)[1]
     shards = sizes.shards or shards_for(task, known.slices)
@@ -126,21 +126,21 @@ def _found(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes, clo
             ScanPart(task, facts, number, known.settled, shards)
             for number, facts in enumerate(facts for facts in known.slices if facts.segment < end and facts.batches)
         ]
-        bits = tuple(engine.shuffle("keys", scan, pieces, shards, merge, task))
+        bits = tuple(stages.shuffle("keys", scan, pieces, shards, merge, task))
     _refuse_keyless(task, bits)
     key_counts = None
     if task.hottest_keys:
         with clock.phase("hottest keys"):
-            key_counts = _count_keys(task, engine, known.slices, bits)
+            key_counts = _count_keys(task, stages, known.slices, bits)
     measured: list[Measured] | None = None
     with clock.phase("measure"):
         if task.grouping == "measured":
             alone = [(number, number + 1) for number in range(end)]
-            measured = engine.run("sizes", measure, parts_of(task, alone, known.slices, known.settled, bits))
+            measured = stages.run("sizes", measure, parts_of(task, alone, known.slices, known.settled, bits))
     markers = None
     if known.has_transactions:
         with clock.phase("markers"):
-            [markers] = engine.run("markers", markers_of, [task])
+            [markers] = stages.run("markers", markers_of, [task])
     ranges = tuple(ranges_of(task, 0, end, measured))
     return _Found(ranges, known.settled, markers, known.slices, bits, key_counts)
 
@@ -149,24 +149,24 @@ def _known(before: FannedOut) -> _Found:
     return _Found(before.ranges, before.settled, before.markers, before.slices, before.bits)
 
 
-def _survey(fs: FileSystem, task: CleaningTask, engine: Engine, slice_bytes: int) -> Survey:
+def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int) -> Survey:
     """Survey slices by the offset indexes, or whole segments if the indexes do not lead to batches."""
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
-        return _survey_with(task, engine, slice_bytes, aborted)
+        return _survey_with(task, stages, slice_bytes, aborted)
     except CorruptLog:
         if len(slices_of(task, slice_bytes)) == len(task.segments):
             raise
-    return _survey_with(task, engine, 2**62, aborted)
+    return _survey_with(task, stages, 2**62, aborted)
 
 
-def _survey_with(task: CleaningTask, engine: Engine, slice_bytes: int, aborted: np.ndarray) -> Survey:
+def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: np.ndarray) -> Survey:
     """As in reading.read_log: transaction indexes are trusted until the log contradicts them."""
     for _ in range(2):
         pieces = [
             SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))
         ]
-        [known] = engine.shuffle("survey", survey, pieces, 1, settle, (task, aborted))
+        [known] = stages.shuffle("survey", survey, pieces, 1, settle, (task, aborted))
         if known.contradicting is None:
             return known
         aborted = known.contradicting
@@ -174,7 +174,7 @@ def _survey_with(task: CleaningTask, engine: Engine, slice_bytes: int, aborted: 
 
 
 def _count_keys(
-    task: CleaningTask, engine: Engine, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
+    task: CleaningTask, stages: Stages, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
 ) -> KeyCounts:
     """Merge the counts of the shards, which have no key in common. The hottest keys are read by one task per slice that
     contains the last record of one.
@@ -182,7 +182,7 @@ def _count_keys(
     counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
     places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
     pieces = [HotPart(task, place, hottest) for place, hottest in by_place(places, counted.hottest)]
-    read = engine.run("hottest keys", read_hottest, pieces)
+    read = stages.run("hottest keys", read_hottest, pieces)
     return told(counted, [one for part in read for one in part])
 
 
@@ -212,19 +212,19 @@ def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
 
 
 def _write(
-    task: CleaningTask, engine: Engine, found: _Found, ranges: list[tuple[int, int]], end: int
+    task: CleaningTask, stages: Stages, found: _Found, ranges: list[tuple[int, int]], end: int
 ) -> tuple[list[tuple[tuple[int, int], Written]], list[tuple[int, int]]]:
     """Write groups; return what was written of each range, and the ranges left for later rounds.
 
     If an output reached a limit that its sizes did not show, everything from there on is written by one task, in order.
     """
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
-    written = engine.run("groups", write, write_all(ranges))
+    written = stages.run("groups", write, write_all(ranges))
     for number, (one, groups) in enumerate(zip(ranges, written, strict=True)):
         # With Kafka's groups the next one begins anyway, and after the last range there is none.
         if task.grouping == "measured" and len(groups.groups) != 1 and one[1] < end:
             rest = (one[0], end)
-            [of_rest] = engine.run("groups in order", write, write_all([rest]))
+            [of_rest] = stages.run("groups in order", write, write_all([rest]))
             return [*zip(ranges[:number], written[:number], strict=True), (rest, of_rest)], []
     return list(zip(ranges, written, strict=True)), list(found.ranges[len(ranges) :])
 
@@ -232,7 +232,7 @@ def _write(
 def _prove(
     fs: FileSystem,
     task: CleaningTask,
-    engine: Engine,
+    stages: Stages,
     found: _Found,
     written: Sequence[tuple[tuple[int, int], Written]],
     stop: int,
@@ -246,7 +246,7 @@ def _prove(
         pieces += [part(numbers=(n, n), groups=(), present=(n, n + 1)) for n in range(stop, end)]
     proofs = task.fanned_out.proofs if task.fanned_out else ()
     context = ProofContext(task, proofs, stop < end)
-    verdicts: list[Verdict] = engine.shuffle("proof", prove_part, pieces, shards, settle_proof, context)
+    verdicts: list[Verdict] = stages.shuffle("proof", prove_part, pieces, shards, settle_proof, context)
     bad = min(((one.offset, one.outlived) for one in verdicts if one.offset >= 0), default=(-1, 0))
     refuse_unjustified(fs, task.partition_path, task.segments, *bad)
     return tuple(one.table for one in verdicts if one.table is not None)
