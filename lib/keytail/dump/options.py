@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,15 @@ _WHAT = "Content of logs to print"
 _INDEXES = "Indexes"
 _RANGE = "Range of each log to print"
 
+
+def _flag(name: str, panel: str, text: str) -> Any:
+    return typer.Option(name, help=text, rich_help_panel=panel)
+
+
+def _bound(name: str, unit: str, text: str) -> Any:
+    return typer.Option(name, metavar=unit, parser=within(0, LONG_MAX), help=text, rich_help_panel=_RANGE)
+
+
 Files = Annotated[
     list[str] | None,
     typer.Argument(metavar="FILE...", help="Files of a log dir, or partition directories.", show_default=False),
@@ -20,90 +29,43 @@ FileList = Annotated[
     list[str] | None,
     typer.Option("--files", metavar="A,B", help="Comma-separated list of such files, as for Kafka's tool."),
 ]
-PrintDataLog = Annotated[
-    bool, typer.Option("--print-data-log", help="Print records with their keys and payloads.", rich_help_panel=_WHAT)
-]
-DeepIteration = Annotated[
-    bool, typer.Option("--deep-iteration", help="Print records without keys and payloads.", rich_help_panel=_WHAT)
-]
+PrintDataLog = Annotated[bool, _flag("--print-data-log", _WHAT, "Print records with their keys and payloads.")]
+DeepIteration = Annotated[bool, _flag("--deep-iteration", _WHAT, "Print records without keys and payloads.")]
 SkipRecordMetadata = Annotated[
     bool,
-    typer.Option(
-        "--skip-record-metadata",
-        help="Print only those fields of records that --print-data-log adds; none of control records.",
-        rich_help_panel=_WHAT,
-    ),
-]
+    _flag("--skip-record-metadata", _WHAT,
+          "Print only those fields of records that --print-data-log adds; none of control records."),
+]  # fmt: skip
 OffsetsDecoder = Annotated[
     bool,
-    typer.Option(
-        "--offsets-decoder",
-        help="Decode keys and payloads of __consumer_offsets; implies --print-data-log.",
-        rich_help_panel=_WHAT,
-    ),
-]
+    _flag("--offsets-decoder", _WHAT,
+          "Decode keys and payloads of __consumer_offsets; implies --print-data-log."),
+]  # fmt: skip
 TransactionLogDecoder = Annotated[
     bool,
-    typer.Option(
-        "--transaction-log-decoder",
-        help="Decode keys and payloads of __transaction_state; implies --print-data-log.",
-        rich_help_panel=_WHAT,
-    ),
-]
+    _flag("--transaction-log-decoder", _WHAT,
+          "Decode keys and payloads of __transaction_state; implies --print-data-log."),
+]  # fmt: skip
 VerifyIndexOnly = Annotated[
-    bool,
-    typer.Option(
-        "--verify-index-only",
-        help="Check index entries against the log without printing them.",
-        rich_help_panel=_INDEXES,
-    ),
+    bool, _flag("--verify-index-only", _INDEXES, "Check index entries against the log without printing them.")
 ]
 IndexSanityCheck = Annotated[
-    bool,
-    typer.Option(
-        "--index-sanity-check",
-        help="Check only the index itself: its size and its last entry.",
-        rich_help_panel=_INDEXES,
-    ),
+    bool, _flag("--index-sanity-check", _INDEXES, "Check only the index itself: its size and its last entry.")
 ]
 MaxBytes = Annotated[
     int | None,
-    typer.Option(
-        "--max-bytes",
-        metavar="BYTES",
-        parser=within(0, LONG_MAX),
-        help="Print only complete batches within the first BYTES bytes of each log. Default: all.",
-        rich_help_panel=_RANGE,
-    ),
-]
-FromOffset = Annotated[
-    int | None,
-    typer.Option(
-        "--from-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records from this offset on.",
-        rich_help_panel=_RANGE,
-    ),
+    _bound("--max-bytes", "BYTES",
+           "Print only complete batches within the first BYTES bytes of each log. Default: all."),
 ]  # fmt: skip
-ToOffset = Annotated[
-    int | None,
-    typer.Option(
-        "--to-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records below this offset.",
-        rich_help_panel=_RANGE,
-    ),
-]  # fmt: skip
+FromOffset = Annotated[int | None, _bound("--from-offset", "N", "Print only records from this offset on.")]
+ToOffset = Annotated[int | None, _bound("--to-offset", "N", "Print only records below this offset.")]
 FromPosition = Annotated[
     int | None,
-    typer.Option(
-        "--from-position", metavar="BYTE", parser=within(0, LONG_MAX),
-        help="Print only batches that begin at or after this byte position.", rich_help_panel=_RANGE,
-    ),
-]  # fmt: skip
+    _bound("--from-position", "BYTE", "Print only batches that begin at or after this byte position."),
+]
 ToPosition = Annotated[
-    int | None,
-    typer.Option(
-        "--to-position", metavar="BYTE", parser=within(0, LONG_MAX),
-        help="Print only batches that begin before this byte position.", rich_help_panel=_RANGE,
-    ),
-]  # fmt: skip
+    int | None, _bound("--to-position", "BYTE", "Print only batches that begin before this byte position.")
+]
 OutputFlag = Annotated[
     Output,
     typer.Option(
