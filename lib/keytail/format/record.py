@@ -1,4 +1,4 @@
-"""Encodes and decodes single records of v2 batches, in plain Python: for control records, look-ups and tests.
+"""Decodes single records of v2 batches, in plain Python: for the metadata log and damaged batches.
 
 The layout is specified in BATCH.md, "Records". Kernels process whole batches; this module accepts and refuses the
 same bytes, a thousand times slower. Errors are ValueError with the reason.
@@ -24,27 +24,6 @@ class Record:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[bytes, bytes | None], ...] = ()
-
-
-def encode_varint(value: int) -> bytes:
-    if not -(2**31) <= value < 2**31:
-        raise ValueError(f"{value} does not fit 32 bits")
-    return _encode_groups((value << 1) ^ (value >> 31))
-
-
-def encode_varlong(value: int) -> bytes:
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{value} does not fit 64 bits")
-    return _encode_groups((value << 1) ^ (value >> 63))
-
-
-def _encode_groups(zigzag: int) -> bytes:
-    out = bytearray()
-    while zigzag > 0x7F:
-        out.append(zigzag & 0x7F | 0x80)
-        zigzag >>= 7
-    out.append(zigzag)
-    return bytes(out)
 
 
 def decode_varint(data: Buffer, position: int, end: int | None = None) -> tuple[int, int]:
@@ -74,25 +53,6 @@ def _decode_groups(data: Buffer, position: int, end: int, most_bytes: int) -> tu
         if byte < 0x80:
             return value, position
     raise ValueError(f"varint of more than {most_bytes} bytes")
-
-
-def encode_record(record: Record) -> bytes:
-    parts = [
-        b"\x00",  # attributes: unused
-        encode_varlong(record.timestamp_delta),
-        encode_varint(record.offset_delta),
-        _encode_field(record.key),
-        _encode_field(record.value),
-        encode_varint(len(record.headers)),
-    ]
-    for header_key, header_value in record.headers:
-        parts += (_encode_field(header_key), _encode_field(header_value))
-    body = b"".join(parts)
-    return encode_varint(len(body)) + body
-
-
-def _encode_field(field: bytes | None) -> bytes:
-    return b"\x01" if field is None else encode_varint(len(field)) + field
 
 
 def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -199,30 +199,12 @@ def _topic_id(configuration: Configuration, topic: str) -> str | None:
 
 
 def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
-    return SalvageRow(
-        topic=entry.topic,
-        partition=entry.partition,
-        log_dir=entry.log_dir,
-        status="salvaged" if found.to else "would-salvage",
-        to=found.to,
-        segments=found.segments,
-        segments_kept=found.segments_kept,
-        bytes=found.bytes,
-        bytes_kept=found.bytes_kept,
-        batches=found.batches,
-        records=found.records,
-        log_start_offset=found.log_start_offset,
-        last_batch_end=found.last_batch_end,
-        log_end_offset=found.log_end_offset,
-        gaps=found.gaps,
-        gap_offsets=found.gap_offsets,
-        left_out=found.left_out,
-        losses=tuple(found.losses),
-        transactions=tuple(found.transactions),
-        notes=tuple(found.notes),
-        start_ms=start_ms,
-        end_ms=time.time_ns() // 1_000_000,
-    )
+    known: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()
+    }
+    status = "salvaged" if found.to else "would-salvage"
+    times: dict[str, Any] = {"start_ms": start_ms, "end_ms": time.time_ns() // 1_000_000}
+    return SalvageRow(entry.topic, entry.partition, entry.log_dir, status, **known, **times)
 
 
 def exit_status(rows: Sequence[SalvageRow]) -> int:
