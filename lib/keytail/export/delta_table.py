@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from keytail.errors import Refused
 from keytail.export.columns import Formats
 from keytail.export.plan import Exported
 from keytail.format.json_object import parse_object
+from keytail.run.delta import with_settings
 
 VERSION = 1
 _COMMIT = re.compile(r"\d{20}\.json")
@@ -159,7 +159,7 @@ def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -
     numbers = ", ".join(map(str, sorted(partitions)))
     same = f"t.partition IN ({numbers}) AND t.partition = s.partition AND t.{key} = s.{key}"
     values = {f"`{name}`": f"s.`{name}`" for name in names}
-    with settings(spark, {"spark.databricks.delta.commitInfo.userMetadata": state.as_metadata()}):
+    with with_settings(spark, {"spark.databricks.delta.commitInfo.userMetadata": state.as_metadata()}):
         merging = DeltaTable.forPath(spark, path).alias("t").merge(frame.alias("s"), same)
         merging = merging.whenMatchedDelete("s.deleted").whenMatchedUpdate(set=values)
         merging.whenNotMatchedInsert("NOT s.deleted", values).execute()
@@ -167,19 +167,3 @@ def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -
 
 def _columns(frame: Any) -> Any:
     return frame.select(*(name for name in COLUMNS if name in frame.columns))
-
-
-@contextmanager
-def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set Spark settings of the session for the duration of the context, then restore them."""
-    before = {key: spark.conf.get(key, None) for key in wanted}
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)

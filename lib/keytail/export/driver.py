@@ -26,7 +26,7 @@ from keytail.export.delta_table import TableState
 from keytail.export.latest import Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
 from keytail.export.plan import Exported, ExportPlan
 from keytail.log.fs import LOCAL
-from keytail.run.delta import alone
+from keytail.run.delta import alone, with_settings
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.memory import map_memory_bytes
 from keytail.run.session import concurrent_tasks, parallel_tasks
@@ -167,7 +167,7 @@ class Export:
         previous, self._state = self._state, state
         try:
             name_jobs(self.spark.sparkContext, f"export {what.topic}: rows")
-            with export_table.settings(self.spark, wanted), alone(os.path.dirname(what.path)):
+            with with_settings(self.spark, wanted), alone(os.path.dirname(what.path)):
                 commit(what, raw, numbers)
         except Exception as problem:
             self._state = previous

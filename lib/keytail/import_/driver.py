@@ -22,7 +22,7 @@ from keytail.format.encode import RecordColumns
 from keytail.import_.cells import Scratch
 from keytail.import_.install import finish, install
 from keytail.import_.plan import ImportPlan
-from keytail.import_.records import Unpack, attempt_name
+from keytail.import_.records import Unpack
 from keytail.import_.rows import Rows
 from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.import_.slices import Slices, slices_of
@@ -31,7 +31,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.lock import LockLost
 from keytail.rebuild_index.partition import remove_scratch
-from keytail.run.tasks import Outcome, answer_bytes, attempt_one, explained, name_jobs
+from keytail.run.tasks import Outcome, answer_bytes, attempt_name, attempt_one, explained, name_jobs
 from keytail.values import from_bytes
 
 _ANSWER_SCHEMA = "partition int, answer binary"

@@ -26,15 +26,6 @@ class Load:
     keyless: int
 
 
-def attempt_name() -> str:
-    """Return a name that is unique to this attempt of this Spark task. Call it in a task only."""
-    from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
-
-    context = TaskContext.get()
-    assert context is not None
-    return f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
-
-
 def columns_of(batch: Any) -> RecordColumns:
     """Convert an Arrow batch with key, value, and optional timestamp (integer ms) and headers. Bytes are not copied."""
     names = batch.schema.names

@@ -20,10 +20,10 @@ from keytail.acting_user import as_caller, on_workers
 from keytail.format.encode import RecordColumns
 from keytail.import_ import cells
 from keytail.import_.cells import Piece, Scratch, Slice
-from keytail.import_.records import Load, Unpack, attempt_name
+from keytail.import_.records import Load, Unpack
 from keytail.import_.source import Source, chosen_columns
 from keytail.log.fs import LOCAL
-from keytail.run.tasks import explained
+from keytail.run.tasks import attempt_name, explained
 
 # Decoded size according to Parquet's footers; a task needs a second or less for a slice.
 SLICE_BYTES = 64 << 20

@@ -5,21 +5,21 @@ May run while others append: Delta allows appends while files are rewritten.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from keytail.errors import KeytailError
 from keytail.ledger.tables import TABLES
 from keytail.ledger.write import Ledger, again
-from keytail.run.delta import alone
+from keytail.run.delta import alone, with_settings
 from keytail.run.session import first_line
 from keytail.run.tasks import name_jobs
 
 # Delta's own default, below which it refuses: a reader or writer may still be using the files.
 VACUUM_HOURS = 168
+# Fewer tasks: Spark's 200 per shuffle, and Delta's for each step of a VACUUM, suit tables of terabytes.
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}
 
 
@@ -49,22 +49,8 @@ def maintain(
     """Return a row for each table. Without `execute` the rows report what would be removed."""
     oldest = None if retain_days is None else today - datetime.timedelta(days=retain_days)
     ledger = Ledger(spark, path, "maintain")
-    with _few_tasks(spark):
+    with with_settings(spark, _FEW):
         return [_maintain(ledger, table, oldest, execute) for table in TABLES]
-
-
-@contextlib.contextmanager
-def _few_tasks(spark: Any) -> Iterator[None]:
-    """Reduce the number of tasks: Spark's 200 per shuffle, and Delta's for each step of a VACUUM, suit tables of
-    terabytes."""
-    before = {key: spark.conf.get(key, None) for key in _FEW}
-    for key, value in _FEW.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            spark.conf.unset(key) if value is None else spark.conf.set(key, value)
 
 
 def _maintain(ledger: Ledger, table: str, oldest: datetime.date | None, execute: bool) -> MaintainRow:

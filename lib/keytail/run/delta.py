@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -217,3 +217,16 @@ def jars_problem(withheld: bytes) -> UsageProblem | None:
         "flag that needs Delta",
         slug="delta-jars-not-downloaded",
     )
+
+
+@contextlib.contextmanager
+def with_settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set Spark settings of the session for the duration of the context, then restore them."""
+    before = {key: spark.conf.get(key, None) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            spark.conf.unset(key) if old is None else spark.conf.set(key, old)

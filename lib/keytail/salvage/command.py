@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from keytail.acting_user import as_caller
 from keytail.cli import rows as show
@@ -221,25 +220,8 @@ def exit_status(rows: Sequence[SalvageRow]) -> int:
 def print_table(rows: Sequence[SalvageRow], title: str) -> None:
     """Print a line for each partition, then the losses of each, then totals."""
     console = show.output_console()
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("partition", overflow="fold")
-    table.add_column("status")
-    for name in ("segments", "log size", "batches", "records", "offsets", "losses", "took"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        is_known = row.log_end_offset is not None
-        table.add_row(
-            escape(row.name),
-            show.styled(row.status),
-            show.change(str(row.segments), str(row.segments_kept)) if is_known else "",
-            show.change(show.human_bytes(row.bytes), show.human_bytes(row.bytes_kept)) if is_known else "",
-            f"{row.batches:,}" if is_known else "",
-            f"{row.records:,}" if is_known else "",
-            f"{row.log_start_offset}..{row.log_end_offset}" if is_known else "",
-            str(sum(loss.certain for loss in row.losses)) if is_known else "",
-            show.human_seconds(row.start_ms, row.end_ms),
-        )
-    console.print(table)
+    names = ("partition", "status", "segments", "log size", "batches", "records", "offsets", "losses", "took")
+    show.print_lines(title, names, [_cells(row) for row in rows], start=2)
     show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
     for row in rows:
         lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes]
@@ -259,6 +241,20 @@ def print_table(rows: Sequence[SalvageRow], title: str) -> None:
     counts = Counter(row.status for row in rows)
     found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
     console.print(f"\n{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}.", soft_wrap=True)
+
+
+def _cells(row: SalvageRow) -> tuple[str, ...]:
+    known: tuple[str, ...] = ("",) * 6
+    if row.log_end_offset is not None:
+        known = (
+            show.change(str(row.segments), str(row.segments_kept)),
+            show.change(show.human_bytes(row.bytes), show.human_bytes(row.bytes_kept)),
+            f"{row.batches:,}",
+            f"{row.records:,}",
+            f"{row.log_start_offset}..{row.log_end_offset}",
+            str(sum(loss.certain for loss in row.losses)),
+        )
+    return row.name, row.status, *known, show.human_seconds(row.start_ms, row.end_ms)
 
 
 def _loss_line(loss: Loss) -> str:

@@ -18,22 +18,20 @@ _MOST_LINES = 40
 def print_table(rows: Sequence[UndoRow], title: str) -> None:
     """Print a line for each partition, then the reasons, with a line for each difference, then totals."""
     console = show.output_console()
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("partition", overflow="fold")
-    table.add_column("status")
-    for name in ("segments", "log size", "cleaned up to", "held", "took"):
-        table.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(
-            escape(row.name),
-            show.styled(row.status),
+    lines = [
+        (
+            row.name,
+            row.status,
             show.change(_text(row.segments_before), _text(row.segments_after)),
             show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after)),
             show.change(_text(row.cleaner_checkpoint_before), _cleaned(row)),
             show.human_bytes(row.held_bytes),
             show.human_seconds(row.start_ms, row.end_ms),
         )
-    console.print(table)
+        for row in rows
+    ]
+    names = ("partition", "status", "segments", "log size", "cleaned up to", "held", "took")
+    show.print_lines(title, names, lines, start=2)
     reasons = [(row.name, row.status, row.error) for row in rows if row.error and not row.differences]
     for row in rows:
         if row.differences:
