@@ -7,9 +7,10 @@ same bytes, a thousand times slower. Errors are ValueError with the reason.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Span: TypeAlias = tuple[int, int]  # start and length
 
 MAX_VARINT_BYTES = 5
 MAX_VARLONG_BYTES = 10
@@ -55,40 +56,60 @@ def _decode_groups(data: Buffer, position: int, end: int, most_bytes: int) -> tu
     raise ValueError(f"varint of more than {most_bytes} bytes")
 
 
-def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
-    """Return the record at `position` and the position after it. Its fields must fill its length exactly."""
+class Fields(NamedTuple):
+    """A record, with the positions of its fields: start and length of each, where -1 is the length of null."""
+
+    timestamp_delta: int
+    offset_delta: int
+    body: int  # position after the offset delta
+    key: Span
+    value: Span
+    headers: tuple[tuple[Span, Span], ...]
+    end: int
+
+
+def find_fields(data: Buffer, position: int) -> Fields:
+    """Return the fields of the record at `position`. They must fill its length exactly."""
     length, at = decode_varint(data, position)
     end = at + length
-    if length < 0 or end > len(data):
-        raise ValueError(f"record of {length} bytes with {len(data) - at} left")
-    if at == end:
-        raise ValueError("record without fields")
+    if length < 1 or end > len(data):
+        raise ValueError(f"its length is {length} bytes, but {len(data) - at} are left")
     timestamp_delta, at = decode_varlong(data, at + 1, end)
-    offset_delta, at = decode_varint(data, at, end)
-    key, at = _decode_field(data, at, end)
-    value, at = _decode_field(data, at, end)
+    offset_delta, body = decode_varint(data, at, end)
+    key, at = _find_field(data, body, end)
+    value, at = _find_field(data, at, end)
     header_count, at = decode_varint(data, at, end)
     if not 0 <= header_count <= end - at:
-        raise ValueError(f"{header_count} headers in {end - at} bytes")
+        raise ValueError(f"its header count is {header_count}, but {end - at} bytes are left")
     headers = []
     for _ in range(header_count):
-        header_key, at = _decode_field(data, at, end)
-        if header_key is None:
-            raise ValueError("header key of negative length")
-        header_value, at = _decode_field(data, at, end)
+        header_key, at = _find_field(data, at, end)
+        if header_key[1] < 0:
+            raise ValueError("a header has no key")
+        header_value, at = _find_field(data, at, end)
         headers.append((header_key, header_value))
     if at != end:
-        raise ValueError(f"record ends {end - at} bytes before its declared length")
-    return Record(timestamp_delta, offset_delta, key, value, tuple(headers)), end
+        raise ValueError(f"its fields end {end - at} bytes before its end")
+    return Fields(timestamp_delta, offset_delta, body, key, value, tuple(headers), end)
 
 
-def _decode_field(data: Buffer, position: int, end: int) -> tuple[bytes | None, int]:
+def _find_field(data: Buffer, position: int, end: int) -> tuple[Span, int]:
     length, at = decode_varint(data, position, end)
-    if length < 0:
-        return None, at
     if length > end - at:
-        raise ValueError(f"field of {length} bytes with {end - at} left in its record")
-    return bytes(data[at : at + length]), at + length
+        raise ValueError(f"a field has {length} bytes, but {end - at} are left")
+    return (at, max(length, -1)), at + max(length, 0)
+
+
+def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
+    """Return the record at `position` and the position after it. Its fields must fill its length exactly."""
+    found = find_fields(data, position)
+
+    def content(span: Span) -> bytes | None:
+        return None if span[1] < 0 else bytes(data[span[0] : sum(span)])
+
+    headers = tuple((content(key) or b"", content(value)) for key, value in found.headers)
+    deltas = found.timestamp_delta, found.offset_delta
+    return Record(*deltas, content(found.key), content(found.value), headers), found.end
 
 
 def decode_records(block: Buffer, count: int) -> list[Record]:
