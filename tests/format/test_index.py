@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,11 +29,15 @@ def test_transaction_index_of_a_broker() -> None:
     assert index.encode_txn_index(entries) == data
 
 
+def _encoded(entry: np.dtype) -> Callable[[np.ndarray], bytes]:
+    return lambda entries: entries.astype(entry).tobytes()
+
+
 @pytest.mark.parametrize(
     ("parse", "encode", "layout", "values"),
     [
-        (index.parse_offset_index, index.encode_offset_index, ">ii", st.tuples(i4, i4)),
-        (index.parse_time_index, index.encode_time_index, ">qi", st.tuples(i8, i4)),
+        (index.parse_offset_index, _encoded(index.OFFSET_ENTRY), ">ii", st.tuples(i4, i4)),
+        (index.parse_time_index, _encoded(index.TIME_ENTRY), ">qi", st.tuples(i8, i4)),
         (index.parse_txn_index, index.encode_txn_index, ">hqqqq", st.tuples(i2, i8, i8, i8, i8)),
     ],
 )

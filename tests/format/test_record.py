@@ -7,12 +7,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keytail.format import record as fmt
-from keytail.format.record import Record, decode_record, decode_records, encode_record
+from keytail.format.record import Record, decode_record, decode_records
 from tests.chance import draws
+from tests.format.records import encode_record
 from tests.reference import varints as twin
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.batches import decode_records as twin_decode_records
-from tests.reference.batches import encode_record as twin_encode_record
 
 ints = st.integers(-(2**31), 2**31 - 1)
 longs = st.integers(-(2**63), 2**63 - 1)
@@ -27,23 +27,21 @@ LONG_EDGES = sorted({s * 2**b + d for b in range(6, 64, 7) for s in (1, -1) for 
 
 @pytest.mark.parametrize("value", [v for v in INT_EDGES if -(2**31) <= v < 2**31])
 def test_varint_edges(value: int) -> None:
-    data = fmt.encode_varint(value)
-    assert data == twin.encode_varint(value)
+    data = twin.encode_varint(value)
     assert fmt.decode_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @pytest.mark.parametrize("value", [v for v in LONG_EDGES if -(2**63) <= v < 2**63] + [-(2**63)])
 def test_varlong_edges(value: int) -> None:
-    data = fmt.encode_varlong(value)
-    assert data == twin.encode_varlong(value)
+    data = twin.encode_varlong(value)
     assert fmt.decode_varlong(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @given(ints, longs)
 @settings(deadline=None)
 def test_varints_round_trip(value: int, long_value: int) -> None:
-    assert fmt.decode_varint(fmt.encode_varint(value), 0) == (value, len(twin.encode_varint(value)))
-    assert fmt.decode_varlong(fmt.encode_varlong(long_value), 0)[0] == long_value
+    assert fmt.decode_varint(twin.encode_varint(value), 0) == (value, len(twin.encode_varint(value)))
+    assert fmt.decode_varlong(twin.encode_varlong(long_value), 0)[0] == long_value
 
 
 @given(st.binary(max_size=12))
@@ -64,14 +62,6 @@ def test_any_bytes_are_read_as_by_the_model(data: bytes) -> None:
             assert ours(data, 0) == expected
 
 
-@pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
-def test_varint_out_of_range(value: int) -> None:
-    with pytest.raises(ValueError, match="32 bits"):
-        fmt.encode_varint(value)
-    with pytest.raises(ValueError, match="64 bits"):
-        fmt.encode_varlong(value << 32)
-
-
 @given(st.lists(records, max_size=5), st.binary(max_size=5))
 @settings(deadline=None)
 def test_records_round_trip(written: list[Record], behind: bytes) -> None:
@@ -87,12 +77,11 @@ def test_records_round_trip(written: list[Record], behind: bytes) -> None:
 
 @given(records)
 @settings(deadline=None)
-def test_the_model_writes_and_reads_the_same(record: Record) -> None:
+def test_the_model_reads_the_same(record: Record) -> None:
     base_timestamp = 0 if record.timestamp_delta < 0 else -5
     rec = Rec(
         record.offset_delta, record.timestamp_delta + base_timestamp, record.key, record.value, record.headers
     )
-    assert twin_encode_record(rec, 0, base_timestamp) == encode_record(record)
     assert twin_decode_records(encode_record(record), 1, 0, base_timestamp) == [rec]
 
 
@@ -138,15 +127,15 @@ def test_damaged_records_are_judged_as_by_the_model(written: list[Record], at: i
     ("hex_record", "reason"),
     [
         ("", "past the end"),
-        ("00", "without fields"),
-        ("01", "record of -1 bytes"),
-        ("0e 00 00 00 01 01 00", "record of 7 bytes with 6 left"),
-        ("0e 00 00 00 01 01 00 00", "1 bytes before"),
+        ("00", "its length is 0 bytes"),
+        ("01", "its length is -1 bytes"),
+        ("0e 00 00 00 01 01 00", "its length is 7 bytes, but 6 are left"),
+        ("0e 00 00 00 01 01 00 00", "its fields end 1 bytes before"),
         ("0a 00 00 00 01 01", "past the end"),
-        ("0c 00 00 00 01 01 01", "-1 headers"),
-        ("0c 00 00 00 01 01 04", "2 headers in 0 bytes"),
-        ("10 00 00 00 01 01 02 01 01", "header key of negative length"),
-        ("0c 00 00 00 06 61 62 63 00 00", "field of 3 bytes with 2 left"),
+        ("0c 00 00 00 01 01 01", "header count is -1"),
+        ("0c 00 00 00 01 01 04", "header count is 2, but 0 bytes are left"),
+        ("10 00 00 00 01 01 02 01 01", "a header has no key"),
+        ("0c 00 00 00 06 61 62 63 00 00", "a field has 3 bytes, but 2 are left"),
         ("16 00 00 00 ffffffffff7f 01 00", "varint of more than 5"),
         ("22 00 ffffffffffffffffffff7f 00 01 01 00 00", "varint of more than 10"),
     ],

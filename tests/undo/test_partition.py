@@ -378,7 +378,18 @@ def random_partition(rng: random.Random) -> Partition:
         count = rng.randint(1, len(rest))
         sources, rest = tuple(rest[:count]), rest[count:]
         kept = tuple(offset for base in sources for offset in segments[base] if rng.random() < 0.5)
-        places = [offset for offset in kept if offset not in segments and offset > sources[0]]
+        behind = dict(zip(starts, [*ends, ACTIVE], strict=True))
+        places = [
+            offset
+            for offset in kept
+            if offset not in segments
+            and offset > sources[0]
+            # The cleaner never leaves a whole source between two outputs (log/SWAP.md, state 56).
+            and not any(
+                max([sources[0], *(one for one in kept if one < offset)]) < base and behind[base] <= offset
+                for base in sources
+            )
+        ]
         continued = tuple(sorted(rng.sample(places, min(len(places), rng.choice([0, 0, 1, 2])))))
         aborted = txn_index(kept[-1]) if kept and rng.random() < 0.3 else None
         groups.append(Group(sources, kept, aborted, continued))

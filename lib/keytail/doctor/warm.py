@@ -34,7 +34,7 @@ from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
 from keytail.format.build import build_batch
 from keytail.format.compression import CODECS, GZIP, compress
-from keytail.format.control import ControlType, encode_transaction_marker
+from keytail.format.control import ControlType
 from keytail.kernels import jit
 from keytail.kernels.native import crc32c
 from keytail.log.append.partition_log import PartitionLog
@@ -144,7 +144,7 @@ def _of_producer(batch: bytes, producer_id: int, sequence: int, attributes: int 
 
 
 def _marker(offset: int, producer_id: int, kind: ControlType) -> bytes:
-    record = (_NOW_MS, *encode_transaction_marker(kind, 0))
+    record = (_NOW_MS, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0))
     return _of_producer(build_batch([record], base_offset=offset), producer_id, -1, TRANSACTIONAL | CONTROL)
 
 

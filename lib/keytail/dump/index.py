@@ -11,6 +11,7 @@ import os
 import numpy as np
 
 from keytail.dump.command import IndexChecks
+from keytail.dump.range import offset_entries, used_entries
 from keytail.dump.report import Report
 from keytail.dump.segment import LogReader
 from keytail.dump.templates import LineWriter, Literals, Rows, Template
@@ -38,7 +39,7 @@ def dump_offset_index(fs: FileSystem, path: str, base: int, checks: IndexChecks,
     if checks.sanity_only:
         _check_sanity(path, data, index.OFFSET_ENTRY.itemsize, offsets, base, report)
         return
-    used = _used(offsets, base)
+    used = used_entries(offsets, base)
     _check_rising(path, index.OFFSET_ENTRY.itemsize, report, offsets[:used], positions[:used])
     with _Log(fs, path) as log:
         if not log.is_there:
@@ -66,7 +67,7 @@ def dump_time_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, r
             report.problem(f"the last timestamp {times[-1]} is less than the first timestamp {times[0]}", path)
         _check_sanity(path, data, index.TIME_ENTRY.itemsize, offsets, base, report, backwards)
         return
-    used = _used(offsets, base)
+    used = used_entries(offsets, base)
     _check_rising(path, index.TIME_ENTRY.itemsize, report, offsets[:used])
     with _Log(fs, path) as log:
         if log.is_there:
@@ -100,12 +101,6 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
     if used < len(entries):
         report.problem(f"an entry has the unknown version {entries['version'][used]}", path, size * used)
     _check_size(path, data, size, report)
-
-
-def _used(offsets: np.ndarray, base: int) -> int:
-    """Return the number of used entries: those before the first one, other than entry 0, that has the base offset."""
-    unused = np.flatnonzero(offsets[1:] == base)
-    return int(unused[0]) + 1 if len(unused) else len(offsets)
 
 
 def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
@@ -157,17 +152,9 @@ def _check_times(
     fs: FileSystem, log: _Log, path: str, base: int, offsets: np.ndarray, times: np.ndarray, report: Report
 ) -> None:
     index_path = os.path.splitext(path)[0] + names.INDEX
-    floor_offsets, floor_positions = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    try:
-        floors = index.parse_offset_index(fs.read_bytes(index_path))
-        used = _used(floors["relative_offset"].astype(np.int64) + base, base)
-        floor_offsets = floors["relative_offset"][:used].astype(np.int64) + base
-        floor_positions = floors["position"][:used].astype(np.int64)
-    except FileNotFoundError:
-        report.note(f"there is no offset index for {path}: the log is read from its start")
-    if (np.diff(floor_offsets) <= 0).any() or (np.diff(floor_positions) <= 0).any() or (floor_positions < 0).any():
-        report.note(f"the entries of {index_path} are not in ascending order: the log is read from its start")
-        floor_offsets, floor_positions = floor_offsets[:0], floor_positions[:0]
+    floor_offsets, floor_positions, why = offset_entries(fs, index_path, base)
+    if why:
+        report.note(why)
     slots = np.searchsorted(floor_offsets, offsets, side="right") - 1
     previous = -1
     found: list[tuple[int, bytes]] = []

@@ -22,17 +22,9 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
     if not wanted.from_offset and not wanted.from_position:
         return 0, ""
     path = os.path.splitext(log_path)[0] + names.INDEX
-    try:
-        entries = index.parse_offset_index(fs.read_bytes(path))
-    except FileNotFoundError:
-        return 0, f"there is no {os.path.basename(path)}: the log is read from its start"
-    offsets = entries["relative_offset"].astype(np.int64) + base
-    positions = entries["position"].astype(np.int64)
-    unused = np.flatnonzero(offsets[1:] == base)
-    used = int(unused[0]) + 1 if len(unused) else len(offsets)
-    offsets, positions = offsets[:used], positions[:used]
-    if (np.diff(offsets) <= 0).any() or (np.diff(positions) <= 0).any() or (positions < 0).any():
-        return 0, f"the entries of {path} are not in ascending order: the log is read from its start"
+    offsets, positions, why = offset_entries(fs, path, base)
+    if why:
+        return 0, why
     slots = []
     if wanted.from_offset is not None:
         slots.append(int(np.searchsorted(offsets, wanted.from_offset, side="right")) - 1)
@@ -45,6 +37,27 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
         text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, but no batch for it begins there"
         return 0, f"{text}: the log is read from its start"
     return int(positions[slot]), ""
+
+
+def offset_entries(fs: FileSystem, path: str, base: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return offsets and positions in the offset index at `path`; none, and why, if it cannot be searched."""
+    none = np.zeros(0, np.int64)
+    try:
+        entries = index.parse_offset_index(fs.read_bytes(path))
+    except FileNotFoundError:
+        return none, none, f"there is no {path}: the log is read from its start"
+    offsets, positions = entries["relative_offset"].astype(np.int64) + base, entries["position"].astype(np.int64)
+    used = used_entries(offsets, base)
+    offsets, positions = offsets[:used], positions[:used]
+    if (np.diff(offsets) <= 0).any() or (np.diff(positions) <= 0).any() or (positions < 0).any():
+        return none, none, f"the entries of {path} are not in ascending order: the log is read from its start"
+    return offsets, positions, ""
+
+
+def used_entries(offsets: np.ndarray, base: int) -> int:
+    """Return the number of used entries: those before the first one, other than entry 0, that has the base offset."""
+    unused = np.flatnonzero(offsets[1:] == base)
+    return int(unused[0]) + 1 if len(unused) else len(offsets)
 
 
 def _agrees(fs: FileSystem, log_path: str, size: int, position: int, offset: int) -> bool:

@@ -16,7 +16,7 @@ from keytail.dump.legacy import LegacyRecords, legacy_records
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME
 from keytail.format.compression import CODECS, decompress
-from keytail.format.record import decode_varint, decode_varlong
+from keytail.format.record import find_fields
 from keytail.kernels.dump import batches as kernels
 from keytail.kernels.records import IN_RAW, RECORD_TABLE
 from keytail.log.fs import FileSystem
@@ -271,34 +271,11 @@ def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
 
 
 def _span(data: bytes, at: int, base: int, time: int, append_time: bool) -> tuple[tuple[int, ...], int]:
-    length, at = decode_varint(data, at)
-    end = at + length
-    if length < 1 or end > len(data):
-        raise ValueError(f"its length is {length} bytes, but {len(data) - at} are left")
-    time_delta, at = decode_varlong(data, at + 1, end)
-    offset_delta, body = decode_varint(data, at, end)
-    key_start, key_bytes, at = _field(data, body, end)
-    value_start, value_bytes, at = _field(data, at, end)
-    headers, at = decode_varint(data, at, end)
-    if not 0 <= headers <= end - at:
-        raise ValueError(f"its header count is {headers}, but {end - at} bytes are left")
-    for _ in range(headers):
-        _, size, at = _field(data, at, end)
-        if size < 0:
-            raise ValueError("a header has no key")
-        _, _, at = _field(data, at, end)
-    if at != end:
-        raise ValueError(f"its fields end {end - at} bytes before its end")
-    stamp = time if append_time else time + time_delta
+    """Return the record at `at` as a row of RECORD_TABLE, and its end."""
+    found = find_fields(data, at)
+    stamp = time if append_time else time + found.timestamp_delta
     stamp = (stamp + 2**63) % 2**64 - 2**63
-    offset = (base + offset_delta + 2**63) % 2**64 - 2**63
-    skip = value_start - body
-    return (offset, stamp, key_start, body, end - body, key_bytes, value_bytes, skip, 0, 0), end
-
-
-def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Return start, length (-1: null) and end of a field."""
-    size, at = decode_varint(data, at, end)
-    if size > end - at:
-        raise ValueError(f"a field has {size} bytes, but {end - at} are left")
-    return at, max(size, -1), at + max(size, 0)
+    offset = (base + found.offset_delta + 2**63) % 2**64 - 2**63
+    (key_start, key_bytes), (value_start, value_bytes), body = found.key, found.value, found.body
+    row = (offset, stamp, key_start, body, found.end - body, key_bytes, value_bytes, value_start - body, 0, 0)
+    return row, found.end

@@ -29,6 +29,12 @@ class BytesColumn:
         return len(self.valid)
 
     @classmethod
+    def of(cls, values: Sequence[bytes | None]) -> BytesColumn:
+        ends = np.cumsum([0, *(len(value or b"") for value in values)], dtype=np.int64)
+        data = np.frombuffer(b"".join(value or b"" for value in values), np.uint8)
+        return cls(data, ends, np.array([value is not None for value in values], np.bool_))
+
+    @classmethod
     def from_buffers(
         cls,
         n: int,

@@ -35,10 +35,6 @@ class ControlRecord:
     control_type: int
     coordinator_epoch: int = NO_COORDINATOR_EPOCH
 
-    @property
-    def ends_transaction(self) -> bool:
-        return self.control_type in (ControlType.ABORT, ControlType.COMMIT)
-
 
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
     """Decode key and value; versions above 0 are read as version 0, as in brokers."""
@@ -55,8 +51,3 @@ def _unpack(layout: struct.Struct, data: bytes | None, what: str) -> int:
     if version < 0:
         raise ValueError(f"the {what} has invalid version {version}")
     return number
-
-
-def encode_transaction_marker(control_type: ControlType, coordinator_epoch: int) -> tuple[bytes, bytes]:
-    """Return key and value of an ABORT or COMMIT marker."""
-    return _KEY.pack(0, control_type), _MARKER.pack(0, coordinator_epoch)

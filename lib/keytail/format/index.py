@@ -42,16 +42,6 @@ def parse_txn_index(data: Buffer) -> np.ndarray:
     return _parse(data, TXN_ENTRY)
 
 
-def encode_offset_index(entries: np.ndarray) -> bytes:
-    """Return the bytes of a `.index` file for entries with the fields of OFFSET_ENTRY in any byte order."""
-    return entries.astype(OFFSET_ENTRY).tobytes()
-
-
-def encode_time_index(entries: np.ndarray) -> bytes:
-    """Return the bytes of a `.timeindex` file for entries with the fields of TIME_ENTRY in any byte order."""
-    return entries.astype(TIME_ENTRY).tobytes()
-
-
 def encode_txn_index(entries: np.ndarray) -> bytes:
     """Return the bytes of a `.txnindex` file for entries with the fields of TXN_ENTRY in any byte order."""
     return entries.astype(TXN_ENTRY).tobytes()

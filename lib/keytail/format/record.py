@@ -1,4 +1,4 @@
-"""Encodes and decodes single records of v2 batches, in plain Python: for control records, look-ups and tests.
+"""Decodes single records of v2 batches, in plain Python: for the metadata log and damaged batches.
 
 The layout is specified in BATCH.md, "Records". Kernels process whole batches; this module accepts and refuses the
 same bytes, a thousand times slower. Errors are ValueError with the reason.
@@ -7,9 +7,10 @@ same bytes, a thousand times slower. Errors are ValueError with the reason.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Span: TypeAlias = tuple[int, int]  # start and length
 
 MAX_VARINT_BYTES = 5
 MAX_VARLONG_BYTES = 10
@@ -24,27 +25,6 @@ class Record:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[bytes, bytes | None], ...] = ()
-
-
-def encode_varint(value: int) -> bytes:
-    if not -(2**31) <= value < 2**31:
-        raise ValueError(f"{value} does not fit 32 bits")
-    return _encode_groups((value << 1) ^ (value >> 31))
-
-
-def encode_varlong(value: int) -> bytes:
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{value} does not fit 64 bits")
-    return _encode_groups((value << 1) ^ (value >> 63))
-
-
-def _encode_groups(zigzag: int) -> bytes:
-    out = bytearray()
-    while zigzag > 0x7F:
-        out.append(zigzag & 0x7F | 0x80)
-        zigzag >>= 7
-    out.append(zigzag)
-    return bytes(out)
 
 
 def decode_varint(data: Buffer, position: int, end: int | None = None) -> tuple[int, int]:
@@ -76,59 +56,60 @@ def _decode_groups(data: Buffer, position: int, end: int, most_bytes: int) -> tu
     raise ValueError(f"varint of more than {most_bytes} bytes")
 
 
-def encode_record(record: Record) -> bytes:
-    parts = [
-        b"\x00",  # attributes: unused
-        encode_varlong(record.timestamp_delta),
-        encode_varint(record.offset_delta),
-        _encode_field(record.key),
-        _encode_field(record.value),
-        encode_varint(len(record.headers)),
-    ]
-    for header_key, header_value in record.headers:
-        parts += (_encode_field(header_key), _encode_field(header_value))
-    body = b"".join(parts)
-    return encode_varint(len(body)) + body
+class Fields(NamedTuple):
+    """A record, with the positions of its fields: start and length of each, where -1 is the length of null."""
+
+    timestamp_delta: int
+    offset_delta: int
+    body: int  # position after the offset delta
+    key: Span
+    value: Span
+    headers: tuple[tuple[Span, Span], ...]
+    end: int
 
 
-def _encode_field(field: bytes | None) -> bytes:
-    return b"\x01" if field is None else encode_varint(len(field)) + field
+def find_fields(data: Buffer, position: int) -> Fields:
+    """Return the fields of the record at `position`. They must fill its length exactly."""
+    length, at = decode_varint(data, position)
+    end = at + length
+    if length < 1 or end > len(data):
+        raise ValueError(f"its length is {length} bytes, but {len(data) - at} are left")
+    timestamp_delta, at = decode_varlong(data, at + 1, end)
+    offset_delta, body = decode_varint(data, at, end)
+    key, at = _find_field(data, body, end)
+    value, at = _find_field(data, at, end)
+    header_count, at = decode_varint(data, at, end)
+    if not 0 <= header_count <= end - at:
+        raise ValueError(f"its header count is {header_count}, but {end - at} bytes are left")
+    headers = []
+    for _ in range(header_count):
+        header_key, at = _find_field(data, at, end)
+        if header_key[1] < 0:
+            raise ValueError("a header has no key")
+        header_value, at = _find_field(data, at, end)
+        headers.append((header_key, header_value))
+    if at != end:
+        raise ValueError(f"its fields end {end - at} bytes before its end")
+    return Fields(timestamp_delta, offset_delta, body, key, value, tuple(headers), end)
+
+
+def _find_field(data: Buffer, position: int, end: int) -> tuple[Span, int]:
+    length, at = decode_varint(data, position, end)
+    if length > end - at:
+        raise ValueError(f"a field has {length} bytes, but {end - at} are left")
+    return (at, max(length, -1)), at + max(length, 0)
 
 
 def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
     """Return the record at `position` and the position after it. Its fields must fill its length exactly."""
-    length, at = decode_varint(data, position)
-    end = at + length
-    if length < 0 or end > len(data):
-        raise ValueError(f"record of {length} bytes with {len(data) - at} left")
-    if at == end:
-        raise ValueError("record without fields")
-    timestamp_delta, at = decode_varlong(data, at + 1, end)
-    offset_delta, at = decode_varint(data, at, end)
-    key, at = _decode_field(data, at, end)
-    value, at = _decode_field(data, at, end)
-    header_count, at = decode_varint(data, at, end)
-    if not 0 <= header_count <= end - at:
-        raise ValueError(f"{header_count} headers in {end - at} bytes")
-    headers = []
-    for _ in range(header_count):
-        header_key, at = _decode_field(data, at, end)
-        if header_key is None:
-            raise ValueError("header key of negative length")
-        header_value, at = _decode_field(data, at, end)
-        headers.append((header_key, header_value))
-    if at != end:
-        raise ValueError(f"record ends {end - at} bytes before its declared length")
-    return Record(timestamp_delta, offset_delta, key, value, tuple(headers)), end
+    found = find_fields(data, position)
 
+    def content(span: Span) -> bytes | None:
+        return None if span[1] < 0 else bytes(data[span[0] : sum(span)])
 
-def _decode_field(data: Buffer, position: int, end: int) -> tuple[bytes | None, int]:
-    length, at = decode_varint(data, position, end)
-    if length < 0:
-        return None, at
-    if length > end - at:
-        raise ValueError(f"field of {length} bytes with {end - at} left in its record")
-    return bytes(data[at : at + length]), at + length
+    headers = tuple((content(key) or b"", content(value)) for key, value in found.headers)
+    deltas = found.timestamp_delta, found.offset_delta
+    return Record(*deltas, content(found.key), content(found.value), headers), found.end
 
 
 def decode_records(block: Buffer, count: int) -> list[Record]:
