@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.config.keys import KEYS, Value
-from keytail.config.safety import LARGER_IS_SAFER, RETENTION, safest
+from keytail.config.resolve import LARGER_IS_SAFER, RETENTION, safest
 
 COMPACT, DELETE, BOTH, NEITHER = ("compact",), ("delete",), ("compact", "delete"), ()
 

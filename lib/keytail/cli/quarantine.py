@@ -104,9 +104,7 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
         helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in what_fits(fs, row, places)]
     return {
         **{name: getattr(row, name) for name in ("topic", "partition", "log_dir", "status", "error")},
-        "problems": [
-            {"file": place.path, **{name: getattr(place, name) for name in _OF_PLACE}} for place in places
-        ],
+        "problems": [{"file": place.path, **{name: getattr(place, name) for name in _OF_PLACE}} for place in places],
         "helps": helps,
     }
 

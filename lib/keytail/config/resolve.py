@@ -17,13 +17,34 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from keytail.config.internal import INTERNAL_TOPICS
-from keytail.config.keys import COMMAND_LINE_BROKER_KEYS, KEYS, TOPIC_KEYS, Key, Value, parse_broker, right_name
-from keytail.config.safety import safest
+from keytail.config.keys import (
+    COMMAND_LINE_BROKER_KEYS,
+    KEYS,
+    TOPIC_KEYS,
+    Key,
+    Value,
+    parse_broker,
+    right_name,
+    version_numbers,
+)
 from keytail.config.topic_configs import TIERED_STORAGE, TopicConfigs
 from keytail.errors import KeytailError, Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
 CLEANUP_POLICY = "cleanup.policy"
+# The larger the value, the longer data is retained or the later it is compacted.
+LARGER_IS_SAFER = frozenset(
+    {
+        "delete.retention.ms",
+        "min.compaction.lag.ms",
+        "max.compaction.lag.ms",
+        "min.cleanable.dirty.ratio",
+        "producer.id.expiration.ms",
+        "transactional.id.expiration.ms",
+    }
+)
+# The same, but a negative number means "without limit".
+RETENTION = frozenset({"retention.ms", "retention.bytes"})
 _OF_TOPICS = frozenset(key.name for key in TOPIC_KEYS)
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -302,6 +323,28 @@ def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
     source = next((option.source for option in options if option.value == value), "common to all possible values")
     others = " or ".join(dict.fromkeys(option.source for option in options))
     return Setting(value, source, f"{name} may have one of several values ({others}): the safer one is used")
+
+
+def safest(name: str, values: Sequence[Value]) -> Value:
+    """Return the value by which the fewest records are removed, of several possible `values`, the latest of which is
+    last; the latest if the setting does not affect removal.
+
+    The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
+    value; `log/metadata.py` finds these values.
+    """
+    newest = values[-1]
+    if name == "cleanup.policy":
+        # Only the policies that are in all of the values are certain to be intended.
+        allowed = set.intersection(*({*policy} for policy in values if isinstance(policy, tuple)))
+        return tuple(item for item in newest if item in allowed) if isinstance(newest, tuple) else newest
+    if name == "remote.storage.enable":  # tiered topics are not processed
+        return any(values)
+    if name == "message.format.version":  # newer clients can read the formats of older ones
+        return min((value for value in values if isinstance(value, str)), key=version_numbers, default=None)
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if name in RETENTION:
+        return min(numbers) if min(numbers) < 0 else max(numbers)
+    return max(numbers) if name in LARGER_IS_SAFER else newest
 
 
 def _check_lags(topic: str, settings: Mapping[str, Setting]) -> None:

@@ -9,6 +9,7 @@ JVM six times (measured: 1.4 of 2.8 s of CPU per million records).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,24 +118,19 @@ def store_slice(
 
 def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordColumns]]:
     """Yield the partition and the records of each cell. Raises KeytailError if a scratch file is too short."""
-    path, fd = "", -1
-    try:
-        for cell in stored:
-            if cell.path != path:
-                if fd >= 0:
-                    fs.close(fd)
-                    fd = -1
-                fd, path = fs.open_read(cell.path), cell.path
-            packed = np.empty(cell.size_bytes, np.uint8)
-            if fs.read_into(fd, packed, cell.position) != cell.size_bytes:
-                raise KeytailError(
-                    "a scratch file of this import is too short", path=path, byte_position=cell.position,
-                    remedy="Run the import again; none of its records are in the partitions",
-                    slug="scratch-file-too-short",
-                )  # fmt: skip
-            yield cell.partition, cells.opened(packed)
-    finally:
-        if fd >= 0:
+    for path, of_path in itertools.groupby(stored, key=lambda cell: cell.path):
+        fd = fs.open_read(path)
+        try:
+            for cell in of_path:
+                packed = np.empty(cell.size_bytes, np.uint8)
+                if fs.read_into(fd, packed, cell.position) != cell.size_bytes:
+                    raise KeytailError(
+                        "a scratch file of this import is too short", path=path, byte_position=cell.position,
+                        remedy="Run the import again; none of its records are in the partitions",
+                        slug="scratch-file-too-short",
+                    )  # fmt: skip
+                yield cell.partition, cells.opened(packed)
+        finally:
             fs.close(fd)
 
 

@@ -106,6 +106,7 @@ def _store(
     passed: Collection[int], scratch: Scratch,
 ) -> Iterator[Any]:  # fmt: skip
     """The body of a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
+
     def work(one: Slice) -> Iterator[Any]:
         try:
             stored = cells.store_slice(LOCAL, one, columns, n_partitions, passed, scratch.path(one, attempt_name()))

@@ -5,8 +5,7 @@ This module has those about a segment: its batches and its indexes.
 
 from __future__ import annotations
 
-from keytail.verify.finding_kind import REFETCH, Kind, Recovery, Severity, StartLoses
-from keytail.verify.finding_kinds_whole import WHOLE_KINDS
+from keytail.verify.finding_kinds_whole import REFETCH, WHOLE_KINDS, Kind, Recovery, Severity, StartLoses
 
 _REBUILD = "Run `keytail rebuild-index`, which rebuilds the indexes of the segment"
 _CLEANER_STOPS = "Serves the data before it; its cleaner marks the partition as uncleanable until a restart"

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from keytail.verify.finding_kind import Kind, Severity
 from keytail.verify.finding_kinds import KINDS
+from keytail.verify.finding_kinds_whole import Kind, Severity
 
 MOST_A_FILE = 100
 _DIGITS = 20  # of the base offset that a segment's files begin with
