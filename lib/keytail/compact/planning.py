@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -234,9 +234,12 @@ def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> 
         )
 
 
-def say_how_old_messages_become(configuration: Configuration, topics: Iterable[str]) -> None:
-    """Reports on standard error what becomes of messages of magic 0 and 1 of the due `topics`, if not version 2."""
-    formats = Counter(configuration.message_format_of(topic) for topic in set(topics))
+def say_what_differs(configuration: Configuration, due: Sequence[str]) -> None:
+    """Reports on standard error, for the topics of the `due` partitions: what becomes of messages of magic 0 and 1, if
+    not version 2; and that tombstones and markers are removed by the time of their file, if the given version requires
+    that.
+    """
+    formats = Counter(configuration.message_format_of(topic) for topic in set(due))
     if formats["keep"]:
         say(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
     if formats["unknown"]:
@@ -244,12 +247,6 @@ def say_how_old_messages_become(configuration: Configuration, topics: Iterable[s
             f"keytail: the message format is unknown (topics: {formats['unknown']}). Partitions with messages of magic "
             "0 or 1 are refused: if there are any, give the broker's file with --config, or --message-format"
         )
-
-
-def say_what_goes_by_file_time(configuration: Configuration, due: int) -> None:
-    """Reports on standard error that tombstones and markers of `due` partitions are removed by the time of their file,
-    if the given version requires that.
-    """
     if due and configuration.by_file_time:
         say(
             "keytail: tombstones and transaction markers are removed based on the times of their files, without "

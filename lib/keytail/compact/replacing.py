@@ -15,7 +15,7 @@ from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
 from keytail.compact.key_counts import KeyCounts
 from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
-from keytail.errors import KeytailError
+from keytail.errors import REPORT_IT, KeytailError
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost, refuse_lost
@@ -23,6 +23,7 @@ from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
+from keytail.run.tasks import Outcome
 
 _SAFE = "safe to start the broker"
 
@@ -84,11 +85,6 @@ class Replacing:
         """The result of the last round."""
         assert self._result is not None
         return self._result
-
-    @property
-    def end_offset(self) -> int:
-        """The offset that the checkpoint is set to when all groups are installed."""
-        return self.result.end_offset
 
     def compacted_row(self) -> ResultRow:
         """Return the row of a partition whose checkpoint has been moved."""
@@ -236,6 +232,15 @@ def written(result: CleaningResult) -> set[str]:
     files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
     files |= {file.scratch_name for file in result.placed or () if file.scratch_name}
     return files | ({file.name for file in result.rest.files} if result.rest else set())
+
+
+def value_of(outcome: Outcome[CleaningResult]) -> CleaningResult:
+    """Return the result of a task, or raise its problem."""
+    if outcome.problem is not None or outcome.value is None:
+        raise outcome.problem or KeytailError(
+            "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
+        )
+    return outcome.value
 
 
 def _is_replaced(fs: FileSystem, task: CleaningTask, group: GroupOutput, recovered: Sequence[str]) -> bool:

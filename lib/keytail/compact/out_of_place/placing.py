@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from keytail.compact.destination import Installation
 from keytail.compact.detail import detail_of_result
 from keytail.compact.out_of_place.object_store import Store, local_scratch
 from keytail.compact.out_of_place.output_record import Entries, OutputRecord, PlacedFile
@@ -23,11 +24,20 @@ from keytail.compact.out_of_place.partition import (
     place_partition,
     refuse_other_files,
     remove,
+    uncleaned,
 )
-from keytail.compact.replacing import Interrupted, PastDeadline, oddities_of, remove_lost_scratch, with_numbers, written
+from keytail.compact.replacing import (
+    Interrupted,
+    PastDeadline,
+    oddities_of,
+    remove_lost_scratch,
+    value_of,
+    with_numbers,
+    written,
+)
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.compact.worker import on_worker
-from keytail.errors import REPORT_IT, KeytailError
+from keytail.errors import KeytailError, Refused
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -85,11 +95,7 @@ class Placing:
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         if result.placed is None:
             outcome = self.finish(self.task, result)
-            if outcome.problem is not None or outcome.value is None:
-                raise outcome.problem or KeytailError(
-                    "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
-                )
-            result = outcome.value
+            result = value_of(outcome)
             refuse_unseen(self.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
         if is_stopped():
             raise Interrupted("interrupted")
@@ -119,22 +125,26 @@ class Placing:
             clean_to=None if is_copy else result.end_offset,
         )
 
+    @property
+    def result(self) -> CleaningResult:
+        assert self._result is not None
+        return self._result
+
     def compacted_row(self) -> ResultRow:
         """Return the row of a partition that has been placed."""
-        assert self._result is not None and self.task.out_of_place is not None
-        if self._result.refusal:
-            row = self.row.unchanged("refused", f"copied unchanged: {self._result.refusal}")
+        assert self.task.out_of_place is not None
+        if self.result.refusal:
+            row = self.row.unchanged("refused", f"copied unchanged: {self.result.refusal}")
         elif self.task.out_of_place.only_copies:
             row = replace(self.intended.row, error=f"copied unchanged: {self.intended.row.error}")
         else:
-            result = self._result
+            result = self.result
             detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
             return replace(with_numbers(self.row, result), detail=detail)
         return replace(row, start_ms=self.row.start_ms, end_ms=time.time_ns() // 1_000_000)
 
     def oddities(self) -> Iterator[str]:
-        assert self._result is not None
-        yield from oddities_of(self.row.name, self._result)
+        yield from oddities_of(self.row.name, self.result)
         yield from self.intended.notes
 
     def fail(self, problem: KeytailError) -> None:
@@ -216,15 +226,42 @@ class Worker:
             refuse_network_here(LOCAL, os.path.dirname(task.scratch_path))
 
 
-def finish_by(
-    worker: Worker, engine: Engine
-) -> Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]:
-    """Return `Placing.finish`, run by a task."""
+@dataclass
+class InTarget:
+    """Puts the output of tasks in the target, and changes no source (compact/destination.py). `intended` has the
+    driver's decision for a task; `on_record` is called with the record of what was placed.
+    """
 
-    def finish(task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
+    fs: FileSystem
+    engine: Engine
+    worker: Worker
+    intended: Callable[[CleaningTask], Intended]
+    on_record: Callable[[CleaningTask, OutputRecord], None]
+    keeper: None = None
+    phase: str = "put in place"
+
+    @property
+    def clean(self) -> Callable[[CleaningTask, str], CleaningResult]:
+        return self.worker.place
+
+    @property
+    def shared_storage(self) -> bool:
+        return self.worker.shared_storage
+
+    def begin(self, task: CleaningTask, row: ResultRow) -> Placing:
+        return Placing(self.fs, task, row, self.intended(task), self._finish, self.on_record)
+
+    def of_fan_out(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> Outcome[CleaningResult]:
+        """A refused partition is copied, as with one task."""
+        if isinstance(outcome.problem, Refused):
+            return replace(outcome, value=replace(uncleaned(task), refusal=str(outcome.problem)), problem=None)
+        return outcome
+
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+        """Move none: output_root.py writes those of the target when the run has ended."""
+        return iter(())
+
+    def _finish(self, task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
         name = f"copy the rest of {os.path.basename(task.partition_path)}"
-        [outcome] = engine.run_bundle([(task, result)], worker.finish, name=name)
-        answer: Outcome[CleaningResult] = outcome
-        return answer
-
-    return finish
+        [outcome] = self.engine.run_bundle([(task, result)], self.worker.finish, name=name)
+        return outcome
