@@ -20,15 +20,8 @@ from keytail.compact.compaction import Compaction
 from keytail.compact.destination import InPlace, move_checkpoints
 from keytail.compact.gate import tell_unhosted
 from keytail.compact.keeper import Keeper
-from keytail.compact.planning import (
-    Planned,
-    Rules,
-    cleaning_tasks,
-    plan_to_compact,
-    resolve_leftovers,
-    say_what_differs,
-    say_what_is_assumed,
-)
+from keytail.compact.planning import Planned, Rules, plan_to_compact, say_what_differs, say_what_is_assumed
+from keytail.compact.preparing import cleaning_tasks, resolve_leftovers
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps
 from keytail.compact.task import CleaningTask
