@@ -12,7 +12,7 @@ import time
 from functools import partial
 
 from keytail.compact.compaction import Compaction
-from keytail.compact.destination import InPlace
+from keytail.compact.replacing import InPlace
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.config.compaction import CompactionConfig

@@ -13,10 +13,10 @@ import pytest
 
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.compact.compaction import Compaction
-from keytail.compact.destination import InPlace
-from keytail.compact.installing import Answer
+from keytail.compact.replacing import InPlace
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.run_state import Events
+from keytail.compact.running import Answer
 from keytail.compact.worker import clean_on_worker
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog
@@ -78,11 +78,12 @@ def compaction_of(
     space: ScratchSpace | None = None,
     clean: Callable[[CleaningTask, str], CleaningResult] | None = None,
     deadline_s: float | None = None,
+    ledger: Any = None,
     **events: Any,
 ) -> Compaction:
     """`of_dirs`: the partitions of each log dir."""
     destination = InPlace(fs, of_dirs, clean or partial(clean_on_worker, engine.concurrent_tasks))
-    return Compaction(engine, tasks, space or ScratchSpace(LOCAL), destination, Events(**events), deadline_s)
+    return Compaction(engine, tasks, space or ScratchSpace(LOCAL), destination, Events(**events), deadline_s, ledger)
 
 
 def rows_of_answers(driver: Compaction, answers: Sequence[Answer]) -> list[ResultRow]:

@@ -18,9 +18,9 @@ from typing import Any
 
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.compaction import Compaction
-from keytail.compact.destination import InPlace
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import select
+from keytail.compact.replacing import InPlace
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import Refused

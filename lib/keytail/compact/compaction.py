@@ -1,6 +1,6 @@
 """The driver of a compaction: runs partitions in bundles, each on a thread, from its tasks to its rows.
 
-Tasks only write scratch files; the driver renames them and moves checkpoints (installing.py). A partition's checkpoint
+Tasks only write scratch files; the driver renames them and moves checkpoints (running.py). A partition's checkpoint
 moves only after its new segments are durable, and scratch space in flight stays within its limit. The caller holds the
 locks and has decided what is to be cleaned.
 """
@@ -15,14 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from keytail.cli.stopping import Stopped
-from keytail.compact.bundles import Bundle, BundleSize, Waiting, bundles_in_flight
-from keytail.compact.destination import Destination
-from keytail.compact.installing import Answer, Installer
-from keytail.compact.replacing import planned_row, remove_lost_scratch
+from keytail.compact.bundles import Bundle, BundleSize, Schedule, Waiting, bundles_in_flight
+from keytail.compact.replacing import Destination, planned_row, remove_lost_scratch
 from keytail.compact.run_state import SILENT, Events, Rows, Stop
-from keytail.compact.schedule import Schedule
+from keytail.compact.running import Answer, Installer, TaskRunner
 from keytail.compact.task import CleaningTask, NeedsFanOut
-from keytail.compact.task_runner import TaskRunner
 from keytail.errors import KeytailError
 from keytail.run.ended import SparkEnded, await_signal, sweep
 from keytail.run.engine import Engine, end_tasks

@@ -17,13 +17,12 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
-from keytail.compact.destination import InPlace, move_checkpoints
 from keytail.compact.gate import tell_unhosted
 from keytail.compact.keeper import Keeper
 from keytail.compact.planning import Planned, Rules, plan_to_compact, say_what_differs, say_what_is_assumed
-from keytail.compact.preparing import cleaning_tasks, resolve_leftovers
+from keytail.compact.replacing import InPlace, move_checkpoints
 from keytail.compact.run_state import Events
-from keytail.compact.steps import Steps
+from keytail.compact.steps import Steps, cleaning_tasks, resolve_leftovers
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.ledger.of_run import recording, run_id_at

@@ -1,7 +1,7 @@
 """From chosen partitions to decisions: what `plan` prints and `compact` executes.
 
 Reads no log data and changes nothing. The decisions are made in compact/plan.py; what an executing run does with them
-first is in compact/preparing.py.
+first is in compact/steps.py.
 """
 
 from __future__ import annotations

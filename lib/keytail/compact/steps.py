@@ -1,11 +1,12 @@
-"""The steps that an executing run takes in place (execution.py) and out of place (out_of_place/driver.py) alike."""
+"""What an executing run does before its tasks, in place (execution.py) and out of place (out_of_place/driver.py)."""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
@@ -13,8 +14,14 @@ from keytail.cli.progress import Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
+from keytail.compact.plan import Decision
+from keytail.compact.planning import Planned, Rules, TaskSettings, plan_one
+from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
+from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.lock import hold
+from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.log.recover import recover
 from keytail.run.engine import Engine
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
@@ -85,3 +92,60 @@ class Steps:
         """The time.monotonic() of --deadline."""
         minutes = self.request.deadline_minutes
         return None if minutes is None else self.started_s + minutes * 60
+
+
+def resolve_leftovers(
+    fs: FileSystem,
+    planned: Planned,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+) -> tuple[Planned, list[str]]:
+    """Finish or undo what an interrupted run or broker left, then plan again.
+
+    A refused partition, or one whose topic is not known to be compacted, is left unchanged. A partition that would be
+    changed by a user who cannot create files like its own is refused here, before anything is written.
+    """
+    facts = planned.facts
+    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
+        try:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        except (Refused, OSError) as problem:
+            return replace(planned, decision=Decision("refused", in_words(problem), None)), []
+    if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
+        return planned, []
+    try:
+        done = recover(fs, facts.path)
+    except (KeytailError, OSError) as problem:
+        text = f"an interrupted replacement of segments cannot be finished or undone: {in_words(problem)}"
+        return replace(planned, decision=Decision("refused", text, None)), []
+    return plan_one(fs, log_dir, entry, configuration, rules), done
+
+
+def cleaning_tasks(
+    planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str
+) -> list[CleaningTask]:
+    """Return the tasks of the partitions to be compacted, all with the same run id and hash seed."""
+    hash_seed = secrets.randbits(63)
+    tasks = []
+    for plan in planned:
+        selection = plan.decision.selection
+        if not plan.wanted or selection is None or plan.config is None:
+            continue
+        facts = plan.facts
+        limit = plan.gate.offset if plan.gate else None
+        task = CleaningTask.of(
+            facts,
+            first_dirty_offset=selection.first_dirty_offset,
+            first_uncleanable_offset=selection.first_uncleanable_offset,
+            now_ms=rules.now_ms,
+            config=plan.config,
+            run_id=run_id,
+            hash_seed=hash_seed,
+            removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
+            message_format=plan.message_format,
+            **asdict(settings),
+        )
+        tasks.append(task)
+    return tasks

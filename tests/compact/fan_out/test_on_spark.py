@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import task_runner
+from keytail.compact import running
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
@@ -47,7 +47,7 @@ def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[Cl
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small slices and few keys a shard, wherever the driver fans out."""
     real = fan_out_on_spark
-    monkeypatch.setattr(task_runner, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
+    monkeypatch.setattr(running, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
 
 
 @pytest.mark.parametrize("bound", [None, 1])

@@ -15,7 +15,7 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact import steps, task_runner
+from keytail.compact import running, steps
 from keytail.compact.command import Request
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
@@ -69,7 +69,7 @@ def test_many_tasks_leave_what_one_leaves(
     one, many = tmp_path / "one", tmp_path / "many"
     run(spark, monkeypatch, log_dir, one, fan_out="never")
     real = fan_out_on_spark
-    monkeypatch.setattr(task_runner, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
+    monkeypatch.setattr(running, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
     rows = run(spark, monkeypatch, log_dir, many, fan_out="always")
     assert {name: row.status for name, row in rows.items()} == {"orders-0": "compacted", "users-0": "skipped"}
     assert files_of(many) == files_of(one)

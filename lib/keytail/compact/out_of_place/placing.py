@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from keytail.compact.destination import Installation
 from keytail.compact.detail import detail_of_result
 from keytail.compact.out_of_place.object_store import Store, local_scratch
 from keytail.compact.out_of_place.output_record import Entries, OutputRecord, PlacedFile
@@ -24,9 +23,9 @@ from keytail.compact.out_of_place.partition import (
     place_partition,
     refuse_other_files,
     remove,
-    uncleaned,
 )
 from keytail.compact.replacing import (
+    Installation,
     Interrupted,
     PastDeadline,
     oddities_of,
@@ -37,7 +36,7 @@ from keytail.compact.replacing import (
 )
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.compact.worker import on_worker
-from keytail.errors import KeytailError, Refused
+from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -228,7 +227,7 @@ class Worker:
 
 @dataclass
 class InTarget:
-    """Puts the output of tasks in the target, and changes no source (compact/destination.py). `intended` has the
+    """The destination of a run that changes no source, as replacing.py's `InPlace` is of others. `intended` returns the
     driver's decision for a task; `on_record` is called with the record of what was placed.
     """
 
@@ -250,12 +249,6 @@ class InTarget:
 
     def begin(self, task: CleaningTask, row: ResultRow) -> Placing:
         return Placing(self.fs, task, row, self.intended(task), self._finish, self.on_record)
-
-    def of_fan_out(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> Outcome[CleaningResult]:
-        """A refused partition is copied, as with one task."""
-        if isinstance(outcome.problem, Refused):
-            return replace(outcome, value=replace(uncleaned(task), refusal=str(outcome.problem)), problem=None)
-        return outcome
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
         """Move none: output_root.py writes those of the target when the run has ended."""

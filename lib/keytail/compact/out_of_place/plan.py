@@ -19,7 +19,7 @@ from keytail.compact.out_of_place.partition import as_written
 from keytail.compact.out_of_place.placing import Intended
 from keytail.compact.out_of_place.target import Target
 from keytail.compact.planning import Planned, Rules, TaskSettings, plan_one
-from keytail.compact.preparing import cleaning_tasks
+from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, OutOfPlace
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError, Refused, in_words
