@@ -92,9 +92,7 @@ def test_what_does_not_fit_is_done_in_rounds_alone(engine: SparkEngine, tmp_path
     assert not list(log_dir.rglob("*.clean"))
 
 
-def test_each_round_is_a_task_and_the_checkpoint_comes_last(
-    tmp_path: Path
-) -> None:
+def test_each_round_is_a_task_and_the_checkpoint_comes_last(tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     expected = whole(task, tmp_path)
     before = records_of(log_dir / "t-0")
@@ -145,9 +143,7 @@ class FullDisk(FileSystem):
 
 
 @pytest.mark.parametrize("renames", [0, 2, 3, 4, 6, 7])
-def test_a_disk_that_fills_while_replacing_ends_the_partition(
-    renames: int, tmp_path: Path
-) -> None:
+def test_a_disk_that_fills_while_replacing_ends_the_partition(renames: int, tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     untouched = snapshot(log_dir / "t-0")

@@ -176,5 +176,3 @@ def test_whatever_is_left_the_source_stands_and_the_next_run_finishes(
     with capsys.disabled():
         print(f"\n{make.__name__} (seed {SEED}): {counts}; losses 0")
     assert counts.distinct_states > 20
-
-

@@ -106,7 +106,7 @@ class Waiting:
         if self._keeper is not None and not self._has_room_for_copies(self._keeper, task):
             return self._keeper.refusal(task)
         what = "the partition" if task.out_of_place else "the largest group of segments"
-        return self._space.refusal(self._device(task), _least_bytes(task), what)
+        return self._space.refusal(_device_of(self._space, task), _least_bytes(task), what)
 
     def _fitting(self) -> Bundle | None:
         taken: list[int] = []  # indexes of self._tasks
@@ -136,7 +136,7 @@ class Waiting:
     def _in_rounds(self) -> Bundle | None:
         """Return the largest partition whose file system has no reservations, with all of that space."""
         for place, (need, task) in enumerate(self._tasks):
-            device = self._device(task)
+            device = _device_of(self._space, task)
             if self._space.reserved_bytes.get(device):
                 continue
             bound = self._space.for_rounds(device, _least_bytes(task))
@@ -155,7 +155,7 @@ class Waiting:
     def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
         """Return the bytes needed by file system, including `before`, those of the tasks before it."""
         needs = dict(before)
-        device = self._device(task)
+        device = _device_of(self._space, task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
         if self._keeper is not None:
             device = self._space.device(self._keeper.originals.directory)
@@ -164,11 +164,8 @@ class Waiting:
 
     def _has_room_for_copies(self, keeper: Keeper, task: CleaningTask) -> bool:
         device = self._space.device(keeper.originals.directory)
-        scratch = _least_bytes(task) if device == self._device(task) else 0
+        scratch = _least_bytes(task) if device == _device_of(self._space, task) else 0
         return keeper.has_room(task, self._space.reserved_bytes.get(device, 0), scratch)
-
-    def _device(self, task: CleaningTask) -> int:
-        return _device_of(self._space, task)
 
 
 def for_next_round(task: CleaningTask, space: ScratchSpace) -> CleaningTask:

@@ -123,9 +123,7 @@ def resolve_leftovers(
     return plan_one(fs, log_dir, entry, configuration, rules), done
 
 
-def cleaning_tasks(
-    planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str
-) -> list[CleaningTask]:
+def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:
     """Return the tasks of the partitions to be compacted, all with the same run id and hash seed."""
     hash_seed = secrets.randbits(63)
     tasks = []

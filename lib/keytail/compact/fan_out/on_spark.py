@@ -299,9 +299,7 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
     return task
 
 
-def _take(
-    here: Place, take: Merging[R], context: Any, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
-) -> R:
+def _take(here: Place, take: Merging[R], context: Any, shard: int, cells: Iterable[tuple[int, Any]], attempt: str) -> R:
     with here.telling(attempt):
         return take(here.workers.file_system(), context, shard, cells, attempt)
 

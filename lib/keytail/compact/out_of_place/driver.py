@@ -29,7 +29,6 @@ from keytail.compact.out_of_place.target import Target, target_of
 from keytail.compact.planning import Rules, say_what_differs
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps
-from keytail.compact.task import CleaningTask
 from keytail.errors import Refused
 from keytail.ledger.of_run import is_named_by
 from keytail.log.fs import LOCAL, FileSystem
@@ -151,13 +150,10 @@ class _Driver:
             engine,
             Worker(engine.concurrent_tasks, request.shared_storage, self.target.by_log_dir),
             intended=lambda task: by_path[task.partition_path].intended(self.target),
-            on_record=self._on_record,
+            placed=self.placed,
         )
         events = Events.reported_by(self.reporter)
         return Compaction(engine, tasks, ScratchSpace(fs), destination, events, self.steps.deadline_s)
-
-    def _on_record(self, task: CleaningTask, record: OutputRecord) -> None:
-        self.placed[task.partition_path] = record
 
     def roots(self) -> list[Root]:
         """Return the log dirs of the target, according to what is placed so far."""

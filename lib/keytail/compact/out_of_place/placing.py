@@ -76,16 +76,12 @@ class Intended:
 
 @dataclass
 class Placing:
-    """The placing of one partition in the target, in place of compact/replacing.py's Replacing. `finish` runs a task
-    that copies what a fan-out did not write; `on_record` is called with the record of what was placed.
-    """
+    """The placing of one partition in the target, in place of compact/replacing.py's Replacing."""
 
-    fs: FileSystem
+    target: InTarget
     task: CleaningTask
     row: ResultRow
     intended: Intended
-    finish: Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]
-    on_record: Callable[[CleaningTask, OutputRecord], None]
     problem: KeytailError | None = None
     made: list[int] = field(default_factory=list)
     _result: CleaningResult | None = None
@@ -93,15 +89,16 @@ class Placing:
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         if result.placed is None:
-            outcome = self.finish(self.task, result)
+            outcome = self.target.finish(self.task, result)
             result = value_of(outcome)
-            refuse_unseen(self.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
+            refuse_unseen(self.target.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
         if is_stopped():
             raise Interrupted("interrupted")
-        refuse_other_files(self.fs, self.task)
+        refuse_other_files(self.target.fs, self.task)
         assert result.placed is not None
         self._begun = True
-        self.on_record(self.task, self.intended.tree.commit(self._record(result), result.placed))
+        record = self.intended.tree.commit(self._record(result), result.placed)
+        self.target.placed[self.task.partition_path] = record
         self._result = result
         self.made = [out.base_offset for group in result.groups for out in group.segments]
 
@@ -149,7 +146,7 @@ class Placing:
     def fail(self, problem: KeytailError) -> None:
         """End a partition that has not been placed."""
         self.problem = problem
-        remove_lost_scratch(self.fs, self.task)
+        remove_lost_scratch(self.target.fs, self.task)
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         assert self.task.out_of_place is not None
         left = "the source and its copy in the target, if there is one, are unchanged"
@@ -228,14 +225,14 @@ class Worker:
 @dataclass
 class InTarget:
     """The destination of a run that changes no source, as replacing.py's `InPlace` is of others. `intended` returns the
-    driver's decision for a task; `on_record` is called with the record of what was placed.
+    driver's decision for a task; `placed` has the records of what was placed, by path of the source.
     """
 
     fs: FileSystem
     engine: Engine
     worker: Worker
     intended: Callable[[CleaningTask], Intended]
-    on_record: Callable[[CleaningTask, OutputRecord], None]
+    placed: dict[str, OutputRecord]
     keeper: None = None
     phase: str = "put in place"
 
@@ -248,13 +245,14 @@ class InTarget:
         return self.worker.shared_storage
 
     def begin(self, task: CleaningTask, row: ResultRow) -> Placing:
-        return Placing(self.fs, task, row, self.intended(task), self._finish, self.on_record)
+        return Placing(self, task, row, self.intended(task))
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
         """Move none: output_root.py writes those of the target when the run has ended."""
         return iter(())
 
-    def _finish(self, task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
+    def finish(self, task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
+        """Run a task that copies what a fan-out did not write."""
         name = f"copy the rest of {os.path.basename(task.partition_path)}"
         [outcome] = self.engine.run_bundle([(task, result)], self.worker.finish, name=name)
         return outcome

@@ -237,9 +237,7 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, F
     return [at if record is None else replace(at, fate="keep", record=record)]
 
 
-def not_chosen(
-    fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None
-) -> tuple[OutputRecord | None, str]:
+def not_chosen(fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None) -> tuple[OutputRecord | None, str]:
     """For a partition that this run does not select: return its record if the target has it as the source is now, else
     the reason why not.
     """

@@ -170,9 +170,7 @@ def _refuse_nested(places: Sequence[str]) -> None:
 def _check_place(fs: FileSystem, place: str, log_dirs: Sequence[str]) -> None:
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([place, log_dir]) in (place, log_dir):
-            raise UsageProblem(
-                "--output-dir is inside a log dir or contains one", path=place, slug="overlaps-log-dir"
-            )
+            raise UsageProblem("--output-dir is inside a log dir or contains one", path=place, slug="overlaps-log-dir")
     parent = os.path.dirname(place)
     refuse_below_log_dir(fs, parent, "--output-dir")
     refuse_unwritable(place, "--output-dir")
