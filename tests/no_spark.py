@@ -6,15 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from unittest.mock import patch
 
-from keytail.compact import execution as compaction
-from keytail.compact.out_of_place import driver as out_of_place
+from keytail.compact import steps
 from tests.run.engines import LikeSpark
 
 
 @contextlib.contextmanager
 def without_spark() -> Iterator[None]:
-    with (
-        patch.object(compaction, "workers_of_run", lambda *_, **__: LikeSpark()),
-        patch.object(out_of_place, "workers_of_run", lambda *_, **__: LikeSpark()),
-    ):
+    with patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark()):
         yield

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 
 from keytail.compact.compaction import Compaction
+from keytail.compact.replacing import InPlace
 from keytail.compact.task import CleaningTask
+from keytail.compact.worker import clean_on_worker
 from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import hosted, survey_log_dirs
@@ -43,7 +46,9 @@ def compact(engine: SparkEngine, log_dir: str) -> dict[str, float]:
         )
         tasks.append(task)
     planned_s = time.perf_counter()
-    rows = Compaction(engine, tasks, ScratchSpace(LOCAL), {log_dir: hosted([facts])}).run()
+    clean = partial(clean_on_worker, engine.concurrent_tasks)
+    destination = InPlace(LOCAL, {log_dir: hosted([facts])}, clean)
+    rows = Compaction(engine, tasks, ScratchSpace(LOCAL), destination).run()
     ended_s = time.perf_counter()
     assert [row.status for row in rows] == ["compacted"] * len(rows), rows
     return {"partitions": len(rows), "survey_s": planned_s - started_s, "seconds": ended_s - planned_s}

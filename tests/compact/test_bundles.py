@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.compact import bundles, rounds
-from keytail.compact import compaction as compact
 from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, bundles_in_flight
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
@@ -23,6 +22,7 @@ from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
+from tests.compact.test_driver import compaction_of
 from tests.run.engines import LikeSpark
 
 CONFIG = CompactionConfig(cleanup_policy=frozenset({"compact"}))
@@ -155,7 +155,7 @@ def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
         (tmp_path / f"t-{number}").mkdir()
     tasks = [task_of(number, 10, str(tmp_path)) for number in range(cores)]
     engine = LikeSpark(cores, run_bundle)
-    rows = compact.Compaction(engine, tasks, ScratchSpace(compact.LOCAL), {str(tmp_path): set()}).run()
+    rows = compaction_of(engine, {str(tmp_path): set()}, tasks).run()
     assert {row.status for row in rows} == {"failed"}
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,11 @@ import pytest
 
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.compact.compaction import Compaction
+from keytail.compact.replacing import InPlace
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.run_state import Events
+from keytail.compact.running import Answer
+from keytail.compact.worker import clean_on_worker
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_offsets
@@ -61,7 +67,28 @@ def make(path: Path, count: int = 5, records: int = 400) -> tuple[Path, list[Cle
 
 def compaction(engine: Engine, log_dir: Path, tasks: list[CleaningTask], **more: Any) -> Compaction:
     of_dirs = {facts.path: hosted([facts]) for facts in survey_log_dirs(LOCAL, [str(log_dir)])}
-    return Compaction(engine, tasks, more.pop("space", ScratchSpace(LOCAL)), of_dirs, **more)
+    return compaction_of(engine, of_dirs, tasks, **more)
+
+
+def compaction_of(
+    engine: Engine,
+    of_dirs: Mapping[str, Collection[tuple[str, int]]],
+    tasks: list[CleaningTask],
+    *,
+    fs: FileSystem = LOCAL,
+    space: ScratchSpace | None = None,
+    clean: Callable[[CleaningTask, str], CleaningResult] | None = None,
+    deadline_s: float | None = None,
+    ledger: Any = None,
+    **events: Any,
+) -> Compaction:
+    """`of_dirs`: the partitions of each log dir."""
+    destination = InPlace(fs, of_dirs, clean or partial(clean_on_worker, engine.concurrent_tasks))
+    return Compaction(engine, tasks, space or ScratchSpace(LOCAL), destination, Events(**events), deadline_s, ledger)
+
+
+def rows_of_answers(driver: Compaction, answers: Sequence[Answer]) -> list[ResultRow]:
+    return [one.row for one in driver.installer.finish(answers)]
 
 
 def checkpoint(log_dir: Path) -> dict[tuple[str, int], int]:
@@ -210,8 +237,8 @@ def test_the_checkpoints_of_a_bundle_are_written_once_for_each_log_dir(tmp_path:
     two, second = make(tmp_path / "two", count=2)
     fs = Checkpoints()
     hosts = {str(one): {("t", n) for n in range(3)}, str(two): {("t", n) for n in range(2)}}
-    driver = Compaction(ThisProcess(), [*first, *second], ScratchSpace(LOCAL), hosts, fs=fs)
-    rows = driver._finish(answers([first[0], second[0], *first[1:], second[1]]))
+    driver = compaction_of(ThisProcess(), hosts, [*first, *second], fs=fs)
+    rows = rows_of_answers(driver, answers([first[0], second[0], *first[1:], second[1]]))
     assert [row.status for row in rows] == ["compacted"] * 5
     assert fs.replaced == ["one", "two"]
     assert fs.unfinished == []
@@ -223,8 +250,8 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_partitions_of_its_log_dir
     one, first = make(tmp_path / "one", count=2)
     two, second = make(tmp_path / "two", count=1)
     hosts = {str(one): {("t", n) for n in range(2)}, str(two): {("t", 0)}}
-    driver = Compaction(ThisProcess(), [*first, *second], ScratchSpace(LOCAL), hosts, fs=Checkpoints(failing="one"))
-    rows = driver._finish(answers([*first, *second]))
+    driver = compaction_of(ThisProcess(), hosts, [*first, *second], fs=Checkpoints(failing="one"))
+    rows = rows_of_answers(driver, answers([*first, *second]))
     assert [row.status for row in rows] == ["failed", "failed", "compacted"]
     for row in rows[:2]:
         assert "Input/output error" in row.error
@@ -237,7 +264,7 @@ def test_a_partition_that_fails_does_not_affect_checkpoints_of_its_bundle(tmp_pa
     log_dir, tasks = make(tmp_path / "logs", count=3)
     given = answers(tasks)
     given[1] = (tasks[1], Outcome(None, CorruptLog("a byte is wrong", path="x")))
-    rows = compaction(ThisProcess(), log_dir, tasks)._finish(given)
+    rows = rows_of_answers(compaction(ThisProcess(), log_dir, tasks), given)
     assert [row.status for row in rows] == ["compacted", "corrupt", "compacted"]
     assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 2)}
 
@@ -250,11 +277,11 @@ def test_a_stopped_bundle_moves_the_checkpoints_of_finished_partitions(tmp_path:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if "/t-1/" in path and path.endswith(".log.cleaned"):
-                driver._stopped = True  # in the middle of its group, after its commit
+                driver.stop.asked = True  # in the middle of its group, after its commit
 
     driver = compaction(ThisProcess(), log_dir, tasks, fs=Stopping())
     given = answers(tasks[:2])
-    rows = driver._finish([*given, (tasks[2], Outcome(None, CorruptLog("never looked at")))])
+    rows = rows_of_answers(driver, [*given, (tasks[2], Outcome(None, CorruptLog("never looked at")))])
     assert [row.status for row in rows] == ["compacted", "compacted"]
     assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 1)}
     assert snapshot(log_dir / "t-2") == untouched
@@ -277,7 +304,8 @@ def test_outputs_that_end_at_a_limit_are_reported(tmp_path: Path) -> None:
     notes: list[str] = []
     task = replace(task, config=tight)
     result = clean_partition(LOCAL, task)
-    row = compaction(ThisProcess(), log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
+    driver = compaction(ThisProcess(), log_dir, [task], on_note=notes.append)
+    [row] = rows_of_answers(driver, [(task, Outcome(result, None))])
     assert row.status == "compacted"
     assert result.limits_met > 1
     assert notes == [
@@ -293,7 +321,7 @@ def test_batches_rebuilt_beyond_the_largest_message_are_reported(tmp_path: Path)
     notes: list[str] = []
     result = clean_partition(LOCAL, replace(task, config=replace(CONFIG, max_message_bytes=70)))
     assert result.large_batches > 0
-    compaction(ThisProcess(), log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
+    rows_of_answers(compaction(ThisProcess(), log_dir, [task], on_note=notes.append), [(task, Outcome(result, None))])
     assert [note.split(": ")[1] for note in notes] == [
         f"{result.large_batches} rebuilt batches are larger than max.message.bytes"
     ]

@@ -347,15 +347,12 @@ def test_grouping_and_fan_out_reach_the_tasks(
 
     seen: list[CleaningTask] = []
 
-    def compaction_of(
-        _spark: object, _fs: object, _chosen: object, tasks: list[CleaningTask], *_: object
-    ) -> SimpleNamespace:
+    def compaction_of(_engine: object, tasks: list[CleaningTask], *_: object) -> SimpleNamespace:
         seen.extend(tasks)
         rows = [ResultRow(task.topic, task.partition, task.partition_path, "compacted") for task in tasks]
-        return SimpleNamespace(run=lambda: rows)
+        return SimpleNamespace(run_or_leave=lambda *_: rows)
 
-    monkeypatch.setattr(compaction, "session_of_run", lambda *_, **__: None)
-    monkeypatch.setattr(compaction, "_compaction", compaction_of)
+    monkeypatch.setattr(compaction, "Compaction", compaction_of)
     assert run("compact", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--execute").exit_code == 0
     assert [(task.grouping, task.fan_out) for task in seen] == [(grouping, fan_out)] * 3
 

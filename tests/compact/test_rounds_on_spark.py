@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import compaction as compact
 from keytail.compact import rounds
 from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.compaction import Compaction
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL, FileSystem
@@ -22,7 +22,7 @@ from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, attempt_one
-from tests.compact.test_driver import CONFIG, checkpoint, compaction, make
+from tests.compact.test_driver import CONFIG, checkpoint, compaction, make, rows_of_answers
 from tests.log_dirs import newest_by_key, records_of, snapshot
 
 
@@ -57,13 +57,14 @@ def in_rounds(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
 
 def finish(
     log_dir: Path, task: CleaningTask, fs: FileSystem = LOCAL, engine: Engine | None = None, **more: Any
-) -> tuple[compact.Compaction, Any]:
+) -> tuple[Compaction, Any]:
     """Return the row of one partition, in passes of one group."""
     task = replace(task, max_scratch_bytes=1)
     space = ScratchSpace(LOCAL, least_scratch_bytes(task))
     space.device(str(log_dir))
     driver = compaction(engine or ThisProcess(), log_dir, [task], fs=fs, clean=clean_here, space=space, **more)
-    return driver, driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
+    [row] = rows_of_answers(driver, [(task, attempt_one(clean_here, task, "a0"))])
+    return driver, row
 
 
 def whole(task: CleaningTask, tmp_path: Path) -> dict[str, bytes]:
@@ -91,9 +92,7 @@ def test_a_partition_that_does_not_fit_is_done_in_passes_alone(engine: SparkEngi
     assert not list(log_dir.rglob("*.clean"))
 
 
-def test_each_pass_is_a_task_and_the_checkpoint_is_written_last(
-    tmp_path: Path
-) -> None:
+def test_each_pass_is_a_task_and_the_checkpoint_is_written_last(tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     expected = whole(task, tmp_path)
     before = records_of(log_dir / "t-0")
@@ -144,9 +143,7 @@ class FullDisk(FileSystem):
 
 
 @pytest.mark.parametrize("renames", [0, 2, 3, 4, 6, 7])
-def test_a_disk_that_becomes_full_while_replacing_ends_the_partition(
-    renames: int, tmp_path: Path
-) -> None:
+def test_a_disk_that_becomes_full_while_replacing_ends_the_partition(renames: int, tmp_path: Path) -> None:
     log_dir, [task] = in_rounds(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     untouched = snapshot(log_dir / "t-0")
@@ -205,7 +202,7 @@ def test_a_disk_that_becomes_full_in_a_task_ends_the_partition(part: float, tmp_
     small = Disk()
     small.size = int(large.written * part)
     outcome = attempt_one(lambda task, attempt: clean_partition(small, replace(task, attempt=attempt)), task, "a0")
-    row = compaction(ThisProcess(), log_dir, [task])._finish([(task, outcome)])[0]
+    [row] = rows_of_answers(compaction(ThisProcess(), log_dir, [task]), [(task, outcome)])
     assert row.status == "failed"
     assert "No space left" in row.error
     assert "Nothing was replaced, safe to start the broker" in row.error
@@ -220,10 +217,10 @@ def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if path.endswith(".log.cleaned"):
-                driver._stopped = True  # in the middle of a group, after its commit
+                driver.stop.asked = True  # in the middle of a group, after its commit
 
     driver = compaction(ThisProcess(), log_dir, [task], fs=Stopping())
-    row = driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
+    [row] = rows_of_answers(driver, [(task, attempt_one(clean_here, task, "a0"))])
     assert row.status == "skipped"
     assert "interrupted [run-interrupted]. 1 of 3 groups done, safe to start the broker" in row.error
     assert checkpoint(log_dir) == {}

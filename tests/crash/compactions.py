@@ -20,7 +20,8 @@ from keytail.compact.cleaner import clean_partition
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import select
-from keytail.compact.task import CleaningTask
+from keytail.compact.replacing import InPlace
+from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
@@ -253,12 +254,12 @@ class LogDir:
                     told.append(str(outcome.problem))
                 elif outcome.value is not None:
                     tasks.append(outcome.value)
-        driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs), {str(root): hosted([listing])}, fs=fs)
-        if self.keep_in:
-            driver.keeper = Keeper(fs, Originals(str(root.parent / self.keep_in), self.copies))
+        keeper = Keeper(fs, Originals(str(root.parent / self.keep_in), self.copies)) if self.keep_in else None
+        destination = InPlace(fs, {str(root): hosted([listing])}, _is_not_run, keeper)
+        driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs), destination)
         outcomes = [attempt_one(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
         answers = list(zip(tasks, outcomes, strict=True))
-        rows = driver._finish(answers)  # the driver's own order of install and checkpoint
+        rows = [one.row for one in driver.installer.finish(answers)]  # the driver's own order of install and checkpoint
         told += [row.error for row in rows if row.status != "compacted"]
         assert not told or fs is not LOCAL, told
         return Failed(tuple(told))
@@ -293,6 +294,10 @@ class LogDir:
     def recover(self, fs: FileSystem, root: Path) -> None:
         for log in self.logs:
             recover(fs, str(root / log.name))
+
+
+def _is_not_run(task: CleaningTask, attempt: str) -> CleaningResult:
+    raise AssertionError
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,7 @@ import pytest
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
 from keytail.compact import compaction as scheduling
+from keytail.compact import steps
 from keytail.compact.command import Request
 from keytail.compact.out_of_place import driver as out_of_place
 from keytail.compact.out_of_place import placing
@@ -74,11 +76,11 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
 def _here(fs: FileSystem) -> Iterator[None]:
     with (
         # tests/log/test_lock.py tests their faults.
-        patch.object(out_of_place, "hold", lambda *_: contextlib.nullcontext()),
+        patch.object(steps, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
-        patch.object(out_of_place, "workers_of_run", lambda *_, **__: LikeSpark(1)),
+        patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark(1)),
         patch.object(scheduling, "bundles_in_flight", lambda *_: 1),
-        patch.object(placing, "on_worker", lambda _, task, attempt: (fs, scheduling.replace(task, attempt=attempt))),
+        patch.object(placing, "on_worker", lambda _, task, attempt: (fs, replace(task, attempt=attempt))),
     ):
         yield
 
@@ -174,5 +176,3 @@ def test_whatever_is_left_the_source_stands_and_the_next_run_finishes(
     with capsys.disabled():
         print(f"\n{make.__name__} (seed {SEED}): {counts}; losses 0")
     assert counts.distinct_states > 20
-
-

@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import pytest
 
-from keytail.compact import compaction as compact
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.log.fs import FileSystem
 from keytail.run.tasks import Outcome, attempt_one
@@ -37,7 +36,6 @@ class InRounds(LogDir):
         with (
             patch.object(compactions, "clean_partition", one_group),
             patch.object(compactions, "ThisProcess", lambda: LikeSpark(run=partial(run_here, fs))),
-            patch.object(compact.Compaction, "_clean", lambda self: None),
         ):
             return super().run(fs, root, run_id)
 

@@ -32,7 +32,7 @@ uid, commands = int(sys.argv[1]), json.loads(sys.argv[2])
 runner = CliRunner()
 for command in commands[:: len(commands) // 2]:
     runner.invoke(app, [word for word in command if word != "--execute"])
-import keytail.compact.compaction, keytail.rebuild_index.tasks, pwd, grp
+import keytail.compact.execution, keytail.rebuild_index.tasks, pwd, grp
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
 done = [runner.invoke(app, command) for command in commands]
 print(json.dumps([[one.exit_code, f'{one.output}{one.exception!r}'] for one in done]))

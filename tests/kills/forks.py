@@ -19,9 +19,7 @@ from unittest.mock import patch
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import compaction as scheduling
-from keytail.compact import execution as compaction
-from keytail.compact import rounds
+from keytail.compact import rounds, steps, worker
 from keytail.compact.command import Request
 from keytail.compact.execution import compact
 from keytail.log.fs import LOCAL, FileSystem
@@ -60,8 +58,8 @@ def compact_here(
 def _without_spark(fs: FileSystem) -> Iterator[None]:
     """Replace Spark, and remove the size margin, so that partitions of some KiB are processed in rounds."""
     with (
-        patch.object(compaction, "workers_of_run", lambda *_, **__: LikeSpark()),
-        patch.object(scheduling, "LOCAL", fs),  # of the tasks
+        patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark()),
+        patch.object(worker, "LOCAL", fs),  # of the tasks
         patch.object(rounds, "_MARGIN_BYTES", 0),
     ):
         yield

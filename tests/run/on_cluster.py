@@ -19,7 +19,6 @@ from pathlib import Path
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import compaction as compact
 from keytail.compact import execution as compaction
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.task import CleaningResult, CleaningTask
@@ -54,7 +53,7 @@ def main() -> None:
     if speculation == "forced":
         CORRECTNESS.update(DUPLICATES)
     badly = dict(one.split(":") for one in how.split(","))
-    compact.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
+    compaction.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
     settings: dict[str, str] = {}
     real = workers.session_of_run
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import compaction as compact
 from keytail.compact import execution as compaction
 from keytail.rebuild_index import driver as rebuild
 from keytail.rebuild_index import tasks as spark_rebuild
@@ -45,7 +44,7 @@ def main() -> None:
     master, notes, *log_dirs = sys.argv[1:]
     spark = local_session(master)
     workers.session_of_run = lambda *args, **more: SparkEngine(spark)  # type: ignore[assignment]
-    tasks = [(spark_verify, "verify_on_worker"), (spark_rebuild, "do_on_worker"), (compact, "clean_on_worker")]
+    tasks = [(spark_verify, "verify_on_worker"), (spark_rebuild, "do_on_worker"), (compaction, "clean_on_worker")]
     real = [getattr(module, name) for module, name in tasks]
 
     def step(name: str, action: Callable[[], Any]) -> dict[str, list[str]]:

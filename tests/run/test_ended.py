@@ -179,7 +179,7 @@ def test_a_run_says_how_far_it_came_and_leaves_no_scratch(number: int, tmp_path:
     driver = ends_in_round(number, log_dir, task)
     with pytest.raises(SparkEnded):
         driver.run()
-    [row] = driver.rows_so_far()
+    [row] = driver.rows.of_stopped_run(driver.tasks)
     assert row.status == "skipped"
     assert (f"{number} of at least" in row.error) == (number > 0), row.error
     assert "safe to start the broker" in row.error or number == 0
@@ -203,7 +203,7 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(tmp_pa
         return [attempt_one(clean_here, one, f"a{len(seen)}")]
 
     driver = ends_in_round(9, log_dir, task)
-    driver.engine = LikeSpark(1, bundle)
+    driver.runner.engine = LikeSpark(1, bundle)
     [row] = driver.run()
     assert row.status == "compacted", row
     assert len(seen) == 3

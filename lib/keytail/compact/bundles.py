@@ -1,22 +1,28 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
 Largest first; small partitions are packed together. A partition that does not fit beside those in flight waits; one
-that never fits is written in rounds, alone on its file system. Not thread-safe: the caller holds its own lock.
+that never fits is written in rounds, alone on its file system. Only `Schedule` is thread-safe.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from keytail.compact.keeper import Keeper
+from keytail.compact.replacing import planned_row
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.log.fs import FileSystem
+from keytail.log.lock import LockLost
 from keytail.run.memory import map_memory_bytes
+from keytail.run.rows import status_of
 from keytail.run.storage import ScratchSpace
 
 # A killed run loses the bundles in flight: small enough to repeat, large enough to hide the 0.1 s of a Spark job.
@@ -100,7 +106,7 @@ class Waiting:
         if self._keeper is not None and not self._has_room_for_copies(self._keeper, task):
             return self._keeper.refusal(task)
         what = "the partition" if task.out_of_place else "the largest group of segments"
-        return self._space.refusal(self._device(task), _least_bytes(task), what)
+        return self._space.refusal(_device_of(self._space, task), _least_bytes(task), what)
 
     def _fitting(self) -> Bundle | None:
         taken: list[int] = []  # indexes of self._tasks
@@ -130,7 +136,7 @@ class Waiting:
     def _in_rounds(self) -> Bundle | None:
         """Return the largest partition whose file system has no reservations, with all of that space."""
         for place, (need, task) in enumerate(self._tasks):
-            device = self._device(task)
+            device = _device_of(self._space, task)
             if self._space.reserved_bytes.get(device):
                 continue
             bound = self._space.for_rounds(device, _least_bytes(task))
@@ -149,7 +155,7 @@ class Waiting:
     def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
         """Return the bytes needed by file system, including `before`, those of the tasks before it."""
         needs = dict(before)
-        device = self._device(task)
+        device = _device_of(self._space, task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
         if self._keeper is not None:
             device = self._space.device(self._keeper.originals.directory)
@@ -158,11 +164,8 @@ class Waiting:
 
     def _has_room_for_copies(self, keeper: Keeper, task: CleaningTask) -> bool:
         device = self._space.device(keeper.originals.directory)
-        scratch = _least_bytes(task) if device == self._device(task) else 0
+        scratch = _least_bytes(task) if device == _device_of(self._space, task) else 0
         return keeper.has_room(task, self._space.reserved_bytes.get(device, 0), scratch)
-
-    def _device(self, task: CleaningTask) -> int:
-        return _device_of(self._space, task)
 
 
 def for_next_round(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
@@ -182,3 +185,74 @@ def _least_bytes(task: CleaningTask) -> int:
     """Return the bytes that the largest group may write."""
     memory = task.map_memory_bytes or map_memory_bytes(1)  # a host's share is smaller
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))
+
+
+@dataclass
+class Schedule:
+    """The partitions that have not begun, and the number of those that have. Thread-safe.
+
+    `changed` is the lock of the run, which also protects its scratch space. At most `most_cleaning` partitions are
+    cleaned at a time, or those of one bundle more.
+    """
+
+    waiting: Waiting
+    rows: Rows
+    stop: Stop
+    changed: threading.Condition
+    most_cleaning: int
+    cleaning: int = 0  # partitions whose tasks have not returned
+    in_flight: int = 0  # bundles that have not ended
+    begun: int = 0  # bundles
+
+    def next_bundle(self) -> Bundle | None:
+        """Wait for room, then return a bundle with its space reserved, or None if nothing is left to begin.
+
+        Partitions that cannot be rewritten even alone get their rows here.
+        """
+        with self.changed:
+            while self.waiting and not self.stop.asked:
+                if self.stop.lock_lost is not None:
+                    self._refuse_waiting(self.stop.lock_lost)
+                    break
+                if self.stop.deadline_s is not None and time.monotonic() >= self.stop.deadline_s:
+                    self._give_up_waiting()
+                    break
+                bundle = self.waiting.take() if self.cleaning < self.most_cleaning else None
+                if bundle is not None:
+                    self.cleaning += len(bundle.tasks)
+                    self.in_flight += 1
+                    return bundle
+                if self.in_flight == 0:
+                    self._refuse_waiting()
+                    break
+                self.changed.wait(timeout=1.0)
+        return None
+
+    def begin(self) -> int:
+        """Return the number of a bundle that begins, from 1."""
+        with self.changed:
+            self.begun += 1
+            return self.begun
+
+    def cleaned(self, bundle: Bundle) -> None:
+        """Let the next bundle begin, while this one is installed."""
+        with self.changed:
+            self.cleaning -= len(bundle.tasks)
+            self.changed.notify_all()
+
+    def release(self, bundle: Bundle) -> None:
+        """Release the space of a bundle that has ended."""
+        with self.changed:
+            self.in_flight -= 1
+            self.waiting.release(bundle)
+            self.changed.notify_all()
+
+    def _refuse_waiting(self, lost: LockLost | None = None) -> None:
+        for task in self.waiting.take_all():
+            problem = lost or self.waiting.refusal(task)
+            row = planned_row(task).unchanged(status_of(problem), str(problem))
+            self.rows.add(task, replace(row, problem=problem))
+
+    def _give_up_waiting(self) -> None:
+        for task in self.waiting.take_all():
+            self.rows.add(task, planned_row(task).unchanged("skipped", "not started: --deadline had passed"))

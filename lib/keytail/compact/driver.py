@@ -12,12 +12,7 @@ from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
 from keytail.compact.gate import tell_unhosted
-from keytail.compact.planning import (
-    plan_one,
-    say_how_old_messages_become,
-    say_what_goes_by_file_time,
-    say_what_is_assumed,
-)
+from keytail.compact.planning import plan_one, say_what_differs, say_what_is_assumed
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.each_partition import of_each
 from keytail.run.rows import ResultRow
@@ -53,8 +48,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         )
         due = [row for row in rows if row.status == "would-compact"]
         say_what_is_assumed(configuration, (row.topic for row in due))
-        say_how_old_messages_become(configuration, (row.topic for row in due))
-        say_what_goes_by_file_time(configuration, len(due))
+        say_what_differs(configuration, [row.topic for row in due])
         if rules.replicas:
             tell_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows

@@ -9,103 +9,83 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from functools import partial
 
 from keytail.cli.configuration import Configuration
-from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
-from keytail.cli.stopping import Stopped
 from keytail.compact.command import Request
-from keytail.compact.compaction import Compaction, move_checkpoints
+from keytail.compact.compaction import Compaction
 from keytail.compact.gate import tell_unhosted
 from keytail.compact.keeper import Keeper
-from keytail.compact.planning import (
-    Planned,
-    Rules,
-    cleaning_tasks,
-    plan_to_compact,
-    resolve_leftovers,
-    say_how_old_messages_become,
-    say_what_goes_by_file_time,
-    say_what_is_assumed,
-)
+from keytail.compact.planning import Planned, Rules, plan_to_compact, say_what_differs, say_what_is_assumed
+from keytail.compact.replacing import InPlace, move_checkpoints
+from keytail.compact.run_state import Events
+from keytail.compact.steps import Steps, cleaning_tasks, resolve_leftovers
 from keytail.compact.task import CleaningTask
-from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
+from keytail.compact.worker import clean_on_worker
+from keytail.ledger.of_run import Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
 from keytail.log.log_dirs import hosted
 from keytail.run.each_partition import of_each
-from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow, exit_status
-from keytail.run.session import session_of_run
-from keytail.run.storage import ScratchSpace, refuse_shared_storage
-from keytail.run.workers import workers_of_run
+from keytail.run.storage import ScratchSpace
 from keytail.telling import say
 from keytail.undo.options import make_directory, originals_of, tell_kept
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """Compact the chosen partitions that are due; return a row for each chosen partition."""
-    started_s = time.monotonic()
     with contextlib.ExitStack() as run:
+        steps = Steps(request, fs, run)
         rules = request.rules(fs)
+        log_dirs = request.choice.log_dirs
         choose(fs, request.choice)  # report invalid flags before taking locks
-        originals = originals_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
-        flags = request.ledger.checked(fs, request.choice.log_dirs)
-        engine: Engine | None = None
-        if request.submitted:
-            engine = session_of_run(run, request.master, submitted=True)
-            flags = flags.in_session(engine, fs, request.choice.log_dirs)
-        if not request.shared_storage:
-            refuse_shared_storage(fs, request.choice.log_dirs)
-        run.enter_context(hold(request.choice.log_dirs, fs))
-        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, own session stopped
-        chosen = choose(fs, request.choice)
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        originals = originals_of(fs, request.keep_originals, request.copy_originals, log_dirs)
+        flags = request.ledger.checked(fs, log_dirs)
+        submitted = steps.submitted_session()
+        if submitted is not None:
+            flags = flags.in_session(submitted, fs, log_dirs)
+        steps.lock(log_dirs)
+        chosen, configuration = steps.choose(rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules)
         tell_unhosted([p.row().name for p in planned if p.gate is not None and p.gate.replica is None])
         _mend_checkpoints(fs, chosen, planned)
-        say_what_is_assumed(configuration, (p.facts.topic for p in planned if p.wanted))
-        say_how_old_messages_become(configuration, (p.facts.topic for p in planned if p.wanted))
-        say_what_goes_by_file_time(configuration, sum(p.wanted for p in planned))
+        due = [p.facts.topic for p in planned if p.wanted]
+        say_what_is_assumed(configuration, due)
+        say_what_differs(configuration, due)
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
         if not tasks and flags.path is None:
             return _in_order(planned, (), request)
-        deadline_s = None
-        if request.deadline_minutes is not None:
-            deadline_s = started_s + request.deadline_minutes * 60
         sizes = [(os.path.basename(task.partition_path), _log_bytes(task)) for task in tasks]
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
-            if engine is None:
-                engine = _workers(run, reporter, planned, request, flags)
-            else:
-                reporter.watch(engine.driver_address)
-            about = Run(
-                "compact",
-                run_id_at(rules.now_ms, run_id),
-                rules.now_ms,
-                request.choice.log_dirs,
-                configuration,
-                request.shared_storage,
+            engine = steps.start(
+                reporter,
+                (plan.expected(request.map_memory()) for plan in planned),
+                needs_spark=flags.path is not None,
+                extra=None if submitted else flags.session_settings(),
             )
+            run_id_of_ledger = run_id_at(rules.now_ms, run_id)
+            about = Run("compact", run_id_of_ledger, rules.now_ms, log_dirs, configuration, request.shared_storage)
             with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
-                compaction = _compaction(engine, fs, chosen, tasks, request, reporter, deadline_s)
-                compaction.ledger = record.ledger
+                keeper = None
                 if originals is not None and tasks:
-                    make_directory(fs, originals, request.choice.log_dirs[0])
-                    compaction.keeper = Keeper(fs, originals)
-                    at_end.callback(tell_kept, fs, originals, run_id)
-                try:
-                    rows = compaction.run()
-                except (Stopped, SparkEnded) as stop:
-                    stop.rows = _in_order(planned, compaction.rows_so_far(), request)
-                    at_end.callback(compaction.remove_scratch)
-                    raise
+                    make_directory(fs, originals, log_dirs[0])
+                    keeper = Keeper(fs, originals)
+                    steps.at_end.callback(tell_kept, fs, originals, run_id)
+                compaction = Compaction(
+                    engine,
+                    tasks,
+                    ScratchSpace(fs, request.max_scratch_bytes),
+                    _in_place(steps, engine, chosen, keeper),
+                    Events.reported_by(reporter),
+                    steps.deadline_s,
+                    record.ledger,
+                )
+                rows = compaction.run_or_leave(steps.at_end, lambda rows: _in_order(planned, rows, request))
                 record.rows = _in_order(planned, rows, request)
                 record.exit_status = exit_status(record.rows)
         return record.recorded(record.rows)
@@ -113,18 +93,6 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 def _log_bytes(task: CleaningTask) -> int:
     return sum(segment.log_bytes for segment in task.segments)
-
-
-def _workers(
-    run: contextlib.ExitStack, reporter: Reporter, planned: Iterable[Planned], request: Request, flags: LedgerFlags
-) -> Engine:
-    """Return the engine: Spark, or local processes where they are faster."""
-    expected = [one for plan in planned if (one := plan.expected(request.map_memory())) is not None]
-    may_fan_out = request.fan_out != "never" and any(one.way == "maybe fan-out" for one in expected)
-    needs_spark = may_fan_out or request.fan_out == "always" or flags.path is not None
-    seconds = [one.seconds for one in expected]
-    extra = flags.session_settings()
-    return workers_of_run(run, reporter, request.master, seconds, needs_spark=needs_spark, extra=extra)
 
 
 def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
@@ -153,27 +121,14 @@ def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]
             move_checkpoints(fs, log_dir.path, mended[log_dir.path], hosted([log_dir]))
 
 
-def _compaction(
-    engine: Engine,
-    fs: FileSystem,
-    chosen: Chosen,
-    tasks: list[Any],
-    request: Request,
-    reporter: Reporter,
-    deadline_s: float | None,
-) -> Compaction:
-    return Compaction(
-        engine=engine,
-        tasks=tasks,
-        space=ScratchSpace(fs, request.max_scratch_bytes),
+def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | None) -> InPlace:
+    shared_storage = steps.request.shared_storage
+    return InPlace(
+        steps.fs,
         hosted={log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs},
-        on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
-        on_phase=reporter.phase,
-        on_trace=lambda trace: say(trace, "error"),
-        on_note=reporter.note,
-        shared_storage=request.shared_storage,
-        deadline_s=deadline_s,
-        fs=fs,
+        clean=partial(clean_on_worker, engine.concurrent_tasks, shared_storage=shared_storage),
+        keeper=keeper,
+        shared_storage=shared_storage,
     )
 
 

@@ -31,6 +31,7 @@ FromLogStart = Annotated[
     ),
 ]
 
+
 def _minutes(text: str) -> float:
     if not re.fullmatch(r"\d{1,9}(\.\d+)?|\.\d+", text, re.ASCII):
         raise typer.BadParameter(f"invalid number of minutes {text!r}: use a number from 0 to 999999999")

@@ -1,15 +1,14 @@
-"""From chosen partitions to decisions and cleaning tasks: what `plan` prints and `compact` executes.
+"""From chosen partitions to decisions: what `plan` prints and `compact` executes.
 
-Reads no log data and changes nothing, except `resolve_leftovers`, which only an executing run calls, holding the locks.
-The decisions are made in compact/plan.py.
+Reads no log data and changes nothing. The decisions are made in compact/plan.py; what an executing run does with them
+first is in compact/steps.py.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ from keytail.run.rows import ResultRow
 from keytail.telling import say
 
 if TYPE_CHECKING:
-    from keytail.compact.task import CleaningTask, FanOut, Grouping
+    from keytail.compact.task import FanOut, Grouping
     from keytail.log.producers import Unstable
 
 NOW_TOLERANCE_MS = 60_000
@@ -217,9 +216,12 @@ def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> 
         )
 
 
-def say_how_old_messages_become(configuration: Configuration, topics: Iterable[str]) -> None:
-    """Reports on standard error what becomes of messages of magic 0 and 1 of the due `topics`, if not version 2."""
-    formats = Counter(configuration.message_format_of(topic) for topic in set(topics))
+def say_what_differs(configuration: Configuration, due: Sequence[str]) -> None:
+    """Reports on standard error, for the topics of the `due` partitions: what becomes of messages of magic 0 and 1, if
+    not version 2; and that tombstones and markers are removed by the time of their file, if the given version requires
+    that.
+    """
+    formats = Counter(configuration.message_format_of(topic) for topic in set(due))
     if formats["keep"]:
         say(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
     if formats["unknown"]:
@@ -227,12 +229,6 @@ def say_how_old_messages_become(configuration: Configuration, topics: Iterable[s
             f"keytail: the message format is unknown (topics: {formats['unknown']}). Partitions with messages of magic "
             "0 or 1 are refused: if there are any, give the broker's file with --config, or --message-format"
         )
-
-
-def say_what_goes_by_file_time(configuration: Configuration, due: int) -> None:
-    """Reports on standard error that tombstones and markers of `due` partitions are removed by the time of their file,
-    if the given version requires that.
-    """
     if due and configuration.by_file_time:
         say(
             "keytail: tombstones and transaction markers are removed based on the times of their files, without "
@@ -259,40 +255,9 @@ def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionCon
     """Use the latest producer snapshot; read batches only if it does not reach the log end."""
     if "compact" not in config.cleanup_policy or facts.problems:
         return None
-    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
+    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels, only if a topic is compacted)
 
     return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
-
-
-def resolve_leftovers(
-    fs: FileSystem,
-    planned: Planned,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    configuration: Configuration,
-    rules: Rules,
-) -> tuple[Planned, list[str]]:
-    """Finish or undo what an interrupted run or broker left, then plan again. For an executing run, holding the locks.
-
-    A refused partition, or one whose topic is not known to be compacted, is left unchanged. A partition that would be
-    changed by a user who cannot create files like its own is refused here, before anything is written.
-    """
-    facts = planned.facts
-    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
-        try:
-            fs.refuse_unless_like(fs.stat(facts.path))
-        except (Refused, OSError) as problem:
-            return replace(planned, decision=Decision("refused", in_words(problem), None)), []
-    if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
-        return planned, []
-    from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
-
-    try:
-        done = recover(fs, facts.path)
-    except (KeytailError, OSError) as problem:
-        text = f"an interrupted replacement of segments cannot be finished or undone: {in_words(problem)}"
-        return replace(planned, decision=Decision("refused", text, None)), []
-    return plan_one(fs, log_dir, entry, configuration, rules), done
 
 
 @dataclass(frozen=True)
@@ -307,40 +272,3 @@ class TaskSettings:
     hottest_keys: int = 0
     show_keys: bool = False
     by_file_time: bool = False
-
-
-def cleaning_tasks(
-    planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str
-) -> list[CleaningTask]:
-    """Return the tasks of the partitions to be compacted, all with the same run id and hash seed."""
-    from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask  # noqa: PLC0415 (brings in the kernels)
-
-    hash_seed = secrets.randbits(63)
-    tasks = []
-    for plan in planned:
-        selection = plan.decision.selection
-        if not plan.wanted or selection is None or plan.config is None:
-            continue
-        facts = plan.facts
-        limit = plan.gate.offset if plan.gate else None
-        task = CleaningTask.of(
-            facts,
-            first_dirty_offset=selection.first_dirty_offset,
-            first_uncleanable_offset=selection.first_uncleanable_offset,
-            now_ms=rules.now_ms,
-            config=plan.config,
-            run_id=run_id,
-            drop_keyless=settings.drop_keyless,
-            grouping=settings.grouping,
-            fan_out=settings.fan_out,
-            map_memory_bytes=settings.map_memory_bytes,
-            throttle_bytes_per_s=settings.throttle_bytes_per_s,
-            hottest_keys=settings.hottest_keys,
-            show_keys=settings.show_keys,
-            hash_seed=hash_seed,
-            removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
-            message_format=plan.message_format,
-            by_file_time=settings.by_file_time,
-        )
-        tasks.append(task)
-    return tasks

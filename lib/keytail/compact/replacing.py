@@ -7,22 +7,31 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
 from keytail.compact.key_counts import KeyCounts
 from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
-from keytail.errors import KeytailError
+from keytail.errors import REPORT_IT, KeytailError
 from keytail.format import names
+from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost, refuse_lost
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
+from keytail.run.tasks import Outcome
+
+if TYPE_CHECKING:
+    from keytail.compact.out_of_place.placing import InTarget, Placing
+
+Installation: TypeAlias = "Replacing | Placing"
+Destination: TypeAlias = "InPlace | InTarget"
 
 _SAFE = "safe to start the broker"
 
@@ -84,11 +93,6 @@ class Replacing:
         """The result of the last round."""
         assert self._result is not None
         return self._result
-
-    @property
-    def end_offset(self) -> int:
-        """The offset that the checkpoint is set to when all groups are installed."""
-        return self.result.end_offset
 
     def compacted_row(self) -> ResultRow:
         """Return the row of a partition whose checkpoint has been moved."""
@@ -153,6 +157,51 @@ class Replacing:
             return None, None
         logs = [entry.size_bytes for name, entry in entries if name.kind == "live" and name.suffix == names.LOG]
         return len(logs), sum(logs)
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """The destination of a run that replaces segments by what tasks have made of them; `InTarget` in
+    out_of_place/placing.py is another one. `hosted` names the partitions of each log dir: the entries that its
+    checkpoint keeps.
+
+    `clean` is the function of a task. `shared_storage` asserts that no broker can access log dirs that are on a network
+    file system. `phase` names an installation in the progress of the run.
+    """
+
+    fs: FileSystem
+    hosted: Mapping[str, Collection[tuple[str, int]]]
+    clean: Callable[[CleaningTask, str], CleaningResult]
+    keeper: Keeper | None = None
+    shared_storage: bool = False
+    phase: str = "replace"
+
+    def begin(self, task: CleaningTask, row: ResultRow) -> Replacing:
+        return Replacing(self.fs, self.keeper, task, row)
+
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+        """Move the checkpoints of partitions that are durably installed, in one replacement of the file per log dir,
+        and return those for which it failed.
+        """
+        by_log_dir: dict[str, list[Installation]] = {}
+        for one in done:
+            by_log_dir.setdefault(os.path.dirname(one.task.partition_path), []).append(one)
+        for log_dir, there in by_log_dir.items():
+            offsets = {(one.task.topic, one.task.partition): one.result.end_offset for one in there}
+            try:
+                move_checkpoints(self.fs, log_dir, offsets, self.hosted[log_dir])
+            except (KeytailError, OSError) as problem:
+                yield from ((one, problem) for one in there)
+
+
+def move_checkpoints(
+    fs: FileSystem,
+    log_dir: str,
+    offsets: Mapping[tuple[str, int], int],
+    hosted: Collection[tuple[str, int]],
+) -> None:
+    """Set where the next rounds begin, in the checkpoint file that a broker also reads."""
+    update_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), offsets, hosted=hosted)
 
 
 def oddities_of(name: str, result: CleaningResult) -> Iterator[str]:
@@ -236,6 +285,15 @@ def written(result: CleaningResult) -> set[str]:
     files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
     files |= {file.scratch_name for file in result.placed or () if file.scratch_name}
     return files | ({file.name for file in result.rest.files} if result.rest else set())
+
+
+def value_of(outcome: Outcome[CleaningResult]) -> CleaningResult:
+    """Return the result of a task, or raise its problem."""
+    if outcome.problem is not None or outcome.value is None:
+        raise outcome.problem or KeytailError(
+            "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
+        )
+    return outcome.value
 
 
 def _is_replaced(fs: FileSystem, task: CleaningTask, group: GroupOutput, recovered: Sequence[str]) -> bool:

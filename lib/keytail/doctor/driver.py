@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from keytail.cli.progress import Reporter
 from keytail.doctor import machine
 from keytail.doctor.command import FAIL, OK, CheckRow, Request
+from keytail.doctor.executors import ask_executors, differences, look
 from keytail.doctor.log_dirs import clock, log_dirs
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.owner import work_as_owner
+from keytail.run.session import session_of_run
 
 
 def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
@@ -34,7 +36,7 @@ def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
 def _warm() -> None:
     with Reporter("doctor", []) as reporter:
         reporter.note("compiling the kernels that are not in the cache; about a minute the first time")
-        from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (brings in the compiler)
+        from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (only with --warm: brings in all kernels)
 
         compiled, left = compile_all(reporter.note)
         rest = f"; {left} for rare cases are compiled when they are needed" if left else ""
@@ -42,9 +44,6 @@ def _warm() -> None:
 
 
 def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:
-    from keytail.doctor.executors import ask_executors, differences, look  # noqa: PLC0415 (brings in Spark)
-    from keytail.run.session import session_of_run  # noqa: PLC0415 (as the line above)
-
     with contextlib.ExitStack() as run, Reporter("doctor", []) as reporter:
         reporter.note(f"starting Spark on {master}")
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from keytail.cli import rows as show
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.errors import UsageProblem
+from keytail.run.delta import coordinates, in_sparks_jars, session_settings
 from keytail.run.java import java_version, require_java
 from keytail.run.memory import map_memory_bytes, physical_bytes
 from keytail.run.workers import cores
@@ -76,8 +77,6 @@ def spark() -> CheckRow:
 
 def delta(jars: str | None) -> CheckRow:
     """Check the jars that `export` and `--ledger` need; `jars` is a folder that replaces Maven."""
-    from keytail.run.delta import coordinates, in_sparks_jars, session_settings  # noqa: PLC0415 (brings in Spark)
-
     name = coordinates()
     if jars is not None:
         try:

@@ -7,6 +7,7 @@ from keytail.cli.configuration import Configuration
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.resolve import CLEANUP_POLICY, Resolved
 from keytail.errors import refusal
+from keytail.expire.partition import settings_of_retention
 
 # The default values of these in Kafka remove data; that of retention.bytes does not.
 _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
@@ -14,8 +15,6 @@ _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 
 def unknown_retention(configuration: Configuration, resolved: Resolved) -> str:
     """Return why the retention of the topic is not known for certain, with the remedy; empty if it is known."""
-    from keytail.expire.partition import settings_of_retention  # noqa: PLC0415 (brings in the kernels)
-
     policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
     wanted = settings_of_retention(policy)  # type: ignore[arg-type]
     return (

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow
+from pyarrow import compute
 
 from keytail.errors import KeytailError
 from keytail.export.avro import decode_avro
@@ -36,8 +38,6 @@ def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Format
 
 
 def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     n, records = len(table), table.records
     keys, values, headers = table.keys(), table.values(), table.headers()
     epochs = table.batches["leader_epoch"][records["row"]]
@@ -63,8 +63,6 @@ def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
 
 def _timestamps(records: np.ndarray) -> Any:
     """Return the timestamps in microseconds, with null for -1. Raises Undecodable if one is out of range."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     times_ms = records["timestamp_ms"].astype(np.int64)
     beyond = np.flatnonzero(np.abs(times_ms) > _MOST_MS)
     if len(beyond):
@@ -96,8 +94,6 @@ def _fail(bad: np.ndarray, offsets: np.ndarray, what: str, why: str) -> None:
 
 
 def _numbers(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
     kind = np.dtype(FIXED[wanted.name][1])
     sizes = np.diff(column.offsets)
     why = f"does not have the {kind.itemsize} bytes of format {wanted.name}"
@@ -108,9 +104,6 @@ def _numbers(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str
 
 
 def _text(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-    from pyarrow import compute  # noqa: PLC0415 (as the line above)
-
     raw = binary(column)
     try:
         text = raw.cast(pyarrow.string())

@@ -22,6 +22,7 @@ from keytail.cli.masking import masked, masked_arguments
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
 
@@ -62,15 +63,11 @@ class LedgerFlags:
         """Return the settings that a session started for this run needs for Delta."""
         if self.path is None:
             return {}
-        from keytail.run.delta import session_settings  # noqa: PLC0415 (brings in Spark)
-
         return session_settings(self.jars)
 
     def in_session(self, engine: Engine, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
         """Return the flags for spark-submit's session, whose conf may name a ledger if the flags do not. Raises
         UsageProblem if the session cannot write one."""
-        from keytail.run.delta import require_delta  # noqa: PLC0415 (as above)
-
         named = engine.session.sparkContext.getConf().get(_CONF_KEY)
         flags = self if self.path is not None or not named else replace(self, path=named).checked(fs, log_dirs)
         if flags.path is not None:
@@ -160,8 +157,7 @@ def recording(
     if flags.path is None:
         yield Recording()
         return
-    from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in the kernels)
-
+    from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in pyarrow, for runs with a ledger)
     assert engine is not None  # a ledger needs Spark
     ledger = Ledger(engine, flags.path, run.run_id, run.command, on_note=on_note)
     ledger.open()

@@ -19,6 +19,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
 from keytail.acting_user import User, working_as
+from keytail.log.fs import LOCAL
+from keytail.log.owner import owner_of
 from keytail.source.options import SourceOptions, parse_options
 from keytail.source.schema import BATCH_COLUMNS, RECORD_COLUMNS, check_asked, schema_of
 
@@ -79,9 +81,7 @@ class _LogReader(DataSourceReader):
     # Imports of modules that load the kernels are local: every session on a machine with keytail imports this module.
 
     def partitions(self) -> list[InputPartition]:
-        from keytail.log.fs import LOCAL  # noqa: PLC0415
-        from keytail.log.owner import owner_of  # noqa: PLC0415
-        from keytail.source.plan import plan_read  # noqa: PLC0415
+        from keytail.source.plan import plan_read  # noqa: PLC0415 (brings in the kernels)
 
         user = owner_of(LOCAL, self._options.log_dirs)
         with working_as(user):
@@ -89,8 +89,7 @@ class _LogReader(DataSourceReader):
             return [_Share(pieces, user) for pieces in plan_read(LOCAL, self._options)] or [_Share((), user)]
 
     def read(self, partition: Any) -> Iterator[Any]:
-        from keytail.log.fs import LOCAL  # noqa: PLC0415
-        from keytail.source.columns import batch_tables, record_batches  # noqa: PLC0415
+        from keytail.source.columns import batch_tables, record_batches  # noqa: PLC0415 (brings in the kernels)
 
         schema = to_arrow_schema(self._schema, timezone="UTC")
         read = record_batches if self._of_records else batch_tables

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import compaction as compact
+from keytail.compact import running
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
@@ -48,7 +48,7 @@ def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[Cl
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small slices and few keys per shard wherever the driver chooses fan-out."""
     real = fan_out_on_spark
-    monkeypatch.setattr(compact, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
+    monkeypatch.setattr(running, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
 
 
 @pytest.mark.parametrize("bound", [None, 1])

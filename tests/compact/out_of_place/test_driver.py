@@ -15,7 +15,7 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact import compaction as compact
+from keytail.compact import running, steps
 from keytail.compact.command import Request
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
@@ -46,7 +46,7 @@ def run(
     spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path | str, **more: Any
 ) -> dict[str, ResultRow]:
     """Run the command in this session."""
-    monkeypatch.setattr(out_of_place, "workers_of_run", lambda *_, **__: SparkEngine(spark))
+    monkeypatch.setattr(steps, "workers_of_run", lambda *_, **__: SparkEngine(spark))
     request = Request(
         choice=Choice(log_dirs=(str(source),)),
         configuration=Configuration(
@@ -69,7 +69,7 @@ def test_many_tasks_leave_what_one_task_leaves(
     one, many = tmp_path / "one", tmp_path / "many"
     run(spark, monkeypatch, log_dir, one, fan_out="never")
     real = fan_out_on_spark
-    monkeypatch.setattr(compact, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
+    monkeypatch.setattr(running, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
     rows = run(spark, monkeypatch, log_dir, many, fan_out="always")
     assert {name: row.status for name, row in rows.items()} == {"orders-0": "compacted", "users-0": "skipped"}
     assert files_of(many) == files_of(one)
@@ -123,7 +123,7 @@ class Dying:
 
     def __init__(self, worker: Any, mark: Path) -> None:
         self.worker, self.mark = worker, mark
-        self.finish = worker.finish
+        self.finish, self.shared_storage = worker.finish, worker.shared_storage
 
     def place(self, task: Any, attempt: str) -> Any:
         result = self.worker.place(task, attempt)
@@ -136,12 +136,10 @@ class Dying:
 def test_a_killed_worker_leaves_no_trace(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
-    from keytail.compact.out_of_place import placing
-
     one, two = tmp_path / "one", tmp_path / "two"
     run(spark, monkeypatch, log_dir, one)
-    real = placing.Worker
-    monkeypatch.setattr(placing, "Worker", lambda *given: Dying(real(*given), tmp_path / "died"))
+    real = out_of_place.Worker
+    monkeypatch.setattr(out_of_place, "Worker", lambda *given: Dying(real(*given), tmp_path / "died"))
     rows = run(spark, monkeypatch, log_dir, two)
     assert (tmp_path / "died").exists()
     assert {row.status for row in rows.values()} == {"compacted", "skipped"}

@@ -257,7 +257,7 @@ def _batches(cells: Iterable[Cell]) -> Iterator[Any]:
 
 
 def _batch(cells: Sequence[Cell]) -> Any:
-    import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     return pyarrow.RecordBatch.from_pydict(
         {
@@ -270,8 +270,8 @@ def _batch(cells: Sequence[Cell]) -> Any:
 
 def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
-        from pyspark import TaskContext  # noqa: PLC0415
+        import pyarrow  # noqa: PLC0415 (only where Spark runs)
+        from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
         context = TaskContext.get()
         assert context is not None
@@ -299,9 +299,7 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
     return task
 
 
-def _take(
-    here: Place, take: Merging[R], context: Any, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
-) -> R:
+def _take(here: Place, take: Merging[R], context: Any, shard: int, cells: Iterable[tuple[int, Any]], attempt: str) -> R:
     with here.telling(attempt):
         return take(here.workers.file_system(), context, shard, cells, attempt)
 

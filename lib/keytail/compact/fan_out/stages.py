@@ -163,9 +163,7 @@ def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int
 def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: np.ndarray) -> Survey:
     """As in reading.read_log: transaction indexes are trusted until the log contradicts them."""
     for _ in range(2):
-        pieces = [
-            SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))
-        ]
+        pieces = [SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))]
         [known] = stages.shuffle("survey", survey, pieces, 1, settle, (task, aborted))
         if known.contradicting is None:
             return known

@@ -97,9 +97,7 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
     rewriter: Rewriter = make_rewriter(task, SegmentReader(fs), findings, bits_from_offset=0)
     writer: OutputWriter = output_writer(to, task, settled.transactions)
     try:
-        _, counts = rewrite_groups(
-            task, part.numbers, task.first_uncleanable_offset, rewriter, writer, None
-        )
+        _, counts = rewrite_groups(task, part.numbers, task.first_uncleanable_offset, rewriter, writer, None)
         behind = part.numbers[1]
         is_last = behind == len(task.segments)
         groups = writer.finish(task.log_end_offset if is_last else task.segments[behind].base_offset)
@@ -110,9 +108,7 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
     return Written(groups, counts, writer.size_bytes, writer.records, writer.splits, sources)
 
 
-def ranges_of(
-    task: CleaningTask, first: int, end: int, measured: Sequence[Measured] | None
-) -> list[tuple[int, int]]:
+def ranges_of(task: CleaningTask, first: int, end: int, measured: Sequence[Measured] | None) -> list[tuple[int, int]]:
     """Return the segments of each group, ascending; `measured` are those of segments `first` .. `end`, if requested."""
     if measured is None:
         groups = kafka_groups(task, task.first_uncleanable_offset)

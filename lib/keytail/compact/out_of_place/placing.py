@@ -24,10 +24,19 @@ from keytail.compact.out_of_place.partition import (
     refuse_other_files,
     remove,
 )
-from keytail.compact.replacing import Interrupted, PastDeadline, oddities_of, remove_lost_scratch, with_numbers, written
+from keytail.compact.replacing import (
+    Installation,
+    Interrupted,
+    PastDeadline,
+    oddities_of,
+    remove_lost_scratch,
+    value_of,
+    with_numbers,
+    written,
+)
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.compact.worker import on_worker
-from keytail.errors import REPORT_IT, KeytailError
+from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -67,16 +76,12 @@ class Intended:
 
 @dataclass
 class Placing:
-    """The placing of one partition in the target, in place of compact/replacing.py's Replacing. `finish` runs a task
-    that copies what a fan-out did not write; `on_record` is called with the record of what was placed.
-    """
+    """The placing of one partition in the target, in place of compact/replacing.py's Replacing."""
 
-    fs: FileSystem
+    target: InTarget
     task: CleaningTask
     row: ResultRow
     intended: Intended
-    finish: Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]
-    on_record: Callable[[CleaningTask, OutputRecord], None]
     problem: KeytailError | None = None
     made: list[int] = field(default_factory=list)
     _result: CleaningResult | None = None
@@ -84,19 +89,16 @@ class Placing:
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         if result.placed is None:
-            outcome = self.finish(self.task, result)
-            if outcome.problem is not None or outcome.value is None:
-                raise outcome.problem or KeytailError(
-                    "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
-                )
-            result = outcome.value
-            refuse_unseen(self.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
+            outcome = self.target.finish(self.task, result)
+            result = value_of(outcome)
+            refuse_unseen(self.target.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
         if is_stopped():
             raise Interrupted("interrupted")
-        refuse_other_files(self.fs, self.task)
+        refuse_other_files(self.target.fs, self.task)
         assert result.placed is not None
         self._begun = True
-        self.on_record(self.task, self.intended.tree.commit(self._record(result), result.placed))
+        record = self.intended.tree.commit(self._record(result), result.placed)
+        self.target.placed[self.task.partition_path] = record
         self._result = result
         self.made = [out.base_offset for group in result.groups for out in group.segments]
 
@@ -119,28 +121,32 @@ class Placing:
             clean_to=None if is_copy else result.end_offset,
         )
 
+    @property
+    def result(self) -> CleaningResult:
+        assert self._result is not None
+        return self._result
+
     def compacted_row(self) -> ResultRow:
         """Return the row of a partition that has been placed."""
-        assert self._result is not None and self.task.out_of_place is not None
-        if self._result.refusal:
-            row = self.row.unchanged("refused", f"copied unchanged: {self._result.refusal}")
+        assert self.task.out_of_place is not None
+        if self.result.refusal:
+            row = self.row.unchanged("refused", f"copied unchanged: {self.result.refusal}")
         elif self.task.out_of_place.only_copies:
             row = replace(self.intended.row, error=f"copied unchanged: {self.intended.row.error}")
         else:
-            result = self._result
+            result = self.result
             detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
             return replace(with_numbers(self.row, result), detail=detail)
         return replace(row, start_ms=self.row.start_ms, end_ms=time.time_ns() // 1_000_000)
 
     def oddities(self) -> Iterator[str]:
-        assert self._result is not None
-        yield from oddities_of(self.row.name, self._result)
+        yield from oddities_of(self.row.name, self.result)
         yield from self.intended.notes
 
     def fail(self, problem: KeytailError) -> None:
         """End a partition that has not been placed."""
         self.problem = problem
-        remove_lost_scratch(self.fs, self.task)
+        remove_lost_scratch(self.target.fs, self.task)
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         assert self.task.out_of_place is not None
         left = "the source and its copy in the target, if there is one, are unchanged"
@@ -216,15 +222,37 @@ class Worker:
             refuse_network_here(LOCAL, os.path.dirname(task.scratch_path))
 
 
-def finish_by(
-    worker: Worker, engine: Engine
-) -> Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]:
-    """Return `Placing.finish`, run by a task."""
+@dataclass
+class InTarget:
+    """The destination of a run that changes no source, as replacing.py's `InPlace` is of others. `intended` returns the
+    driver's decision for a task; `placed` has the records of what was placed, by path of the source.
+    """
 
-    def finish(task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
+    fs: FileSystem
+    engine: Engine
+    worker: Worker
+    intended: Callable[[CleaningTask], Intended]
+    placed: dict[str, OutputRecord]
+    keeper: None = None
+    phase: str = "put in place"
+
+    @property
+    def clean(self) -> Callable[[CleaningTask, str], CleaningResult]:
+        return self.worker.place
+
+    @property
+    def shared_storage(self) -> bool:
+        return self.worker.shared_storage
+
+    def begin(self, task: CleaningTask, row: ResultRow) -> Placing:
+        return Placing(self, task, row, self.intended(task))
+
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+        """Move none: output_root.py writes those of the target when the run has ended."""
+        return iter(())
+
+    def finish(self, task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
+        """Run a task that copies what a fan-out did not write."""
         name = f"copy the rest of {os.path.basename(task.partition_path)}"
-        [outcome] = engine.run_bundle([(task, result)], worker.finish, name=name)
-        answer: Outcome[CleaningResult] = outcome
-        return answer
-
-    return finish
+        [outcome] = self.engine.run_bundle([(task, result)], self.worker.finish, name=name)
+        return outcome

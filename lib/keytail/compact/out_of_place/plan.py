@@ -9,11 +9,19 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from keytail.cli.configuration import Configuration
+from keytail.compact.out_of_place.output_record import Entries, OutputRecord, SeenFile, seen_files
+from keytail.compact.out_of_place.output_root import entries_of
+from keytail.compact.out_of_place.output_tree import Found
+from keytail.compact.out_of_place.partition import as_written
+from keytail.compact.out_of_place.placing import Intended
+from keytail.compact.out_of_place.target import Target
 from keytail.compact.plan import Rules
-from keytail.compact.planning import Planned, TaskSettings, cleaning_tasks, plan_one
+from keytail.compact.planning import Planned, TaskSettings, plan_one
+from keytail.compact.steps import cleaning_tasks
+from keytail.compact.task import CleaningTask, OutOfPlace
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
@@ -21,15 +29,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.rows import ResultRow
 
-if TYPE_CHECKING:
-    from keytail.compact.out_of_place.output_record import Entries, OutputRecord, SeenFile
-    from keytail.compact.out_of_place.output_tree import Found
-    from keytail.compact.out_of_place.placing import Intended
-    from keytail.compact.out_of_place.target import Target
-    from keytail.compact.task import CleaningTask
-
 Fate = Literal["clean", "copy", "keep", "leave"]
-Known = Mapping[str, Mapping[str, "Found"]]
+Known = Mapping[str, Mapping[str, Found]]
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,6 @@ class Judged:
         return held is not None and held.replica is None
 
     def task(self, settings: TaskSettings, rules: Rules, path: str, run_id: str, *, is_local: bool) -> CleaningTask:
-        from keytail.compact.task import CleaningTask, OutOfPlace  # noqa: PLC0415 (brings in the kernels)
-
         place = OutOfPlace(path, self.source_files, is_local=is_local, only_copies=self.fate == "copy")
         if self.fate == "clean" and self.planned is not None:
             [task] = cleaning_tasks([self.planned], rules, settings, run_id)
@@ -99,9 +98,6 @@ class Judged:
         return CleaningTask.of(self.planned.facts, **copied)
 
     def intended(self, target: Target) -> Intended:
-        from keytail.compact.out_of_place.output_record import Entries  # noqa: PLC0415 (as above)
-        from keytail.compact.out_of_place.placing import Intended  # noqa: PLC0415 (as above)
-
         notes = []
         mended = None
         if self.planned is not None:
@@ -126,9 +122,6 @@ def judge(
     execute: bool = False,
 ) -> Judged:
     """Decide for a chosen partition. Reads the same of the source as a plan; if it is unchanged, only its listing."""
-    from keytail.compact.out_of_place.output_record import seen_files  # noqa: PLC0415 (--help stays fast)
-    from keytail.compact.out_of_place.output_root import entries_of  # noqa: PLC0415 (brings in the kernels)
-
     at = Judged(log_dir.path, entry.path, entry.topic, entry.partition, "leave", _no_row(entry))
     there = known[log_dir.path].get(at.name)
     try:
@@ -209,8 +202,6 @@ def _keep(
     record: OutputRecord,
 ) -> Judged | None:
     """Keep the target's copy if nothing of it is due now, with the row that `compact` there would give; else None."""
-    from keytail.compact.out_of_place.partition import as_written  # noqa: PLC0415 (brings in the kernels)
-
     planned = plan_one(
         fs, log_dir, entry, configuration, rules, by_listing=True, as_if=lambda facts: as_written(facts, record)
     )
@@ -232,8 +223,6 @@ def _keep(
 
 def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, Found]) -> list[Judged]:
     """Return the decision for the metadata log, if the log dir has one: it is copied whole, as listed."""
-    from keytail.compact.out_of_place.output_record import Entries, seen_files  # noqa: PLC0415 (--help stays fast)
-
     name = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
     if name not in facts.skipped:
         return []
@@ -249,15 +238,10 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, F
     return [at if record is None else replace(at, fate="keep", record=record)]
 
 
-def not_chosen(
-    fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None
-) -> tuple[OutputRecord | None, str]:
+def not_chosen(fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None) -> tuple[OutputRecord | None, str]:
     """For a partition that this run does not select: return its record if the target has it as the source is now, else
     the reason why not.
     """
-    from keytail.compact.out_of_place.output_record import seen_files  # noqa: PLC0415 (--help stays fast)
-    from keytail.compact.out_of_place.output_root import entries_of  # noqa: PLC0415 (brings in the kernels)
-
     parsed = names.parse_partition_dir(os.path.basename(path))
     assert parsed is not None
     if there is None or not there.is_done:

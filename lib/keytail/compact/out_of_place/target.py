@@ -7,20 +7,19 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from keytail.acting_user import as_caller
 from keytail.cli.outside import refuse_below_log_dir, refuse_unwritable
+from keytail.compact.command import Request
+from keytail.compact.out_of_place.object_store import Store, StoreTree, is_store
+from keytail.compact.out_of_place.output_tree import Found, MountedTree
+from keytail.compact.out_of_place.placing import Tree
 from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
-
-if TYPE_CHECKING:
-    from keytail.compact.command import Request
-    from keytail.compact.out_of_place.object_store import Store
-    from keytail.compact.out_of_place.output_tree import Found
-    from keytail.compact.out_of_place.placing import Tree
+from keytail.run.processes import Processes
+from keytail.run.tasks import attempt_one
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,9 @@ class Target:
         return dict(zip(self.log_dirs, self.stores, strict=True)) if self.stores else {}
 
     def tree(self, log_dir: str) -> Tree:
-        from keytail.compact.out_of_place.output_tree import MountedTree  # noqa: PLC0415 (--help stays fast)
-
         store = self.by_log_dir.get(log_dir)
         if store is None:
             return MountedTree(self.fs, self.places[self.log_dirs.index(log_dir)], log_dir)
-        from keytail.compact.out_of_place.object_store import StoreTree  # noqa: PLC0415 (brings in the kernels)
-
         return StoreTree(store)
 
     def place_of(self, log_dir: str, name: str) -> str:
@@ -65,9 +60,6 @@ class Target:
         """
         if not self.is_store:
             return self._found()
-        from keytail.run.processes import Processes  # noqa: PLC0415 (a mounted target needs none)
-        from keytail.run.tasks import attempt_one  # noqa: PLC0415 (the same)
-
         with Processes(1, lambda target, attempt: attempt_one(Target._found, target, attempt)) as one:
             [outcome] = one.run([self])
         if outcome is None or outcome.value is None:
@@ -134,8 +126,6 @@ def target_of(fs: FileSystem, request: Request) -> Target:
             remedy=f"Give one for each log dir, in this order: {', '.join(log_dirs)}",
             slug="output-dir-count-differs",
         )
-    from keytail.compact.out_of_place.object_store import Store, is_store  # noqa: PLC0415 (brings in the kernels)
-
     kinds = {is_store(one) for one in given}
     if len(kinds) > 1:
         raise UsageProblem("--output-dir names both paths and object stores: give one kind", slug="mixed-output-dirs")
@@ -180,9 +170,7 @@ def _refuse_nested(places: Sequence[str]) -> None:
 def _check_place(fs: FileSystem, place: str, log_dirs: Sequence[str]) -> None:
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([place, log_dir]) in (place, log_dir):
-            raise UsageProblem(
-                "--output-dir is inside a log dir or contains one", path=place, slug="overlaps-log-dir"
-            )
+            raise UsageProblem("--output-dir is inside a log dir or contains one", path=place, slug="overlaps-log-dir")
     parent = os.path.dirname(place)
     refuse_below_log_dir(fs, parent, "--output-dir")
     refuse_unwritable(place, "--output-dir")

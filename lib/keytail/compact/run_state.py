@@ -1,0 +1,87 @@
+"""What the parts of one run of a compaction share: its callbacks, why it stops, and the rows of its partitions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from keytail.cli.progress import Reporter
+from keytail.compact.replacing import planned_row
+from keytail.compact.task import CleaningTask
+from keytail.log.lock import LockLost
+from keytail.run.ended import SparkEnded
+from keytail.run.rows import ResultRow
+from keytail.telling import say
+
+
+@dataclass(frozen=True)
+class Events:
+    """Callbacks of a run, called from any thread: `on_row` with the row of each partition when it ends, one call at a
+    time; `on_note` with further messages about a partition; `on_trace` with the Python traceback of a task; `on_phase`
+    with the name of a partition and what the driver does with it.
+    """
+
+    on_row: Callable[[ResultRow], None] = lambda row: None
+    on_note: Callable[[str], None] = lambda text: None
+    on_trace: Callable[[str], None] = lambda text: None
+    on_phase: Callable[[str, str], None] = lambda name, phase: None
+
+    @classmethod
+    def reported_by(cls, reporter: Reporter) -> Events:
+        return cls(
+            on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
+            on_note=reporter.note,
+            on_trace=lambda trace: say(trace, "error"),
+            on_phase=reporter.phase,
+        )
+
+
+SILENT = Events()
+
+
+@dataclass
+class Stop:
+    """Whether a run begins nothing more, and why. Any thread may set it; nothing resets it.
+
+    Once `asked`, the group that is being installed is finished. `deadline_s` is a time.monotonic() after which no
+    bundle and no round begins; no bundle begins either once a lock is lost.
+    """
+
+    deadline_s: float | None = None
+    asked: bool = False
+    crash: BaseException | None = None  # an error of this program, not of a partition
+    spark_ended: SparkEnded | None = None
+    lock_lost: LockLost | None = None  # that of one log dir
+
+    def is_asked(self) -> bool:
+        return self.asked
+
+    def because_spark_ended(self, problem: SparkEnded) -> None:
+        self.asked = True
+        self.spark_ended = problem
+
+    def because_of_crash(self, crash: BaseException) -> None:
+        self.asked = True
+        self.crash = crash
+
+
+@dataclass
+class Rows:
+    """The rows of the partitions that have ended, by path. `lock` is that of the run: a caller may hold it."""
+
+    on_row: Callable[[ResultRow], None]
+    lock: threading.Condition
+    by_path: dict[str, ResultRow] = field(default_factory=dict)
+
+    def add(self, task: CleaningTask, row: ResultRow) -> None:
+        with self.lock:
+            self.by_path[task.partition_path] = row
+            self.on_row(row)
+
+    def of_stopped_run(self, tasks: Iterable[CleaningTask]) -> list[ResultRow]:
+        """Return a row for each task, also for those that have not ended."""
+        not_done = "interrupted before anything was replaced"
+        return [
+            self.by_path.get(task.partition_path) or planned_row(task).unchanged("skipped", not_done) for task in tasks
+        ]

@@ -1,0 +1,152 @@
+"""Runs the tasks of a compaction, installs their output, and moves checkpoints."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from keytail.compact.bundles import for_next_round
+from keytail.compact.cleaner import next_round
+from keytail.compact.fan_out.on_spark import fan_out_on_spark
+from keytail.compact.out_of_place.partition import uncleaned
+from keytail.compact.replacing import (
+    Destination,
+    Installation,
+    Interrupted,
+    PastDeadline,
+    planned_row,
+    remove_lost_scratch,
+    value_of,
+    written,
+)
+from keytail.compact.run_state import Events, Stop
+from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
+from keytail.errors import KeytailError, Refused
+from keytail.log.lock import LockLost
+from keytail.run.ended import SparkEnded
+from keytail.run.engine import Engine
+from keytail.run.hosts import refuse_unseen
+from keytail.run.storage import ScratchSpace
+from keytail.run.tasks import Outcome, explained
+
+Answer = tuple[CleaningTask, Outcome[CleaningResult]]
+
+
+@dataclass
+class TaskRunner:
+    """Runs cleaning tasks, which only write scratch files. Any thread may call it."""
+
+    engine: Engine
+    destination: Destination
+    events: Events
+    stop: Stop
+
+    def run(self, bundle: Sequence[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
+        """Return the outcomes of the tasks, in their order; `name` is shown where the engine shows jobs."""
+        if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # such a bundle has one task
+            return [self._fan_out(task) for task in bundle]
+        return self.engine.run_bundle(
+            bundle,
+            self.destination.clean,
+            name=name,
+            stopped=self.stop.is_asked,
+            before_again=lambda task: remove_lost_scratch(self.destination.fs, task, again=True),
+        )
+
+    def in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
+        """Run a task whose keys do not fit into its memory: as a fan-out if the engine can, else as far as they fit."""
+        name = planned_row(task).name
+        if self.engine.session is None:
+            with_spark = "with --master, or --fan-out always, Spark compacts all of it"
+            self.events.on_note(f"{name}: {reason.what}: it is compacted as far as they fit; {with_spark}")
+            [outcome] = self.run([replace(task, fan_out="never")], f"compact {name}, a part")
+            return outcome
+        self.events.on_note(f"{name}: {reason.what}: all tasks share this partition (fan-out)")
+        return self._fan_out(task)
+
+    def _fan_out(self, task: CleaningTask) -> Outcome[CleaningResult]:
+        outcome = fan_out_on_spark(
+            self.engine,
+            task,
+            shared_storage=self.destination.shared_storage,
+            on_trace=self.events.on_trace,
+            stopped=self.stop.is_asked,
+        )
+        if task.out_of_place is not None and isinstance(outcome.problem, Refused):  # as with one task: it is copied
+            return replace(outcome, value=replace(uncleaned(task), refusal=str(outcome.problem)), problem=None)
+        return outcome
+
+
+@dataclass
+class Installer:
+    """Installs what tasks have written, one partition after the other. `lock` protects `space`."""
+
+    destination: Destination
+    space: ScratchSpace
+    lock: threading.Condition
+    runner: TaskRunner
+    events: Events
+    stop: Stop
+
+    def finish(self, answers: Sequence[Answer]) -> list[Installation]:
+        """Install the output of tasks, then move the checkpoints of all partitions that succeeded.
+
+        Returns each partition that was begun, with its row; a stopped run begins no more of them.
+        """
+        begun: list[Installation] = []
+        for task, outcome in answers:
+            if self.stop.asked:
+                break
+            row = replace(planned_row(task), start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None)
+            self.events.on_phase(row.name, self.destination.phase)
+            begun.append(self.destination.begin(task, row))
+            self._install(begun[-1], outcome)
+        for one, problem in self.destination.move_checkpoints([one for one in begun if one.problem is None]):
+            self._fail(one, problem)
+        for one in begun:
+            if one.problem is None:
+                remove_lost_scratch(self.destination.fs, one.task)
+                for oddity in one.oddities():
+                    self.events.on_note(oddity)
+                one.row = one.compacted_row()
+        return begun
+
+    def _install(self, one: Installation, outcome: Outcome[CleaningResult]) -> None:
+        """Install the result and run the next rounds until none is left. An error ends the partition."""
+        try:
+            while True:
+                if self.stop.asked and one.task.goes_on:
+                    raise Interrupted("interrupted")
+                result = self._result_of(one.task, outcome)
+                one.install(result, self.stop.is_asked)
+                if result.rest is None:
+                    return
+                one.task = self._prepare_next(one.task, result)
+                [outcome] = self.runner.run([one.task], f"compact {one.row.name}, next round")
+        except (KeytailError, OSError) as problem:
+            if isinstance(problem, SparkEnded):
+                self.stop.because_spark_ended(problem)
+            self._fail(one, problem)
+
+    def _fail(self, one: Installation, problem: KeytailError | OSError) -> None:
+        if isinstance(problem, LockLost):
+            self.stop.lock_lost = problem
+        one.fail(problem if isinstance(problem, KeytailError) else explained(problem))
+
+    def _result_of(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> CleaningResult:
+        if outcome.trace:
+            self.events.on_trace(outcome.trace)
+        result = value_of(outcome)
+        refuse_unseen(self.destination.fs, task.scratch_path, sorted(written(result)), outcome.host)
+        remove_lost_scratch(self.destination.fs, task, result)
+        return result
+
+    def _prepare_next(self, task: CleaningTask, result: CleaningResult) -> CleaningTask:
+        if self.stop.asked:
+            raise Interrupted("interrupted")
+        if self.stop.deadline_s is not None and time.monotonic() >= self.stop.deadline_s:
+            raise PastDeadline("--deadline has passed")
+        with self.lock:
+            return for_next_round(next_round(task, result), self.space)

@@ -1,0 +1,149 @@
+"""What an executing run does before its tasks, in place (execution.py) and out of place (out_of_place/driver.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from keytail.cli.configuration import Configuration
+from keytail.cli.metadata import with_metadata
+from keytail.cli.progress import Reporter
+from keytail.cli.selection import Chosen, choose
+from keytail.compact.command import Request
+from keytail.compact.expectation import Expected
+from keytail.compact.plan import Decision
+from keytail.compact.planning import Planned, Rules, TaskSettings, plan_one
+from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
+from keytail.errors import KeytailError, Refused, in_words
+from keytail.log.fs import FileSystem
+from keytail.log.lock import hold
+from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.log.recover import recover
+from keytail.run.engine import Engine
+from keytail.run.session import session_of_run
+from keytail.run.storage import refuse_shared_storage
+from keytail.run.workers import workers_of_run
+
+
+@dataclass
+class Steps:
+    """The steps of one run, in the order of its methods. `run` holds its session and its locks until its end; `at_end`,
+    set by `lock`, has what is done then: with the locks held, but without the session that the run has started.
+    """
+
+    request: Request
+    fs: FileSystem
+    run: contextlib.ExitStack
+    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    engine: Engine | None = None
+    started_s: float = field(default_factory=time.monotonic)
+
+    def submitted_session(self) -> Engine | None:
+        """Return the engine of spark-submit's session, if there is one."""
+        if self.request.submitted:
+            self.engine = session_of_run(self.run, self.request.master, submitted=True)
+        return self.engine
+
+    def lock(self, places: Sequence[str]) -> None:
+        """Take the locks of these directories, if any."""
+        if places:
+            if not self.request.shared_storage:
+                refuse_shared_storage(self.fs, places)
+            self.run.enter_context(hold(places, self.fs))
+        self.run.enter_context(self.at_end)
+
+    def choose(self, now_ms: int) -> tuple[Chosen, Configuration]:
+        """Return the partitions to decide for, and their settings."""
+        chosen = choose(self.fs, self.request.choice)
+        return chosen, with_metadata(self.fs, self.request.choice.log_dirs, self.request.configuration, now_ms)
+
+    def start(
+        self,
+        reporter: Reporter,
+        expected: Iterable[Expected | None],
+        *,
+        copies_s: Sequence[float] = (),
+        needs_spark: bool = False,
+        extra: Mapping[str, str] | None = None,
+    ) -> Engine:
+        """Return the engine: that of the submitted session, else Spark, or local processes where they are faster.
+
+        `copies_s` is the expected duration of each copy in seconds, `extra` are settings for a session.
+        """
+        if self.engine is not None:
+            reporter.watch(self.engine.driver_address)
+            return self.engine
+        known = [one for one in expected if one is not None]
+        may_fan_out = self.request.fan_out != "never" and any(one.way == "maybe fan-out" for one in known)
+        return workers_of_run(
+            self.run,
+            reporter,
+            self.request.master,
+            [*(one.seconds for one in known), *copies_s],
+            needs_spark=needs_spark or may_fan_out or self.request.fan_out == "always",
+            extra=extra,
+        )
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The time.monotonic() of --deadline."""
+        minutes = self.request.deadline_minutes
+        return None if minutes is None else self.started_s + minutes * 60
+
+
+def resolve_leftovers(
+    fs: FileSystem,
+    planned: Planned,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+) -> tuple[Planned, list[str]]:
+    """Finish or undo what an interrupted run or broker left, then plan again.
+
+    A refused partition, or one whose topic is not known to be compacted, is left unchanged. A partition that would be
+    changed by a user who cannot create files like its own is refused here, before anything is written.
+    """
+    facts = planned.facts
+    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
+        try:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        except (Refused, OSError) as problem:
+            return replace(planned, decision=Decision("refused", in_words(problem), None)), []
+    if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
+        return planned, []
+    try:
+        done = recover(fs, facts.path)
+    except (KeytailError, OSError) as problem:
+        text = f"an interrupted replacement of segments cannot be finished or undone: {in_words(problem)}"
+        return replace(planned, decision=Decision("refused", text, None)), []
+    return plan_one(fs, log_dir, entry, configuration, rules), done
+
+
+def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:
+    """Return the tasks of the partitions to be compacted, all with the same run id and hash seed."""
+    hash_seed = secrets.randbits(63)
+    tasks = []
+    for plan in planned:
+        selection = plan.decision.selection
+        if not plan.wanted or selection is None or plan.config is None:
+            continue
+        facts = plan.facts
+        limit = plan.gate.offset if plan.gate else None
+        task = CleaningTask.of(
+            facts,
+            first_dirty_offset=selection.first_dirty_offset,
+            first_uncleanable_offset=selection.first_uncleanable_offset,
+            now_ms=rules.now_ms,
+            config=plan.config,
+            run_id=run_id,
+            hash_seed=hash_seed,
+            removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
+            message_format=plan.message_format,
+            **asdict(settings),
+        )
+        tasks.append(task)
+    return tasks
