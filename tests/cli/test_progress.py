@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 
 from keytail import telling
 from keytail.cli import progress
-from keytail.cli.progress import PACE_S, WAITING, Reporter, Standing
+from keytail.cli.progress import PACE_S, Reporter
+from keytail.cli.run_progress import WAITING, RunProgress, Slowest
 from keytail.main.main import COMMANDS, app
 from keytail.run.watching import Sign
 from keytail.telling import Manner
@@ -69,7 +70,7 @@ def test_progress_equals_a_simple_count(
     sizes: list[int], passes: float, events: list[tuple[Any, ...]]
 ) -> None:
     names = [f"t-{number}" for number in range(len(sizes))]
-    standing = Standing(list(zip(names, sizes, strict=True)), passes)
+    standing = RunProgress(list(zip(names, sizes, strict=True)), passes)
     read: dict[str, dict[int, int]] = {}
     done: set[str] = set()
     for event in events:
@@ -101,13 +102,13 @@ def test_progress_equals_a_simple_count(
 
 
 def test_a_partition_whose_tasks_are_over_waits() -> None:
-    standing = Standing([("t-0", 10)], 1.0)
+    standing = RunProgress([("t-0", 10)], 1.0)
     assert standing.heard(Sign("t-0", "a", "write", 5), 1.0)
     assert not standing.heard(Sign("t-0", "b", "write", 1), 1.0)
     assert not standing.heard(Sign("t-0", "a", "write", 6, is_over=True), 2.0)
     assert standing.slowest(2.0).phase == "write"  # type: ignore[union-attr]
     assert not standing.heard(Sign("t-0", "b", "write", 3, is_over=True), 3.0)
-    assert standing.slowest(4.0) == progress.Slowest("t-0", WAITING, 0.9, 3.0)
+    assert standing.slowest(4.0) == Slowest("t-0", WAITING, 0.9, 3.0)
     assert standing.heard(Sign("t-0", "driver", "replace", 0), 5.0)
 
 
@@ -153,8 +154,8 @@ def test_one_long_partition_is_reported_while_it_lasts(capsys: pytest.CaptureFix
     with Reporter("compact", [("t-0", 1000 << 20)], 2.0, clock) as reporter:
         reporter.heard(Sign("t-0", "a", "write", 500 << 20))
         clock.now_s += 31
-        reporter.tell_standing_if_due()
-        reporter.tell_standing_if_due()
+        reporter.report_progress_if_due()
+        reporter.report_progress_if_due()
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
         "keytail: compact: 0 of 1 partitions, 250.0 MiB of 1000.0 MiB, 8.1 MiB/s, 1 min 33 s left; "
@@ -167,13 +168,13 @@ def test_of_two_threads_that_find_a_line_due_one_says_it(monkeypatch: pytest.Mon
 
     def say(text: str, *_: object, **facts: object) -> None:
         said.append(text)
-        reporter.tell_standing_if_due()  # like another thread, before this one has written its line
+        reporter.report_progress_if_due()  # like another thread, before this one has written its line
 
     with _reporter(3, clock) as reporter:
         monkeypatch.setattr(reporter, "_say", say)
         for _ in range(2):
             clock.now_s += PACE_S + 1
-            reporter.tell_standing_if_due()
+            reporter.report_progress_if_due()
     assert len(said) == 2
 
 
@@ -185,7 +186,7 @@ def test_for_programs_each_line_is_an_object(capsys: pytest.CaptureFixture[str])
         reporter.note("starting Spark")
         reporter.heard(Sign(evil, "a", "map", 50))
         clock.now_s += 60
-        reporter.tell_standing_if_due()
+        reporter.report_progress_if_due()
         reporter.done("t-0", "compacted", 100)
         reporter.done(evil, "corrupt", 100, "what\nit is")
     err = capsys.readouterr().err
@@ -210,7 +211,7 @@ def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
         reporter.note("starting Spark")
         reporter.watch()
         clock.now_s += 100
-        reporter.tell_standing_if_due()
+        reporter.report_progress_if_due()
         reporter.done("t-0", "compacted", 1)
         reporter.done("t-1", "refused", 1, "why")
     assert capsys.readouterr().err == "keytail: [2/2] t-1 refused (1 B, at 1 min 40 s): why\n"

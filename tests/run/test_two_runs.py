@@ -64,9 +64,7 @@ def test_each_run_has_its_own_manner_of_output(capsys: pytest.CaptureFixture[str
         thread.join(60)
 
     before = manner()
-    _side_by_side(
-        lambda: run(Manner(verbose=True, as_json=True), "json"), lambda: run(Manner(quiet=True), "quiet")
-    )
+    _side_by_side(lambda: run(Manner(verbose=True, as_json=True), "json"), lambda: run(Manner(quiet=True), "quiet"))
     lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
     assert lines == ["json itself", "json in a pool", "json in a thread"]
     assert manner() == before

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.text import Text
 
 from keytail.cli.rows import error_console, human_bytes, human_time
+from keytail.cli.run_progress import RunProgress, Slowest
 from keytail.errors import visible
 from keytail.run.watching import HERE, DriverAddress, Sign, Watch
 from keytail.telling import manner, say
@@ -32,80 +32,7 @@ PACE_S = 30.0
 # How often the bytes of a partition are read: mapped, written, proven, and the output proven; found, and emitted.
 READ_IN_A_COMPACTION = 3.5
 READ_IN_AN_EXPORT = 2.0
-# The share done of a partition in progress is limited: how much a task reads is known only roughly.
-_MOST_OF_ONE = 0.99
-# The phase of a partition whose tasks have ended, while others of its job are running.
-WAITING = "waiting for others of its job"
 _BAD = frozenset({"refused", "corrupt", "failed", "damaged", "differs", "fail"})
-
-
-@dataclass
-class InFlight:
-    """A partition in progress, as reported by its tasks."""
-
-    name: str
-    begun_s: float
-    phase: str = ""
-    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt: a fan-out has several
-    open: set[str] = field(default_factory=set)  # attempts
-
-
-@dataclass(frozen=True)
-class Slowest:
-    """The partition in progress that has most left."""
-
-    name: str
-    phase: str
-    share: float
-    seconds: float
-
-
-class Standing:
-    """The progress of a run, by reports of its tasks. `passes`: how often a partition is read. Not thread-safe."""
-
-    def __init__(self, sizes: Sequence[tuple[str, int]], passes: float) -> None:
-        self.partitions = len(sizes)
-        self.size_bytes = sum(size for _, size in sizes)
-        self.ended = 0
-        self.ended_bytes = 0
-        self._sizes = dict(sizes)
-        self._passes = passes
-        self._in_flight: dict[str, InFlight] = {}
-        self._over: set[str] = set()
-
-    def heard(self, sign: Sign, now_s: float) -> bool:
-        """Process a report. Returns whether the partition has entered another phase."""
-        if sign.name in self._over or sign.name not in self._sizes:
-            return False
-        one = self._in_flight.setdefault(sign.name, InFlight(sign.name, now_s))
-        one.read_bytes[sign.attempt] = sign.read_bytes
-        (one.open.discard if sign.is_over else one.open.add)(sign.attempt)
-        phase = sign.phase if one.open else WAITING
-        is_new = bool(phase) and phase != one.phase
-        one.phase = phase or one.phase
-        return is_new and one.phase != WAITING
-
-    def done(self, name: str, size_bytes: int) -> None:
-        self.ended += 1
-        self.ended_bytes += size_bytes
-        self._over.add(name)
-        self._in_flight.pop(name, None)
-
-    @property
-    def done_bytes(self) -> int:
-        """Return the bytes of the logs that are done, including the done share of partitions in progress."""
-        in_flight = sum(self._share(one) * self._sizes[one.name] for one in self._in_flight.values())
-        return min(self.ended_bytes + int(in_flight), max(self.size_bytes, self.ended_bytes))
-
-    def slowest(self, now_s: float) -> Slowest | None:
-        if not self._in_flight:
-            return None
-        one = max(self._in_flight.values(), key=lambda one: (1 - self._share(one)) * self._sizes[one.name])
-        return Slowest(one.name, one.phase, self._share(one), now_s - one.begun_s)
-
-    def _share(self, one: InFlight) -> float:
-        expected = self._sizes[one.name] * self._passes
-        return min(sum(one.read_bytes.values()) / expected, _MOST_OF_ONE) if expected else 0.0
 
 
 class Reporter:
@@ -122,7 +49,7 @@ class Reporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.verb = verb
-        self._standing = Standing(sizes, passes)
+        self._progress = RunProgress(sizes, passes)
         self._clock = clock
         self._start_s = self._last_line_s = clock()
         self._lock = threading.RLock()
@@ -154,7 +81,7 @@ class Reporter:
         with contextlib.suppress(OSError):  # no port is available: ended partitions are reported nevertheless
             self._held.enter_context(Watch(driver, self.heard))
         if self._is_live:
-            self._bar = _Live(self._description(), self._standing.size_bytes)
+            self._bar = _Live(self._description(), self._progress.size_bytes)
             self._bar.start()
         threading.Thread(target=inheriting(self._go_on), name="progress", daemon=True).start()
 
@@ -166,7 +93,7 @@ class Reporter:
         """Process a report of a task."""
         with self._lock:
             now_s = self._clock()
-            is_new = self._standing.heard(sign, now_s)
+            is_new = self._progress.heard(sign, now_s)
         if is_new:
             took = human_time(now_s - self._start_s)
             text = f"keytail: {sign.name}: {sign.phase} (at {took})"
@@ -180,14 +107,14 @@ class Reporter:
         """Record that a partition has ended, with `status`."""
         with self._lock:
             now_s = self._clock()
-            standing = self._standing
-            long = (one := standing.slowest(now_s)) is not None and one.name == name and one.seconds > LONG_S
-            standing.done(name, size_bytes)
+            progress = self._progress
+            long = (one := progress.slowest(now_s)) is not None and one.name == name and one.seconds > LONG_S
+            progress.done(name, size_bytes)
             self._show()
-            counted, seconds = f"[{standing.ended}/{standing.partitions}]", now_s - self._start_s
+            counted, seconds = f"[{progress.ended}/{progress.partitions}]", now_s - self._start_s
         is_bad = status in _BAD
         has_line = is_bad or manner().verbose or (
-            not self._is_live and (long or standing.partitions <= EACH_HAS_A_LINE)
+            not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip
         if has_line:
             tail = f": {detail}" if detail else ""
@@ -197,27 +124,27 @@ class Reporter:
                 event="partition", partition=name, status=status, bytes=size_bytes, seconds=round(seconds, 1),
             )  # fmt: skip
         else:
-            self.tell_standing_if_due()
+            self.report_progress_if_due()
 
-    def tell_standing_if_due(self) -> None:
+    def report_progress_if_due(self) -> None:
         """Report the progress of the run, if nothing was printed for PACE_S."""
         with self._lock:
             now_s = self._clock()
             if self._is_live or now_s - self._last_line_s < PACE_S:
                 return
             self._last_line_s = now_s  # the first thread that finds it due prints it
-            standing, slowest = self._standing, self._standing.slowest(now_s)
-            done_bytes, seconds = standing.done_bytes, now_s - self._start_s
+            progress, slowest = self._progress, self._progress.slowest(now_s)
+            done_bytes, seconds = progress.done_bytes, now_s - self._start_s
         rate = done_bytes / seconds if seconds else 0.0
-        left_s = (standing.size_bytes - done_bytes) / rate if rate and standing.size_bytes else None
-        text = f"{self.verb}: {standing.ended:,} of {standing.partitions:,} partitions"
-        if standing.size_bytes:
-            text += f", {human_bytes(done_bytes)} of {human_bytes(standing.size_bytes)}, {human_bytes(int(rate))}/s"
+        left_s = (progress.size_bytes - done_bytes) / rate if rate and progress.size_bytes else None
+        text = f"{self.verb}: {progress.ended:,} of {progress.partitions:,} partitions"
+        if progress.size_bytes:
+            text += f", {human_bytes(done_bytes)} of {human_bytes(progress.size_bytes)}, {human_bytes(int(rate))}/s"
         text += f", {human_time(left_s)} left" if left_s is not None else ""
         self._say(
             f"keytail: {text}{f'; {_of(slowest)}' if slowest else ''} (at {human_time(seconds)})",
-            event="progress", verb=self.verb, partitions_done=standing.ended, partitions=standing.partitions,
-            bytes_done=done_bytes, bytes=standing.size_bytes, bytes_per_s=int(rate),
+            event="progress", verb=self.verb, partitions_done=progress.ended, partitions=progress.partitions,
+            bytes_done=done_bytes, bytes=progress.size_bytes, bytes_per_s=int(rate),
             seconds_left=None if left_s is None else round(left_s),
             slowest=None if slowest is None else slowest.name, phase=None if slowest is None else slowest.phase,
         )  # fmt: skip
@@ -236,15 +163,15 @@ class Reporter:
         while not self._over.wait(0.5):
             with self._lock:
                 self._show()
-            self.tell_standing_if_due()
+            self.report_progress_if_due()
 
     def _show(self) -> None:
         if self._bar is not None:
-            slowest = self._standing.slowest(self._clock())
-            self._bar.show(self._description(), self._standing.done_bytes, _of(slowest) if slowest else "")
+            slowest = self._progress.slowest(self._clock())
+            self._bar.show(self._description(), self._progress.done_bytes, _of(slowest) if slowest else "")
 
     def _description(self) -> str:
-        return f"{self.verb} {self._standing.ended:,}/{self._standing.partitions:,}"
+        return f"{self.verb} {self._progress.ended:,}/{self._progress.partitions:,}"
 
 
 def _of(slowest: Slowest) -> str:
