@@ -64,7 +64,8 @@ RESULTS, SECONDS, CHECKED = (PLACE / name for name in ("results.jsonl", "seconds
 
 CORE = {
     "survivors": (
-        "compact/survivors.py", "compact/offset_map.py", "compact/reading.py", "log/key_scan.py", "log/transactions.py",
+        "compact/first_pass/survivors.py", "compact/first_pass/offset_map.py", "compact/first_pass/reading.py",
+        "log/key_scan.py", "log/transactions.py",
         "kernels/offset_map.py", "kernels/key_scan.py", "kernels/transactions.py",
     ),
     "rewriting": (

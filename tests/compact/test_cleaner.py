@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from keytail.compact import cleaner, reading, rewrite
+from keytail.compact import cleaner, rewrite
 from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.first_pass import reading
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import NO_REMOVAL_LIMIT
 from keytail.errors import CorruptLog, KeytailError, Refused

@@ -20,8 +20,8 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.replicas import replicas_of
 from keytail.cli.selection import Choice, Chosen, choose
 from keytail.cli.stopping import Stopped
+from keytail.compact.first_pass.key_counts import HOTTEST
 from keytail.compact.gate import tell_unhosted
-from keytail.compact.key_counts import HOTTEST
 from keytail.compact.plan import Rules
 from keytail.compact.planning import (
     Planned,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
+from keytail.compact.first_pass.key_counts import KeyCounts
 from keytail.compact.keeper import Keeper
-from keytail.compact.key_counts import KeyCounts
 from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
 from keytail.errors import KeytailError
 from keytail.format import names

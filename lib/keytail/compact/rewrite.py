@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keytail.compact.first_pass.survivors import Survivors
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.rewrite_pieces import BlockInPieces, FoundInPieces
-from keytail.compact.survivors import Survivors
 from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
