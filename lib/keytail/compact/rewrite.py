@@ -157,9 +157,7 @@ class Rewriter:
                     rebuilt, packed = self._rebuild(chunk, rows)
                 self._append(stride, (chunk.first_row, chunk.end_row), rows, rebuilt, packed, number, writer)
 
-    def _decide_rows(
-        self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool
-    ) -> _Rows:
+    def _decide_rows(self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool) -> _Rows:
         """Decide each row as far as possible without opening it; `records` and `batches` precede it in the segment."""
         table, known, facts = stride.table, self._survivors, self._facts
         n, k = len(table), number - known.first_segment
