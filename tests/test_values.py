@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
 from keytail import values
-from keytail.compact.offset_map import OffsetMap
-from keytail.compact.survivors import Survivors
+from keytail.compact.map_phase.offset_map import OffsetMap
+from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.task import SourceCounts
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format.batch import BATCH_TABLE

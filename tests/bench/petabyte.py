@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.compact.bundles import MOST_BUNDLES
-from keytail.compact.offset_map import LOAD_FACTOR, SLOT_BYTES
+from keytail.compact.map_phase.offset_map import LOAD_FACTOR, SLOT_BYTES
 from tests.bench.growth import KAFKA, TASK
 from tests.bench.growth_report import cost_of_bytes
 

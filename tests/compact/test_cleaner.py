@@ -8,8 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from keytail.compact import cleaner, reading, rewrite
+from keytail.compact import cleaner, rewrite
 from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.map_phase import reading
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import NO_REMOVAL_LIMIT
 from keytail.errors import CorruptLog, KeytailError, Refused

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keytail.cli.progress import Reporter
 from keytail.compact import bundles
 from keytail.compact.expectation import MAP_BYTES_A_KEY, PACKED_BYTES, Expected, expect
-from keytail.compact.offset_map import OffsetMap
+from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.plan import Selection
 from keytail.log.partition import SegmentFacts
 from keytail.run import workers

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.compact import cleaner, hottest_keys
-from keytail.compact import offset_map as offset_map_module
+from keytail.compact import cleaner
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.fan_out import keys as fan_out_keys
 from keytail.compact.fan_out.stages import Sizes, fan_out
-from keytail.compact.key_counts import (
+from keytail.compact.map_phase import hottest_keys
+from keytail.compact.map_phase import offset_map as offset_map_module
+from keytail.compact.map_phase.key_counts import (
     HOTTEST,
     MOST_KEY_BYTES,
     Counted,
@@ -33,7 +34,7 @@ from keytail.compact.key_counts import (
     merged,
     size_text,
 )
-from keytail.compact.offset_map import SLOT_BYTES, OffsetMap
+from keytail.compact.map_phase.offset_map import SLOT_BYTES, OffsetMap
 from keytail.compact.proof.keys import LEAST_MEMORY_BYTES, most_keys
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.compact.offset_map import SLOT_BYTES, OffsetMap
+from keytail.compact.map_phase.offset_map import SLOT_BYTES, OffsetMap
 from tests.chance import draws
 from tests.reference.offset_map import DictMap
 

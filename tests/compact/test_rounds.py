@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import offset_map, rounds
+from keytail.compact import rounds
 from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.map_phase import offset_map
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.rewrite import Rewriter
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes

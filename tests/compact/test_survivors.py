@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
-from keytail.compact.offset_map import OffsetMap
+from keytail.compact.map_phase.offset_map import OffsetMap
+from keytail.compact.map_phase.survivors import Followers, SurvivorBuilder
 from keytail.compact.plan import segments_between
-from keytail.compact.survivors import Followers, SurvivorBuilder
 from keytail.log.fs import LOCAL
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.stride import SegmentReader

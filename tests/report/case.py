@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from keytail.compact.detail import Detail, Part
-from keytail.compact.key_counts import HOTTEST, KeyCounts, hot_key
+from keytail.compact.map_phase.key_counts import HOTTEST, KeyCounts, hot_key
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.report.facts import Report
 from keytail.report.of_rows import partitions

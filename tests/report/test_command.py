@@ -19,7 +19,7 @@ import typer
 from click.testing import Result
 
 from keytail.cli.stopping import Stopped
-from keytail.compact.key_counts import HOTTEST
+from keytail.compact.map_phase.key_counts import HOTTEST
 from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger import history
 from keytail.ledger.command import PartitionRow, RunRow

@@ -14,7 +14,7 @@ import pytest
 
 from keytail.cli.masking import HIDDEN, masked, masked_arguments, shown
 from keytail.compact.detail import Part
-from keytail.compact.key_counts import HOTTEST, MOST_KEY_BYTES, KeyCounts
+from keytail.compact.map_phase.key_counts import HOTTEST, MOST_KEY_BYTES, KeyCounts
 from keytail.errors import Refused, UsageProblem
 from keytail.report import drawings, keys, sums
 from keytail.report import page as module

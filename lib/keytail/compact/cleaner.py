@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from keytail.compact.handing_on import hand_on, take_over
-from keytail.compact.hottest_keys import count_keys
+from keytail.compact.map_phase.hottest_keys import count_keys
+from keytail.compact.map_phase.reading import PhaseClock, active_producers, read_log, refuse_keyless
+from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
-from keytail.compact.reading import PhaseClock, active_producers, read_log, refuse_keyless
 from keytail.compact.rewrite import Counts, Rewriter
 from keytail.compact.rounds import rewrite_groups
-from keytail.compact.survivors import Survivors
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, HandedOn, Totals, result_of
 from keytail.errors import Refused
 from keytail.format import names

@@ -17,7 +17,7 @@ from keytail.cli.replicas import directories_of, replicas_of
 from keytail.cli.selection import Choice, selected
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
-from keytail.compact.key_counts import HOTTEST
+from keytail.compact.map_phase.key_counts import HOTTEST
 from keytail.compact.plan import Rules
 from keytail.compact.planning import TaskSettings, check_clock
 from keytail.errors import UsageProblem

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keytail.compact.plan import segments_between
 
 if TYPE_CHECKING:
-    from keytail.compact.key_counts import KeyCounts
+    from keytail.compact.map_phase.key_counts import KeyCounts
     from keytail.compact.plan import Selection
     from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
     from keytail.config.compaction import CompactionConfig

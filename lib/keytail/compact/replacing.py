@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
-from keytail.compact.key_counts import KeyCounts
+from keytail.compact.map_phase.key_counts import KeyCounts
 from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
 from keytail.errors import REPORT_IT, KeytailError
 from keytail.format import names

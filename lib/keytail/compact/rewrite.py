@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.rewrite_pieces import BlockInPieces, FoundInPieces
-from keytail.compact.survivors import Survivors
 from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
@@ -157,9 +157,7 @@ class Rewriter:
                     rebuilt, packed = self._rebuild(chunk, rows)
                 self._append(stride, (chunk.first_row, chunk.end_row), rows, rebuilt, packed, number, writer)
 
-    def _decide_rows(
-        self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool
-    ) -> _Rows:
+    def _decide_rows(self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool) -> _Rows:
         """Decide each row as far as possible without opening it; `records` and `batches` precede it in the segment."""
         table, known, facts = stride.table, self._survivors, self._facts
         n, k = len(table), number - known.first_segment

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from keytail.compact.key_counts import KeyCounts
+from keytail.compact.map_phase.key_counts import KeyCounts
 from keytail.compact.out_of_place.output_record import PlacedFile, SeenFile
 from keytail.compact.out_of_place.output_tree import writable
 from keytail.config.compaction import CompactionConfig

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.compact.offset_map import OffsetMap
+from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import CONTROL

@@ -167,9 +167,7 @@ def _chunks(
         yield target, table
 
 
-def _compressed(
-    plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of_offset_0: int
-) -> np.ndarray:
+def _compressed(plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of_offset_0: int) -> np.ndarray:
     """Return the batches with compressed blocks, their headers still unwritten, and update their rows.
 
     A batch that only compression makes longer than `max_message_bytes` is left uncompressed (BATCH.md 6).

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from keytail.compact.key_counts import HOTTEST, MOST_COUNTED, HotKey, KeyCounts, key_text, size_text
+from keytail.compact.map_phase.key_counts import HOTTEST, MOST_COUNTED, HotKey, KeyCounts, key_text, size_text
 from keytail.report.facts import Partition, Report
 
 Cell = tuple[str, Any]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from keytail.compact.fan_out.keys import _PROBES, _PUTS, _Run
 from keytail.compact.fan_out.proof import _Table
-from keytail.compact.offset_map import OffsetMap
+from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.errors import KeytailError
 from keytail.kernels import fan_out as kernels
 from keytail.kernels.proof import table as proof_table

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from keytail.compact.fan_out.stages import Sizes, fan_out
-from keytail.compact.offset_map import OffsetMap
+from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.task import CleaningTask
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import LOCAL

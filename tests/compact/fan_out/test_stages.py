@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.compact import reading
 from keytail.compact.cleaner import clean_partition, install, next_round
 from keytail.compact.fan_out import write as fan_out_write
 from keytail.compact.fan_out.slices import bounds, slices_of
 from keytail.compact.fan_out.stages import Sizes, fan_out
+from keytail.compact.map_phase import reading
 from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.compact.fan_out.slices import SliceFacts
-from keytail.compact.key_counts import Counted
-from keytail.compact.offset_map import OffsetMap
-from keytail.compact.survivors import Survivors
+from keytail.compact.map_phase.key_counts import Counted
+from keytail.compact.map_phase.offset_map import OffsetMap
+from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names

@@ -16,7 +16,7 @@ import numpy as np
 from keytail.compact.fan_out.bits import BitsWriter, ShardBits
 from keytail.compact.fan_out.slices import Cell, Settled, SliceFacts
 from keytail.compact.handing_on import take_over
-from keytail.compact.offset_map import COUNT, LOAD_FACTOR, SLOT_BYTES, OffsetMap
+from keytail.compact.map_phase.offset_map import COUNT, LOAD_FACTOR, SLOT_BYTES, OffsetMap
 from keytail.compact.plan import segments_between
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError

@@ -2,7 +2,7 @@
 
 A slice is a byte range of a segment that begins at a batch, about `SLICE_BYTES` long. `survey` reads one and passes on
 its transactional and control batches; `settle` processes those of all slices in the order of the log, as
-compact/reading.py processes strides, and determines the first record of each slice.
+compact/map_phase/reading.py processes strides, and determines the first record of each slice.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from keytail.compact.handing_on import hand_on
+from keytail.compact.map_phase.reading import active_producers, map_position
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
-from keytail.compact.reading import active_producers, map_position
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.format import names

@@ -30,12 +30,12 @@ from keytail.compact.fan_out.slices import (
     survey,
 )
 from keytail.compact.fan_out.write import Measured, Written, measure, parts_of, ranges_of, write
-from keytail.compact.hottest_keys import HotPart, by_place, read_hottest, told
-from keytail.compact.key_counts import KeyCounts, merged
+from keytail.compact.map_phase.hottest_keys import HotPart, by_place, read_hottest, told
+from keytail.compact.map_phase.key_counts import KeyCounts, merged
+from keytail.compact.map_phase.reading import PhaseClock, contradicting, refuse_keyless
 from keytail.compact.plan import segments_between
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import refuse_unjustified
-from keytail.compact.reading import PhaseClock, contradicting, refuse_keyless
 from keytail.compact.rounds import source_bytes
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, Totals, result_of
 from keytail.errors import CorruptLog

@@ -15,8 +15,8 @@ from itertools import groupby
 
 import numpy as np
 
-from keytail.compact.key_counts import Counted, HotKey, KeyCounts, hot_key
-from keytail.compact.survivors import Survivors
+from keytail.compact.map_phase.key_counts import Counted, HotKey, KeyCounts, hot_key
+from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.format import names

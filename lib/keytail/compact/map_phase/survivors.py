@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keytail.compact.offset_map import OffsetMap
+from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keytail.compact.key_counts import Counted
+from keytail.compact.map_phase.key_counts import Counted
 from keytail.kernels import offset_map as kernels
 from keytail.kernels.memory import zeros
 

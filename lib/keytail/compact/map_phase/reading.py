@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from keytail.compact.offset_map import OffsetMap
+from keytail.compact.map_phase.offset_map import OffsetMap
+from keytail.compact.map_phase.survivors import Followers, SurvivorBuilder, Survivors
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.keys import most_keys
-from keytail.compact.survivors import Followers, SurvivorBuilder, Survivors
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
