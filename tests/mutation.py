@@ -65,7 +65,8 @@ RESULTS, SECONDS, CHECKED = (PLACE / name for name in ("results.jsonl", "seconds
 CORE = {
     "survivors": (
         "compact/map_phase/survivors.py", "compact/map_phase/offset_map.py", "compact/map_phase/reading.py",
-        "log/records/key_scan.py", "log/transactions.py", "kernels/offset_map.py", "kernels/key_scan.py", "kernels/transactions.py",
+        "log/records/key_scan.py", "log/transactions.py", "kernels/offset_map.py", "kernels/key_scan.py",
+        "kernels/transactions.py",
     ),
     "rewriting": (
         "compact/plan.py", "compact/producers.py", "compact/rewrite.py", "compact/rewrite_pieces.py",
