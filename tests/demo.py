@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def demo(folder: Path, master: str) -> int:
-    say("1. A log dir that a real Kafka 4.3.1 broker wrote and closed")
+    print_message("1. A log dir that a real Kafka 4.3.1 broker wrote and closed")
     log_dir = unpack(folder)
     properties = log_dir.parent / "server.properties"
     logs = list(log_dir.glob("*-*/*.log"))
@@ -43,12 +43,12 @@ def demo(folder: Path, master: str) -> int:
     print("The topics' own settings are taken from the metadata log among them, so no topic needs to be named.")
     choice = ["--log-dirs", str(log_dir), "--config", str(properties)]
 
-    say("2. keytail plan: what is due, and what is not")
+    print_message("2. keytail plan: what is due, and what is not")
     planned = run("plan", [*choice, "--force"])
     if planned.returncode not in (0, 3):
         return planned.returncode
 
-    say("3. keytail compact --execute: on Spark in this process's machine")
+    print_message("3. keytail compact --execute: on Spark in this process's machine")
     started_s = time.monotonic()
     flags = ["--force", "--execute", "--master", master, "--output", "json"]
     compacted = run("compact", [*choice, *flags], capture=True)
@@ -57,26 +57,26 @@ def demo(folder: Path, master: str) -> int:
         return compacted.returncode
     rows = json.loads(compacted.stdout)
 
-    say("4. keytail verify: every checksum, every order, every index entry")
+    print_message("4. keytail verify: every checksum, every order, every index entry")
     verified = run("verify", choice)
 
     summary(rows, seconds, verified.returncode)
     return verified.returncode
 
 
-def say(title: str) -> None:
+def print_message(title: str) -> None:
     print(f"\n=== {title}", flush=True)
 
 
-def run(verb: str, arguments: list[str], *, capture: bool = False) -> subprocess.CompletedProcess[str]:
-    print(f"$ keytail {verb} {shlex.join(arguments)}", flush=True)
+def run(command: str, arguments: list[str], *, capture: bool = False) -> subprocess.CompletedProcess[str]:
+    print(f"$ keytail {command} {shlex.join(arguments)}", flush=True)
     return subprocess.run(
-        [str(KEYTAIL), verb, *arguments], stdout=subprocess.PIPE if capture else None, text=True, check=False
+        [str(KEYTAIL), command, *arguments], stdout=subprocess.PIPE if capture else None, text=True, check=False
     )
 
 
 def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
-    say("What came of it")
+    print_message("What came of it")
     by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_topic[row["topic"]].append(row)

@@ -140,9 +140,9 @@ class GrowingLog:
         if not commit:
             stable = min([marker + 1, *self._open.values()])
             self._segments[-1].txn_index += Aborted(producer, first, marker, stable).encode()
-        for one in self._appended:
-            if one.producer == producer:
-                one.producer, one.aborted = None, not commit
+        for item in self._appended:
+            if item.producer == producer:
+                item.producer, item.aborted = None, not commit
 
     def settle(self) -> None:
         """End all transactions."""
@@ -209,9 +209,9 @@ class GrowingLog:
     def latest(self, end: int | None = None) -> dict[bytes, tuple[Rec, int | None]]:
         """Return the latest committed record and its leader epoch by key, below offset `end`; without deleted keys."""
         found: dict[bytes, tuple[Rec, int | None]] = {}
-        for one in self._appended:
-            inside = self.start <= one.record.offset < (self.stable if end is None else end)
-            if inside and not one.aborted and one.producer is None:
-                assert one.record.key is not None
-                found[one.record.key] = (one.record, one.epoch)
+        for item in self._appended:
+            inside = self.start <= item.record.offset < (self.stable if end is None else end)
+            if inside and not item.aborted and item.producer is None:
+                assert item.record.key is not None
+                found[item.record.key] = (item.record, item.epoch)
         return {key: pair for key, pair in found.items() if pair[0].value is not None}

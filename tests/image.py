@@ -29,7 +29,7 @@ def given(paths: list[str]) -> list[str]:
         above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         if rule.startswith("**/"):
             return any(fnmatch(part, rule[3:]) for part in parts)
-        return any(fnmatch(one, rule) and one.count("/") == rule.count("/") for one in above)
+        return any(fnmatch(item, rule) and item.count("/") == rule.count("/") for item in above)
 
     def is_given(path: str) -> bool:
         says = [rule for rule in rules if matches(path, rule.removeprefix("!"))]

@@ -247,7 +247,7 @@ def tests_for(module: str, seconds: dict[str, float], caught: dict[str, int]) ->
     far: list[str] = []
     for name in sorted((name for name in seconds if place in _distances(ROOT / name)), key=order):
         for files, limit_s in ((near, NEAR_S), (far, FAR_S)):
-            if not files or sum(seconds[one] for one in files) + seconds[name] <= limit_s:
+            if not files or sum(seconds[file] for file in files) + seconds[name] <= limit_s:
                 files.append(name)
                 break
     return near, far
@@ -478,16 +478,16 @@ def table(mutants: Sequence[Mutant]) -> None:
     totals = [0] * (len(columns) + 1)
     for module, part in modules().items():
         found = of_module[module]
-        numbers = [len(found), *(sum(one["outcome"] == outcome for one in found) for outcome in columns)]
+        numbers = [len(found), *(sum(item["outcome"] == outcome for item in found) for outcome in columns)]
         totals = [a + b for a, b in zip(totals, numbers, strict=True)]
         if found:
             print(f"| {part} | `{module}` | {' | '.join(map(str, numbers))} |")
     print(f"| all | | {' | '.join(map(str, totals))} |")
     for outcome in ("survived", "unclear"):
         for found in of_module.values():
-            for one in found:
-                if one["outcome"] == outcome:
-                    print(f"\n{outcome}: {one['key']}\n{one['diff']}")
+            for item in found:
+                if item["outcome"] == outcome:
+                    print(f"\n{outcome}: {item['key']}\n{item['diff']}")
 
 
 def main() -> int:

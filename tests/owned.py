@@ -38,20 +38,20 @@ def private_directory(path: Path) -> Path:
 
 def give(path: Path, uid: int, mode: int = 0o750) -> None:
     """Give a tree the owner and modes that a broker of that user leaves; directories have `mode`."""
-    for one in [path, *path.rglob("*")]:
-        os.chown(one, uid, uid, follow_symlinks=False)
-        if not one.is_symlink():
-            os.chmod(one, mode if one.is_dir() else mode & 0o666)
+    for item in [path, *path.rglob("*")]:
+        os.chown(item, uid, uid, follow_symlinks=False)
+        if not item.is_symlink():
+            os.chmod(item, mode if item.is_dir() else mode & 0o666)
 
 
 def foreign(path: Path, uid: int) -> list[str]:
     """Return the paths that belong to any other user or group."""
-    return [str(one) for one in [path, *path.rglob("*")] if (one.lstat().st_uid, one.lstat().st_gid) != (uid, uid)]
+    return [str(item) for item in [path, *path.rglob("*")] if (item.lstat().st_uid, item.lstat().st_gid) != (uid, uid)]
 
 
-def keytail(verb: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def keytail(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a separate process."""
-    command = [sys.executable, "-m", "keytail.main.main", verb, *map(str, arguments)]
+    command = [sys.executable, "-m", "keytail.main.main", name, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 

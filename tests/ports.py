@@ -24,10 +24,10 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
         lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR)
-        with contextlib.suppress(OSError), socket.socket() as one:
+        with contextlib.suppress(OSError), socket.socket() as item:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-            one.bind(("127.0.0.1", port))
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            item.bind(("127.0.0.1", port))
             found.append(port)
             _held.append(lock)
             continue

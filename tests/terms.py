@@ -32,6 +32,8 @@ TEXT = {
     "mends": "repairs",
     "oddities": "quirks; of a message: warnings",
     "oddity": "quirk; of a message: warning",
+    "stride": "chunk",
+    "strides": "chunks",
     "told": "reported",
     "twin": "reference model",
     "twins": "reference models",
@@ -41,6 +43,14 @@ TEXT = {
 # Parts of identifiers.
 NAMES = {
     "anew": "again, rebuilt",
+    "mend": "repair",
+    "mended": "repaired",
+    "mends": "repairs",
+    "oddities": "quirks, warnings",
+    "oddity": "quirk, warning",
+    "spoken": "printed",
+    "twin": "model",
+    "twins": "models",
 }
 ALLOWED = {
     "tests/terms.py": "the list itself",

@@ -56,7 +56,7 @@ print(json.dumps([*seen, status()]))
 
 
 def test_only_the_thread_that_asks_has_the_callers_rights(private: Path) -> None:
-    told = run(
+    reported = run(
         """
 acting_user.become(user)
 begun, over, found = threading.Event(), threading.Event(), {}
@@ -83,11 +83,11 @@ print(json.dumps(found))
         private,
     )
     nobody = {"main": None, "main meanwhile": None, "other": None, "caller later": None}
-    assert told == {**nobody, "caller": "known to root"}
+    assert reported == {**nobody, "caller": "known to root"}
 
 
 def test_an_error_within_takes_the_callers_rights_away_again(private: Path) -> None:
-    told = run(
+    reported = run(
         """
 acting_user.become(user)
 try:
@@ -98,8 +98,8 @@ except KeyboardInterrupt:
 """,
         private,
     )
-    assert told[0] is None
-    assert ids_of(told[1]) == ids_as(BROKER)
+    assert reported[0] is None
+    assert ids_of(reported[1]) == ids_as(BROKER)
 
 
 def test_modules_load_from_where_only_root_reads(private: Path) -> None:
@@ -108,7 +108,7 @@ def test_modules_load_from_where_only_root_reads(private: Path) -> None:
     (package / "__init__.py").write_text("")
     for name in ("one", "two", "three"):
         (package / f"{name}.py").write_text(f"name = {name!r}")
-    told = run(
+    reported = run(
         """
 sys.path.append(str(private))
 acting_user.become(user)
@@ -119,11 +119,11 @@ print(json.dumps([lazily.one.name, two.name, three.name, can_read()]))
 """,
         private,
     )
-    assert told == ["one", "two", "three", None]
+    assert reported == ["one", "two", "three", None]
 
 
 def test_the_signal_at_the_parents_death_stays_armed(private: Path) -> None:
-    told = run(
+    reported = run(
         """
 libc = ctypes.CDLL(None)
 def armed():
@@ -142,12 +142,12 @@ print(json.dumps([*found, armed(), int(signal.SIGUSR1)]))
 """,
         private,
     )
-    assert len(set(told)) == 1
-    assert told[0] != 0
+    assert len(set(reported)) == 1
+    assert reported[0] != 0
 
 
 def test_a_program_that_is_started_is_the_callers(private: Path) -> None:
-    told = run(
+    reported = run(
         """
 acting_user.become(user)
 def ids(popen):
@@ -157,9 +157,9 @@ print(json.dumps([ids(acting_user.popen_as_caller), status()]))
 """,
         private,
     )
-    assert ids_of(told[0])["Uid"] == [0, 0, 0, 0]
-    assert BROKER not in ids_of(told[0])["Groups"]
-    assert ids_of(told[1]) == ids_as(BROKER)
+    assert ids_of(reported[0])["Uid"] == [0, 0, 0, 0]
+    assert BROKER not in ids_of(reported[0])["Groups"]
+    assert ids_of(reported[1]) == ids_as(BROKER)
 
 
 @pytest.mark.long
@@ -175,12 +175,12 @@ print(json.dumps([hits, sum(sum(one.stats.cache_misses.values()) for one in jit.
 """
     hits, misses = run(script, private)
     assert hits == 0 < misses
-    assert {one.stat().st_uid for one in (private / "cache").rglob("*")} == {0}
+    assert {item.stat().st_uid for item in (private / "cache").rglob("*")} == {0}
     assert run(script, private) == [misses, 0]
 
 
 def test_a_user_that_cannot_be_become_leaves_the_ids_as_they_were(private: Path) -> None:
-    told = run(
+    reported = run(
         """
 before = status()
 try:
@@ -190,5 +190,5 @@ except OSError:
 """,
         private,
     )
-    assert ids_of(told[0]) == ids_of(told[1])
-    assert told[2] is False
+    assert ids_of(reported[0]) == ids_of(reported[1])
+    assert reported[2] is False

@@ -30,6 +30,6 @@ def test_two_units_say_it(ms: int, text: str) -> None:
 @given(st.integers(0, 2**63 - 1))
 def test_what_is_said_is_at_most_a_smaller_unit_off(ms: int) -> None:
     words = duration_text(ms).replace(",", "").split()
-    said = sum(int(count) * _MS[unit] for count, unit in zip(words[::2], words[1::2], strict=True))
-    assert 0 <= ms - said
-    assert ms - said < max(1, ms // 2) or ms == said
+    message = sum(int(count) * _MS[unit] for count, unit in zip(words[::2], words[1::2], strict=True))
+    assert 0 <= ms - message
+    assert ms - message < max(1, ms // 2) or ms == message

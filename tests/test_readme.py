@@ -26,29 +26,29 @@ NOT_OURS |= {"--bootstrap-server", "--describe", "--entity-type", "--zookeeper"}
 MISTYPED = {"--log-dir"}  # intentionally, in troubleshoot.md
 
 
-def _flags(verb: str) -> set[str]:
-    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+def _flags(command_name: str) -> set[str]:
+    command = typer.main.get_command(app).commands[command_name]  # type: ignore[attr-defined]
     return {name for parameter in command.params for name in parameter.opts}
 
 
 def test_every_flag_is_one_of_the_commands() -> None:
-    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    known = set().union(*map(_flags, verbs)) | {"--help", "--install-completion"}
-    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TOLD))
-    assert len(told) > 40
-    assert MISTYPED <= told
-    assert told - NOT_OURS - MISTYPED <= known
+    known_commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    known = set().union(*map(_flags, known_commands)) | {"--help", "--install-completion"}
+    reported = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TOLD))
+    assert len(reported) > 40
+    assert MISTYPED <= reported
+    assert reported - NOT_OURS - MISTYPED <= known
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_every_command_is_in_the_readmes_table(verb: str) -> None:
+@pytest.mark.parametrize("command_name", COMMANDS)
+def test_every_command_is_in_the_readmes_table(command_name: str) -> None:
     table = README[README.index("| Command |") :]
-    assert f"`{verb}`" in table[: table.index("\n\n")]
+    assert f"`{command_name}`" in table[: table.index("\n\n")]
 
 
-@pytest.mark.parametrize("verb", ["plan", "compact", "verify", "lookup", "rebuild-index", "describe", "expire"])
-def test_every_command_is_there(verb: str) -> None:
-    assert f"keytail {verb} --config" in TOLD
+@pytest.mark.parametrize("command_name", ["plan", "compact", "verify", "lookup", "rebuild-index", "describe", "expire"])
+def test_every_command_is_there(command_name: str) -> None:
+    assert f"keytail {command_name} --config" in TOLD
 
 
 @pytest.mark.parametrize("status", ["would-compact", "compacted", "clean", "skipped", "refused", "corrupt", "failed"])

@@ -83,9 +83,9 @@ def test_the_images_wheel_is_this_one(built: Built, tmp_path: Path) -> None:
     _as_in_the_image(tmp_path, "pip wheel", KEYTAIL=str(tmp_path / "src"))
     [wheel] = tmp_path.glob("wheel/*")
     assert wheel.name == built.wheel.name
-    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(built.wheel) as other:
-        assert sorted(one.namelist()) == sorted(other.namelist())
-        assert all(one.read(name) == other.read(name) for name in one.namelist())
+    with zipfile.ZipFile(wheel) as item, zipfile.ZipFile(built.wheel) as other:
+        assert sorted(item.namelist()) == sorted(other.namelist())
+        assert all(item.read(name) == other.read(name) for name in item.namelist())
 
 
 @pytest.mark.long

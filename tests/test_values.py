@@ -58,10 +58,10 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 
 @given(of_numpy.arrays(of_numpy.scalar_dtypes(), of_numpy.array_shapes(min_dims=0, min_side=0)))
 def test_arrays_come_back_as_they_were(array: np.ndarray) -> None:
-    for one in (array, array.T):
-        again = from_bytes(to_bytes(one))
-        assert (again.dtype, again.shape) == (one.dtype, one.shape)
-        assert again.tobytes() == one.tobytes()
+    for item in (array, array.T):
+        again = from_bytes(to_bytes(item))
+        assert (again.dtype, again.shape) == (item.dtype, item.shape)
+        assert again.tobytes() == item.tobytes()
         assert again.flags.writeable and again.flags.aligned
 
 

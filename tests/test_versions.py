@@ -30,7 +30,7 @@ def test_all_that_is_installed_for_these_tests_is_pinned() -> None:
     """Includes indirect dependencies: unpinned ones could be installed in another version tomorrow."""
     pinned = {_as_pip_does(name): version for name, version in PINNED.items()}
     ours = {"keytail", "pip", "setuptools", "wheel"}
-    installed = {_as_pip_does(one.name): one.version for one in metadata.distributions()}
+    installed = {_as_pip_does(item.name): item.version for item in metadata.distributions()}
     assert {name: version for name, version in installed.items() if name not in ours} == {
         name: version for name, version in pinned.items() if name in installed
     }

@@ -96,11 +96,11 @@ class _Writer:
         if kind in _PLAIN:
             return value
         if kind is list:
-            return [self.encoded(one) for one in value]
+            return [self.encoded(item) for item in value]
         if kind.__name__ in _CONTAINERS and kind is _CONTAINERS[kind.__name__]:
-            return {kind.__name__: [self.encoded(one) for one in value]}
+            return {kind.__name__: [self.encoded(item) for item in value]}
         if kind.__name__ in _MAPPINGS and kind is _MAPPINGS[kind.__name__]:
-            return {kind.__name__: [[self.encoded(key), self.encoded(one)] for key, one in value.items()]}
+            return {kind.__name__: [[self.encoded(key), self.encoded(item)] for key, item in value.items()]}
         if kind in (bytes, bytearray):
             return {kind.__name__: self._part(np.frombuffer(value, np.uint8))}
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
@@ -131,16 +131,16 @@ class _Reader:
 
     def decoded(self, value: Any) -> Any:
         if type(value) is list:
-            return [self.decoded(one) for one in value]
+            return [self.decoded(item) for item in value]
         if type(value) is not dict:
             return value
         if "of" in value:
-            return _made(*self._classes[value["of"]], [self.decoded(one) for one in value["is"]])
+            return _made(*self._classes[value["of"]], [self.decoded(item) for item in value["is"]])
         [(kind, content)] = value.items()
         if kind in _CONTAINERS:
             return _CONTAINERS[kind](map(self.decoded, content))
         if kind in _MAPPINGS:
-            return _MAPPINGS[kind]({self.decoded(key): self.decoded(one) for key, one in content})
+            return _MAPPINGS[kind]({self.decoded(key): self.decoded(item) for key, item in content})
         if kind in ("bytes", "bytearray"):
             return (bytes if kind == "bytes" else bytearray)(self._part(content))
         if kind not in ("array", "scalar"):
@@ -212,8 +212,8 @@ def _tuples(descr: Any) -> Any:
     """Convert lists to tuples where the description of a dtype has tuples, which JSON does not have."""
     if isinstance(descr, str):
         return descr
-    return [tuple(_tuples(part) if isinstance(part, list) and at == 1 else _shape(part) for at, part in enumerate(one))
-            for one in descr]  # fmt: skip
+    return [tuple(_tuples(part) if isinstance(part, list) and at == 1 else _shape(part) for at, part in enumerate(item))
+            for item in descr]  # fmt: skip
 
 
 def _shape(part: Any) -> Any:

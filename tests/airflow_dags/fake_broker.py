@@ -32,8 +32,8 @@ def noted(event: str) -> None:
         events.write(f"{name} {event}\n")
 
 
-def keytail(verb: str) -> int:
-    if verb == "doctor":
+def keytail(command: str) -> int:
+    if command == "doctor":
         now = state()
         path = f"/logs/{name}"
         rows = [
@@ -42,16 +42,18 @@ def keytail(verb: str) -> int:
         ]
         print(json.dumps(rows))
         return 0
-    if verb == "compact" and "--execute" not in words:
+    if command == "compact" and "--execute" not in words:
         print(json.dumps([{"topic": "t", "partition": 0, "status": "would-compact", "error": ""}]))
         return 0
-    noted(verb)
-    assert not state()["running"], f"{verb} beside a running broker"
-    said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{"topic": "t", "partition": 0, "status": "sound", "error": ""}]})
-    if said == "dies":
+    noted(command)
+    assert not state()["running"], f"{command} beside a running broker"
+    message = BEHAVIOUR.get(
+        command, {"status": 0, "rows": [{"topic": "t", "partition": 0, "status": "sound", "error": ""}]}
+    )
+    if message == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    print(json.dumps(said["rows"]))
-    return int(said["status"])
+    print(json.dumps(message["rows"]))
+    return int(message["status"])
 
 
 def main() -> int:

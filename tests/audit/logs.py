@@ -43,7 +43,7 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
     keys = [b"k%d" % n for n in range(rng.choice([3, 12, 60]))] + [b""]
     offset = rng.choice([0, 0, 2**33])
     segments, parts, entries = [], [], []
-    begun: dict[int, int] = {}
+    started: dict[int, int] = {}
     sequences: dict[int, int] = {}
     base, epoch = offset, 0
     count = rng.randint(2, 6)
@@ -69,22 +69,22 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
                 if rng.random() < 0.2:
                     fields |= {"timestamp_type": 1, "max_timestamp": NOW - 10**5}
                 parts.append(encode_batch(records, **fields))
-            elif kind < 0.85 or pid not in begun:
-                begun.setdefault(pid, offset)
+            elif kind < 0.85 or pid not in started:
+                started.setdefault(pid, offset)
                 fields |= {"producer_id": pid, "producer_epoch": 1, "base_sequence": sequences.get(pid, 2**31 - 3)}
                 sequences[pid] = (fields["base_sequence"] + len(records)) % 2**31
                 parts.append(encode_batch(records, **fields, transactional=True))
             else:
-                commit, first = rng.random() < 0.5, begun.pop(pid)
+                commit, first = rng.random() < 0.5, started.pop(pid)
                 if not commit:
-                    entries.append(Aborted(pid, first, offset, min([offset + 1, *begun.values()])))
-                mine = {"producer_id": pid, "producer_epoch": 1, "leader_epoch": epoch}
-                parts.append(encode_marker(offset, NOW - 10**6, commit=commit, **mine))
+                    entries.append(Aborted(pid, first, offset, min([offset + 1, *started.values()])))
+                own = {"producer_id": pid, "producer_epoch": 1, "leader_epoch": epoch}
+                parts.append(encode_marker(offset, NOW - 10**6, commit=commit, **own))
                 records = [Rec(offset, 0, None, None)]
             offset = records[-1].offset + 1
         if number == count - 1:  # nothing remains open below the active segment
-            for pid in list(begun):
-                begun.pop(pid)
+            for pid in list(started):
+                started.pop(pid)
                 parts.append(
                     encode_marker(offset, NOW, commit=True, producer_id=pid, producer_epoch=1, leader_epoch=epoch)
                 )
@@ -258,11 +258,11 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
     if kind == "transactional":
         return not batch.transactional
     if kind == "lost":
-        mine = replicas[number]
-        same = [x for b in mine.batches() if not b.transactional for x in b.records if x.key == record.key]
-        newer = [x for b in mine.batches() for x in b.records if x.key == record.key and x.offset > record.offset]
+        own = replicas[number]
+        same = [x for b in own.batches() if not b.transactional for x in b.records if x.key == record.key]
+        newer = [x for b in own.batches() for x in b.records if x.key == record.key and x.offset > record.offset]
         # A tombstone may be removed with everything that it deletes.
-        left = record.value is not None or any(mine.log_start <= x.offset < record.offset for x in same)
+        left = record.value is not None or any(own.log_start <= x.offset < record.offset for x in same)
         return not batch.transactional and left and not newer and record.key is not None
     return True
 

@@ -53,7 +53,7 @@ def test_equal_replicas_are_alike(run: Run, brokers: list[Path]) -> None:
     assert status == 0
     found = {name: (row["status"], row["records_compared"], len(row["replicas"])) for name, row in rows.items()}
     assert found == {"orders-0": ("alike", 400, 3), "users-0": ("alike", 200, 2), "only-0": ("skipped", None, 0)}
-    assert [one["records"] for one in rows["orders-0"]["replicas"]] == [400] * 3
+    assert [item["records"] for item in rows["orders-0"]["replicas"]] == [400] * 3
     assert rows["orders-0"]["divergences"] == {} == rows["orders-0"]["explained"]
     assert (rows["orders-0"]["first_offset"], rows["orders-0"]["end_offset"]) == (0, 400)
     assert [snapshot(path) for path in brokers] == before, "nothing is created, changed or locked"
@@ -74,10 +74,10 @@ def test_a_difference_is_reported_with_its_offset(run: Run, brokers: list[Path])
     assert (status, row["status"], rows["users-0"]["status"]) == (3, "differs", "alike")
     assert row["divergences"] == {"leader-epoch": 10, "lost": 1}
     assert row["first_divergence"] == 25
-    [lost] = [one for one in row["examples"] if one["kind"] == "lost"]
+    [lost] = [item for item in row["examples"] if item["kind"] == "lost"]
     assert (lost["offset"], lost["lacking"], sorted(lost["records"])) == (25, ["c"], ["a", "b"])
-    epochs = [one for one in row["examples"] if one["kind"] == "leader-epoch"]
-    assert [one["offset"] for one in epochs] == [130, 131]
+    epochs = [item for item in row["examples"] if item["kind"] == "leader-epoch"]
+    assert [item["offset"] for item in epochs] == [130, 131]
     assert {name: record["leader_epoch"] for name, record in epochs[0]["records"].items()} == {"a": 0, "b": 7}
     table = run("audit", *flags(brokers), "--topic", "orders")
     assert table.exit_code == 1

@@ -56,7 +56,7 @@ def test_a_segment_that_a_broker_replaces_or_removes_during_the_run_fails_the_ro
         change()
         for size in (1, 2**40):
             outcomes: list[Outcome[Audit]] = []
-            audit_all(engine, [AuditJob(task, first, size)], lambda job, one, seen=outcomes: seen.append(one), print)
+            audit_all(engine, [AuditJob(task, first, size)], lambda job, item, seen=outcomes: seen.append(item), print)
             assert outcomes[0].problem is not None
             assert "changed since it was planned" in str(outcomes[0].problem)
 

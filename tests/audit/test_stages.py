@@ -42,11 +42,11 @@ def test_healthy_replicas_do_not_differ_and_all_missing_records_are_explained(ca
     segments = random_segments(rng)
     replicas = variants(rng, segments, rng.choice([2, 2, 3]))
     task, _ = task_of(replicas, tmp_path)
-    twin = expected(replicas, task)
-    assert not twin.divergences
+    model = expected(replicas, task)
+    assert not model.divergences
     for shards in (1, 3):
         result, _ = found(replicas, tmp_path, shards)
-        assert counts(result) == (dict(twin.divergences), dict(twin.explained), dict(twin.early), twin.common)
+        assert counts(result) == (dict(model.divergences), dict(model.explained), dict(model.early), model.common)
         assert result.gaps == []
 
 
@@ -64,12 +64,12 @@ def test_every_inserted_difference_is_found(kind: str, case: int, tmp_path: Path
     else:
         pytest.fail("nowhere to plant it")
     task, _ = task_of(replicas, tmp_path)
-    twin = expected(replicas, task)
+    model = expected(replicas, task)
     for shards in (1, 4):
         result, _ = found(replicas, tmp_path, shards)
-        planted = [one for one in result.examples if one["kind"] == kind and one["offset"] == offset]
+        planted = [item for item in result.examples if item["kind"] == kind and item["offset"] == offset]
         assert planted, (kind, offset, result.divergences, result.examples)
-        assert counts(result) == (dict(twin.divergences), dict(twin.explained), dict(twin.early), twin.common)
+        assert counts(result) == (dict(model.divergences), dict(model.explained), dict(model.early), model.common)
 
 
 @pytest.mark.parametrize("case", range(draws(15)))
@@ -81,10 +81,10 @@ def test_many_differences_are_counted_as_by_the_model(case: int, tmp_path: Path)
         task, _ = task_of(replicas, tmp_path)
         plant(rng, replicas, rng.choice(PLANTED), task.end_offset)
     task, _ = task_of(replicas, tmp_path)
-    twin = expected(replicas, task)
+    model = expected(replicas, task)
     for shards in (1, 5):
         result, _ = found(replicas, tmp_path, shards)
-        assert counts(result) == (dict(twin.divergences), dict(twin.explained), dict(twin.early), twin.common)
+        assert counts(result) == (dict(model.divergences), dict(model.explained), dict(model.early), model.common)
 
 
 def one_batch(*batches: bytes) -> Replica:
@@ -118,7 +118,7 @@ def test_a_marker_in_one_and_a_record_in_the_other_differ(tmp_path: Path) -> Non
         record = encode_batch([Rec(1, NOW, b"x", b"v")])
         result, _ = found([one_batch(first, marker), one_batch(first, record)], tmp_path, shards)
         assert dict(result.divergences) == {"control": 1}
-        assert [(one["kind"], one["offset"]) for one in result.examples] == [("control", 1)]
+        assert [(item["kind"], item["offset"]) for item in result.examples] == [("control", 1)]
 
 
 def test_unparsable_records_under_a_valid_checksum_are_damage_and_only_their_batch_is_left_out(
@@ -163,9 +163,9 @@ def test_above_the_cleaned_offset_nothing_may_be_missing(tmp_path: Path) -> None
 
 
 def test_a_marker_that_is_unreadable_or_below_a_log_start_is_not_missing(tmp_path: Path) -> None:
-    mine = {"producer_id": 4, "producer_epoch": 0}
-    data = encode_batch([Rec(0, NOW, b"k", b"v")], base_sequence=0, transactional=True, **mine)
-    marker = bytearray(encode_marker(1, NOW, commit=True, **mine))
+    own = {"producer_id": 4, "producer_epoch": 0}
+    data = encode_batch([Rec(0, NOW, b"k", b"v")], base_sequence=0, transactional=True, **own)
+    marker = bytearray(encode_marker(1, NOW, commit=True, **own))
     rest = encode_batch([Rec(2, NOW, b"x", b"v")])
     whole = one_batch(data, bytes(marker), rest)
     without, _ = found([whole, one_batch(data, rest)], tmp_path)

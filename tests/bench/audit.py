@@ -43,16 +43,16 @@ def generate(home: Path, records: int, keys: int) -> None:
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and all its children, including running ones."""
     total, ticks = 0.0, os.sysconf("SC_CLK_TCK")
-    mine = {os.getpid()}
+    own = {os.getpid()}
     for _ in range(4):
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = stat.read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            if int(fields[1]) in mine:
-                mine.add(int(stat.parent.name))
-    for pid in mine:
+            if int(fields[1]) in own:
+                own.add(int(stat.parent.name))
+    for pid in own:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             for _ in range(options.runs + 1):
                 for name, pair in cases:
                     started, cpu = time.perf_counter(), cpu_seconds()
-                    [rows[name]] = story.audit(story.Request(tuple(str(home / one) for one in pair)))
+                    [rows[name]] = story.audit(story.Request(tuple(str(home / item) for item in pair)))
                     figures[name].append((time.perf_counter() - started, cpu_seconds() - cpu))
                     wrong += rows[name].status != "alike"
         finally:
@@ -92,8 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {fact}")
     print(f"{options.records} records a replica, {options.keys} keys, {options.cores} cores")
     for name, seconds in figures.items():
-        records = sum(one["records"] for one in rows[name].replicas)
-        size = sum(one["bytes"] for one in rows[name].replicas)
+        records = sum(replica["records"] for replica in rows[name].replicas)
+        size = sum(replica["bytes"] for replica in rows[name].replicas)
         took, cpu = min(seconds[1:])  # the first one warms up
         explained = ", ".join(f"{count:,} {reason}" for reason, count in rows[name].explained.items())
         print(

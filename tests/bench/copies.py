@@ -36,12 +36,12 @@ def differences(kafka: Path, ours: Path, *, compressed: bool) -> list[str]:
 
     If batches are compressed, equal records and header fields are required instead of equal bytes.
     """
-    theirs, mine = (
+    theirs, own = (
         {path.name for path in directory.iterdir() if path.suffix in COMPARED} for directory in (kafka, ours)
     )
-    found = [f"only Kafka left {name}" for name in sorted(theirs - mine)]
-    found += [f"only keytail left {name}" for name in sorted(mine - theirs)]
-    for name in sorted(theirs & mine):
+    found = [f"only Kafka left {name}" for name in sorted(theirs - own)]
+    found += [f"only keytail left {name}" for name in sorted(own - theirs)]
+    for name in sorted(theirs & own):
         if not compressed and (kafka / name).read_bytes() != (ours / name).read_bytes():
             found.append(f"{name} differs")
         elif compressed and name.endswith(".log") and not _same_records(kafka / name, ours / name):
@@ -49,8 +49,8 @@ def differences(kafka: Path, ours: Path, *, compressed: bool) -> list[str]:
     return found
 
 
-def _same_records(one: Path, other: Path) -> bool:
-    data = one.read_bytes(), other.read_bytes()
+def _same_records(item: Path, other: Path) -> bool:
+    data = item.read_bytes(), other.read_bytes()
     at = [0, 0]
     while at[0] < len(data[0]) and at[1] < len(data[1]):
         batches = []

@@ -106,19 +106,19 @@ def measured(home: Path, cores: int, budget_bytes: int) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def report(one: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
+def report(run: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
     where = ", ".join(f"{name} {value}" for name, value in machine().items() if name in ("cpu", "cores", "system"))
     lines = [
-        f"{one['keys']:,} keys in {one['bytes'] / 1e6:,.0f} MB, {budget_bytes / 2**20:.0f} MiB of map a task; {where}",
+        f"{run['keys']:,} keys in {run['bytes'] / 1e6:,.0f} MB, {budget_bytes / 2**20:.0f} MiB of map a task; {where}",
         f"{'stage':12}{'local[1]':>10}{'local[2]':>10}{'ratio':>8}",
     ]
-    for name in one["phases_s"]:
-        a, b = one["phases_s"][name], two["phases_s"][name]
+    for name in run["phases_s"]:
+        a, b = run["phases_s"][name], two["phases_s"][name]
         lines.append(f"{name:12}{a:9.2f}s{b:9.2f}s{b / a if a else 0:8.2f}")
-    a, b = one["fan_out_s"], two["fan_out_s"]
+    a, b = run["fan_out_s"], two["fan_out_s"]
     lines.append(f"{'all':12}{a:9.2f}s{b:9.2f}s{b / a:8.2f}")
-    lines.append(f"start of the session: {one['start_s']:.1f} s, {two['start_s']:.1f} s")
-    alone = min(one["one_task_s"], two["one_task_s"])
+    lines.append(f"start of the session: {run['start_s']:.1f} s, {two['start_s']:.1f} s")
+    alone = min(run["one_task_s"], two["one_task_s"])
     lines.append(f"one task with room for all keys: {alone:.2f} s; a fan-out on one core: {a / alone:.1f} times that")
     # The parallel share by Amdahl's law from the two; and the number of cores at which both strategies take the same
     # time.
@@ -144,8 +144,8 @@ def main() -> None:
         home = Path(given.keep or run.enter_context(tempfile.TemporaryDirectory(dir=given.dir)))
         home.mkdir(exist_ok=True)
         generate(home, given.records)
-        one, two = (measured(home, cores, given.budget_mib << 20) for cores in (1, 2))
-    print(report(one, two, given.budget_mib << 20))
+        row, two = (measured(home, cores, given.budget_mib << 20) for cores in (1, 2))
+    print(report(row, two, given.budget_mib << 20))
 
 
 if __name__ == "__main__":

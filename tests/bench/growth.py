@@ -54,8 +54,8 @@ class Sizes:
         """Multiply the records, and the keys with them."""
         many = {name: tuple(max(1, int(n * scale)) for n in getattr(self, name))
                 for name in ("records", "keys", "unique_keys")}  # fmt: skip
-        one = {name: max(1, int(getattr(self, name) * scale)) for name in ("fixed_records", "core_records")}
-        return replace(self, **many, **one)
+        item = {name: max(1, int(getattr(self, name) * scale)) for name in ("fixed_records", "core_records")}
+        return replace(self, **many, **item)
 
 
 FULL = Sizes(

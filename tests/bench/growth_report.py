@@ -40,8 +40,8 @@ def page(found: dict[str, Any]) -> str:
     machines = {json.dumps({**c["machine"], "load_at_start": ""}): c["machine"] for c in curves.values()}
     facts = "".join(
         f"<dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(text)}</dd>"
-        for one in machines.values()
-        for name, text in one.items()
+        for item in machines.values()
+        for name, text in item.items()
         if name != "load_at_start"
     )
     return (
@@ -123,7 +123,7 @@ def _draw(name: str, curve: dict[str, Any], x_of: Callable[[Any], float], x_labe
             line = [(x, fixed + slope * x) for x in (0, max(places))]
         chart.line(line, COLOURS[number])
         if name == "unique":
-            _say_rounds(chart, having, side, line)
+            _draw_rounds(chart, having, side, line)
     return chart.svg()
 
 
@@ -132,7 +132,7 @@ def _mark(chart: Chart, points: Sequence[tuple[float, float]], mark: str, colour
         chart.add("path", d=f"M{x:.1f},{y:.1f}{mark}", style=f"fill:{colour}")
 
 
-def _say_rounds(chart: Chart, points: Sequence[dict[str, Any]], side: str, line: list[tuple[float, float]]) -> None:
+def _draw_rounds(chart: Chart, points: Sequence[dict[str, Any]], side: str, line: list[tuple[float, float]]) -> None:
     for point, place in zip(points, line, strict=True):
         rounds = point["sides"][side].get("rounds")
         if rounds and rounds[0] > 1:
@@ -142,9 +142,9 @@ def _say_rounds(chart: Chart, points: Sequence[dict[str, Any]], side: str, line:
 
 def _memory(curve: dict[str, Any]) -> str:
     of_task = [point["sides"][TASK] for point in curve["points"] if "peak_bytes" in point["sides"].get(TASK, {})]
-    keys = [one["records_after"][0] / 1e6 for one in of_task]
+    keys = [item["records_after"][0] / 1e6 for item in of_task]
     peak, before = (
-        [statistics.median(one[name]) / 2**20 for one in of_task] for name in ("peak_bytes", "before_bytes")
+        [statistics.median(item[name]) / 2**20 for item in of_task] for name in ("peak_bytes", "before_bytes")
     )
     across = Axis(0, 1.05 * max(keys), numbers(max(keys), 5), "million keys that survive")
     up = Axis(0, 1.08 * max(peak), numbers(max(peak), 5), "MiB, private")

@@ -58,14 +58,14 @@ def _make_log_dir(path: Path, numbers: range, segments: int) -> None:
     (path / "replication-offset-checkpoint").write_text(text)
 
 
-def measure(log_dirs: list[Path], verb: str, policy: str, output: str, more: list[str]) -> dict[str, float]:
+def measure(log_dirs: list[Path], name: str, policy: str, output: str, more: list[str]) -> dict[str, float]:
     properties = log_dirs[0].parent / "server.properties"
     properties.write_text(f"log.dirs={','.join(map(str, log_dirs))}\n")
     topics = sorted({path.name.rpartition("-")[0] for log_dir in log_dirs for path in log_dir.glob("topic-*")})
     configs = log_dirs[0].parent / "topic-configs"
     configs.write_text("".join(f"{topic}:cleanup.policy={policy}\n" for topic in topics))
-    flags = [*(["--topic-configs", str(configs)] if verb != "verify" else []), "--output", output, *more]
-    command = [str(KEYTAIL), verb, "--config", str(properties), *flags]
+    flags = [*(["--topic-configs", str(configs)] if name != "verify" else []), "--output", output, *more]
+    command = [str(KEYTAIL), name, "--config", str(properties), *flags]
     timed = ["/usr/bin/env", "time", "-f", "%e %U %S %M", *command] if _has_time() else command
     start_s = time.perf_counter()
     with open(log_dirs[0].parent / "rows", "wb") as rows:
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("more", nargs="*")
     given = parser.parse_args()
     log_dirs = sorted(given.home.glob("logs-*")) or make(given.home, given.partitions, given.segments)
-    print(json.dumps(measure(log_dirs, given.verb, given.policy, given.output, given.more)))
+    print(json.dumps(measure(log_dirs, given.name, given.policy, given.output, given.more)))
 
 
 if __name__ == "__main__":

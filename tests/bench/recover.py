@@ -68,9 +68,9 @@ class Shape:
         self.theirs.seconds.append(kafka.bench_recover(copies["kafka"] / PARTITION, bases))
         self.ours.seconds.append(worker.ask("rebuild", copies["ours"])["seconds"])
         self.reading.seconds.append(_seconds_of_reading(copies["ours"] / PARTITION))
-        one, other = ({p.name: p.read_bytes() for p in (copy / PARTITION).iterdir() if p.suffix in INDEXES}
+        item, other = ({p.name: p.read_bytes() for p in (copy / PARTITION).iterdir() if p.suffix in INDEXES}
                       for copy in copies.values())  # fmt: skip
-        self.differences += [name for name in sorted(one | other) if one.get(name) != other.get(name)]
+        self.differences += [name for name in sorted(item | other) if item.get(name) != other.get(name)]
 
     def as_json(self) -> dict[str, Any]:
         return {

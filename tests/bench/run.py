@@ -202,8 +202,8 @@ class Bench:
         self.command.phases.append({"task as its row times it": (row["end_ms"] - row["start_ms"]) / 1000})
 
     def _compare(self, name: str) -> None:
-        theirs, mine = self._partition(self.home / "kafka"), self._partition(self.home / name)
-        found = differences(theirs, mine, compressed=self.shape.codec != "none")
+        theirs, own = self._partition(self.home / "kafka"), self._partition(self.home / name)
+        found = differences(theirs, own, compressed=self.shape.codec != "none")
         self.differences += [f"{name}: {line}" for line in found]
 
 

@@ -20,7 +20,7 @@ from tests.log_dirs import random_records, write_log_dir
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
 FLAGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--output", "json")
-WAYS = {
+STRATEGIES = {
     "without Spark": ("--execute",),
     "--master local[2]": ("--execute", "--master", "local[2]"),
     "dry run": (),
@@ -78,21 +78,21 @@ def main() -> None:
         source = write_log_dir(
             Path(home) / "source", {f"orders-{n}": random_records(n, 2000) for n in range(10)}
         )
-        found: dict[str, list[tuple[float, float, float, float]]] = {way: [] for way in WAYS}
+        found: dict[str, list[tuple[float, float, float, float]]] = {strategy: [] for strategy in STRATEGIES}
         found_short: dict[str, list[tuple[float, float]]] = {name: [] for name in SHORT}
         for number in range(runs + 1):
             for name, arguments in SHORT.items():
                 took = short(source, arguments)
                 if number:
                     found_short[name].append(took)
-            for way, more in WAYS.items():
+            for strategy, more in STRATEGIES.items():
                 figures = turn(source, Path(home) / "work", more)
                 if number:
-                    found[way].append(figures)
+                    found[strategy].append(figures)
     print(f"{'median seconds of ' + str(runs):20}  first line  first result  end  processor")
-    for way, turns in found.items():
+    for strategy, turns in found.items():
         first, result, end, processor = (statistics.median(column) for column in zip(*turns, strict=True))
-        print(f"{way:20}  {first:10.2f}  {result or float('nan'):12.2f}  {end:.2f}  {processor:9.2f}")
+        print(f"{strategy:20}  {first:10.2f}  {result or float('nan'):12.2f}  {end:.2f}  {processor:9.2f}")
     for name, ends in found_short.items():
         end, processor = (statistics.median(column) for column in zip(*ends, strict=True))
         print(f"{name:20}  {'':10}  {'':12}  {end:.2f}  {processor:9.2f}")

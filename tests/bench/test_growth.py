@@ -63,8 +63,8 @@ def _curve(xs: list[int], seconds_of: Any, sides: tuple[str, ...] = (KAFKA, TASK
         }  # fmt: skip
         points.append({"x": x, "records": x, "log_bytes": x * 10**9, "segments": x, "sides": of_sides})
     facts = {"cpu": "<cpu>", "cores": "2", "memory": "1 GiB", "system": "L", "load_at_start": "0.1"}
-    said = {"machine": facts, "load_at_end": "0.2", "date": "2020-01-01 00:00 UTC", "seed": 7, "runs": 3}
-    return {"title": "A & B", "x": "x", "points": points, "command": "python <it>", **said, **more}
+    message = {"machine": facts, "load_at_end": "0.2", "date": "2020-01-01 00:00 UTC", "seed": 7, "runs": 3}
+    return {"title": "A & B", "x": "x", "points": points, "command": "python <it>", **message, **more}
 
 
 def _found() -> dict[str, Any]:

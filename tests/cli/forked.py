@@ -20,7 +20,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from keytail import telling
+from keytail import console
 from keytail.main.main import app, main
 from tests.log_dirs import random_records, write_log_dir
 from tests.no_spark import without_spark
@@ -71,7 +71,7 @@ def _be_the_command_line(words: list[str], streams: Mapping[int, int | str], var
             del os.environ[name]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         logging.getLogger().handlers.clear()  # pytest's
-        telling.speak(telling.Manner())
+        console.set_output_style(console.OutputStyle())
         main(words)
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

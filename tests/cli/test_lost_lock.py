@@ -153,12 +153,12 @@ def test_a_removal_that_had_begun_is_not_called_refused(tmp_path: Path) -> None:
 def test_rebuild_index_installs_nothing(tmp_path: Path) -> None:
     root = tmp_path / "logs"
     rebuild_case.LOG_DIR.make(root)
-    rebuild_case.spoil(root, only_what_a_broker_mends=False)
+    rebuild_case.spoil(root, only_what_a_broker_repairs=False)
     before = rebuild_case.files_of(root)
     fs = Losing(root, first_scratch)
     with hold([str(root)]):
-        told = str(rebuild_case.run(fs, root).told)
-    assert fs.is_lost and LOST in told
+        reported = str(rebuild_case.run(fs, root).reported)
+    assert fs.is_lost and LOST in reported
     assert all(name.endswith(".clean") for _, name in fs.after), "tasks write scratch"
     assert rebuild_case.files_of(root) == before
     rebuild_case.run(LOCAL, root)

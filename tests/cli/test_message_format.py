@@ -72,10 +72,10 @@ def compact(run: Run, logs: Path, *more: str | Path) -> tuple[str, str, str]:
 
 def test_nothing_known_is_refused_and_changes_nothing(run: Run, logs: Path) -> None:
     before = snapshot(logs / "old-0")
-    status, error, said = compact(run, logs)
+    status, error, message = compact(run, logs)
     assert status == "refused"
     assert "--message-format keep" in error and "byte position" in error
-    assert "the message format is unknown (topics: 1)" in said
+    assert "the message format is unknown (topics: 1)" in message
     assert snapshot(logs / "old-0") == before
 
 
@@ -102,9 +102,9 @@ def test_the_magic_is_kept(run: Run, logs: Path, meta: str, more: tuple[str, ...
     assert before == {0, 1, 2}
     planned = run("plan", "--log-dirs", logs, *CONFIG, *more)
     assert "messages of magic 0 and 1 keep their magic (topics: 1)" in planned.stderr
-    status, error, said = compact(run, logs, *more)
+    status, error, message = compact(run, logs, *more)
     assert (status, error) == ("compacted", "")
-    assert "messages of magic 0 and 1 keep their magic (topics: 1)" in said
+    assert "messages of magic 0 and 1 keep their magic (topics: 1)" in message
     assert set(magics(logs)) == before
     left = latest(logs)
     assert {key for key, record in newest.items() if record.value is not None} <= left.keys()
@@ -123,18 +123,18 @@ def test_the_magic_is_kept(run: Run, logs: Path, meta: str, more: tuple[str, ...
 def test_version_2_is_written(run: Run, logs: Path, meta: str, more: tuple[str, ...]) -> None:
     if meta:
         (logs / "meta.properties").write_text(meta)
-    status, error, said = compact(run, logs, *more)
+    status, error, message = compact(run, logs, *more)
     assert (status, error) == ("compacted", "")
-    assert "magic 0 and 1" not in said
+    assert "magic 0 and 1" not in message
     assert set(magics(logs)) == {2}
 
 
 def test_out_of_place_as_in_place(run: Run, logs: Path, tmp_path: Path) -> None:
     (logs / "meta.properties").write_text(ZOOKEEPER)
     before = snapshot(logs / "old-0")
-    status, error, said = compact(run, logs, "--output-dir", tmp_path / "out", "--high-watermark", "log-end")
+    status, error, message = compact(run, logs, "--output-dir", tmp_path / "out", "--high-watermark", "log-end")
     assert (status, error) == ("compacted", "")
-    assert "keep their magic" in said
+    assert "keep their magic" in message
     assert snapshot(logs / "old-0") == before
     assert compact(run, logs)[0] == "compacted"
     contents = [[p.read_bytes() for p in sorted((home / "old-0").glob("*.log"))] for home in (logs, tmp_path / "out")]

@@ -56,30 +56,30 @@ def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def test_no_topic_needs_to_be_named(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    rows, said = plan(run, log_dir)
+    rows, message = plan(run, log_dir)
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     assert rows["users-0"]["error"] == "cleanup.policy is [delete], without compact"
-    assert f"metadata as of offset {log.end_offset - 1}, time {T0 + log.end_offset - 1} ms (2023-11-14" in said
-    assert METADATA in said
+    assert f"metadata as of offset {log.end_offset - 1}, time {T0 + log.end_offset - 1} ms (2023-11-14" in message
+    assert METADATA in message
 
 
 def test_old_metadata_is_reported(run: Run, log_dir: Path, log: MetadataLog) -> None:
     as_of_ms = T0 + log.end_offset - 1
-    _, said = plan(run, log_dir, "--now", str(as_of_ms + 3_600_000))
-    assert "Warning" not in said
-    _, said = plan(run, log_dir, "--now", str(as_of_ms + 2 * 86_400_000))
-    assert "Warning: this is 2 d before this run; settings of topics may have changed since" in said
+    _, message = plan(run, log_dir, "--now", str(as_of_ms + 3_600_000))
+    assert "Warning" not in message
+    _, message = plan(run, log_dir, "--now", str(as_of_ms + 2 * 86_400_000))
+    assert "Warning: this is 2 d before this run; settings of topics may have changed since" in message
 
 
 def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: Run, tmp_path: Path) -> None:
     log_dir = golden.unpack(tmp_path)
     flags = ("--config", tmp_path / "server.properties", "--now", str(golden.manifest()["generated_ms"] + 3_600_000))
-    rows, said = plan(run, log_dir, *flags)
-    assert "metadata as of offset 224, time 1795234673011 ms (2026-11-21 04:17:53 UTC)" in said
+    rows, message = plan(run, log_dir, *flags)
+    assert "metadata as of offset 224, time 1795234673011 ms (2026-11-21 04:17:53 UTC)" in message
     named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
     shutil.rmtree(log_dir / METADATA)
-    without_log, said = plan(run, log_dir, *flags, *golden.topic_config_arguments())
-    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in said
+    without_log, message = plan(run, log_dir, *flags, *golden.topic_config_arguments())
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in message
     assert rows == named == without_log
     assert rows.keys() == {f"{topic}-{number}" for topic, number in golden.partitions()}
     assert {row["status"] for row in rows.values()} == {"would-compact", "clean", "skipped"}
@@ -215,8 +215,8 @@ def test_metadata_older_than_what_brokers_appended_is_not_believed(
     """A cluster that was reverted to ZooKeeper keeps the metadata log of its migration (KAFKA-16463)."""
     as_of_ms = T0 + log.end_offset - 1
     path = append_later(log_dir, "users-0", written_ms=as_of_ms + written, modified_ms=as_of_ms + modified)
-    rows, said = plan(run, log_dir)
-    assert (statuses(rows)["orders-0"], "is not used" in said) == (
+    rows, message = plan(run, log_dir)
+    assert (statuses(rows)["orders-0"], "is not used" in message) == (
         "would-compact" if believed else "refused", not believed
     )  # fmt: skip
     if believed:
@@ -224,25 +224,25 @@ def test_metadata_older_than_what_brokers_appended_is_not_believed(
     assert str(path) in rows["orders-0"]["error"]
     assert "--metadata-is-current" in rows["orders-0"]["error"]
     before = snapshot(log_dir)
-    for verb in ("compact", "expire"):
-        result = run(verb, "--log-dirs", log_dir, "--execute", "--output", "json")
+    for name in ("compact", "expire"):
+        result = run(name, "--log-dirs", log_dir, "--execute", "--output", "json")
         assert set(statuses(rows_of(result)).values()) == {"refused"}
-        result = run(verb, "--log-dirs", log_dir)
+        result = run(name, "--log-dirs", log_dir)
         assert "keytail: the metadata log" in result.stderr
         assert "is not used: its newest record" in result.stderr
     after = snapshot(log_dir)
     after.pop(".lock", None)
     assert after == before
-    rows, said = plan(run, log_dir, "--metadata-is-current")
+    rows, message = plan(run, log_dir, "--metadata-is-current")
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
-    assert "is not used" not in said
+    assert "is not used" not in message
 
 
 def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, log_dir: Path, log: MetadataLog) -> None:
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\n")
-    rows, said = plan(run, log_dir)
+    rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
-    assert f"version=0 in {log_dir}/meta.properties, the broker runs with ZooKeeper" in said
+    assert f"version=0 in {log_dir}/meta.properties, the broker runs with ZooKeeper" in message
     rows, _ = plan(run, log_dir, "--metadata-is-current")
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
@@ -254,9 +254,9 @@ def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
 ) -> None:
     """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it and writes it again."""
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\ndirectory.id=y\n")
-    rows, said = plan(run, log_dir)
+    rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
-    assert "give its server.properties, which contains process.roles, with --config" in said
+    assert "give its server.properties, which contains process.roles, with --config" in message
     config = tmp_path / "server.properties"
     config.write_text("process.roles=broker\nnode.id=1\n")
     rows, _ = plan(run, log_dir, "--config", config)
@@ -272,8 +272,8 @@ def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
 def test_records_of_an_unknown_type_are_warned_of(run: Run, log_dir: Path, log: MetadataLog) -> None:
     assert "Warning: records of type" not in plan(run, log_dir)[1]
     log.append(dull.frame(99, 0, b"\x00")).no_ops(1000)
-    rows, said = plan(run, log_dir)
-    assert "Warning: records of type 99 are ignored, because this release does not know them" in said
+    rows, message = plan(run, log_dir)
+    assert "Warning: records of type 99 are ignored, because this release does not know them" in message
     assert statuses(rows)["orders-0"] == "would-compact"
 
 
@@ -340,16 +340,16 @@ def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
     assert after == before
 
 
-@pytest.mark.parametrize("verb", ["plan", "compact", "expire", "rebuild-index", "describe", "salvage"])
+@pytest.mark.parametrize("command", ["plan", "compact", "expire", "rebuild-index", "describe", "salvage"])
 def test_each_command_reports_which_metadata_it_uses(
-    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path, verb: str
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path, command: str
 ) -> None:
-    more = ("--to", tmp_path / "saved") if verb == "salvage" else ()
-    said = run(verb, "--log-dirs", log_dir, *more).stderr
-    assert f"keytail: metadata as of offset {log.end_offset - 1}" in said
+    more = ("--to", tmp_path / "saved") if command == "salvage" else ()
+    message = run(command, "--log-dirs", log_dir, *more).stderr
+    assert f"keytail: metadata as of offset {log.end_offset - 1}" in message
     shutil.rmtree(log.path)
-    said = run(verb, "--log-dirs", log_dir, *more).stderr
-    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in said
+    message = run(command, "--log-dirs", log_dir, *more).stderr
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in message
 
 
 def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
@@ -386,11 +386,11 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
     (tmp_path / "server.properties").write_text("log.segment.bytes=16384\nbroker.id=1\n")
     if source == "metadata":
         log.append(dull.topic_config("orders", "segment.bytes", "16384")).no_ops(1000)
-    rows, said = plan(run, log_dir, *flags[source])
+    rows, message = plan(run, log_dir, *flags[source])
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     named = "topics without a value of their own (" if source == "broker" else "orders (16384)"
-    assert f"segment.bytes is below 1048576 for {named}" in said
-    assert "Kafka 4.1 and later do not start with it" in said
+    assert f"segment.bytes is below 1048576 for {named}" in message
+    assert "Kafka 4.1 and later do not start with it" in message
     if source in ("metadata", "broker"):
         found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json", *flags[source]).stdout)
         [row] = [row for row in found if row["check"] == "segment.bytes"]
@@ -400,8 +400,8 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
 
 def test_internal_segment_bytes_and_1_mib_are_no_reason_to_warn(run: Run, log_dir: Path, log: MetadataLog) -> None:
     log.append(dull.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
-    _, said = plan(run, log_dir, "--topic-config", "orders:internal.segment.bytes=300")
-    assert "segment.bytes" not in said
+    _, message = plan(run, log_dir, "--topic-config", "orders:internal.segment.bytes=300")
+    assert "segment.bytes" not in message
 
 
 def test_segment_bytes_below_14_is_refused(run: Run, log_dir: Path, log: MetadataLog) -> None:
@@ -413,11 +413,11 @@ def test_segment_bytes_below_14_is_refused(run: Run, log_dir: Path, log: Metadat
 
 def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
-    rows, said = plan(run, log_dir)
+    rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
     assert all("kafka-configs.sh --bootstrap-server" in row["error"] for row in rows.values())
-    assert "the broker runs with ZooKeeper" in said
-    assert "then run again with --topic-configs topics.txt" in said
+    assert "the broker runs with ZooKeeper" in message
+    assert "then run again with --topic-configs topics.txt" in message
     configs = tmp_path / "topics.txt"
     configs.write_text(
         "".join(
@@ -426,10 +426,10 @@ def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_
             for topic, policy in (("orders", "compact"), ("users", "delete"))
         )
     )
-    rows, said = plan(run, log_dir, "--topic-configs", configs)
+    rows, message = plan(run, log_dir, "--topic-configs", configs)
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
-    assert f"Settings of topics are read from {configs}" in said
-    assert "kafka-configs.sh" not in said, "what was asked for is given"
+    assert f"Settings of topics are read from {configs}" in message
+    assert "kafka-configs.sh" not in message, "what was asked for is given"
 
 
 def test_describe_and_doctor_say_which_kafka_wrote_the_log_dirs(run: Run, tmp_path: Path) -> None:
@@ -451,13 +451,13 @@ def test_describe_and_doctor_say_which_kafka_wrote_the_log_dirs(run: Run, tmp_pa
 def test_a_cut_metadata_log_leaves_topics_unknown_for_its_reason(run: Run, log_dir: Path, log: MetadataLog) -> None:
     data = log.log_path.read_bytes()
     log.log_path.write_bytes(data[:-5])
-    rows, said = plan(run, log_dir)
+    rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
     for row in rows.values():
         assert row["error"].startswith("topic config unknown: the metadata log cannot be read: a batch of ")
         assert str(log.log_path) in row["error"]
         assert f"--topic-config {row['topic']}:key=value" in row["error"]
-    assert "the metadata log cannot be read" in said
+    assert "the metadata log cannot be read" in message
     named, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
     assert statuses(named) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "refused"}
 
@@ -546,12 +546,12 @@ def newer(data: bytes) -> bytes:
 
 def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_dir: Path, log: MetadataLog) -> None:
     log.append(newer(dull.topic_config("orders", "retention.ms", "1")), dull.frame(99, 7, b"of a later Kafka"))
-    rows, said = plan(run, log_dir)
+    rows, message = plan(run, log_dir)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
     why = "a record of type 4 has version 9, which this release does not support"
     assert f"topic config unknown: {why}" in rows["orders-0"]["error"]
     assert METADATA in rows["orders-0"]["error"]
-    assert f"Warning: the settings of orders are unknown: {why}" in said
+    assert f"Warning: the settings of orders are unknown: {why}" in message
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
     assert statuses(rows)["orders-0"] == "would-compact"
 

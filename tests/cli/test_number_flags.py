@@ -21,7 +21,9 @@ BEYOND = [str(2**63), str(2**64), "9" * 30, "9" * 5000]
 
 
 def _flags(wanted: Any) -> list[tuple[str, str]]:
-    kinds = [(name, one.opts[0], one.type_descriptor) for name, command in COMMANDS.items() for one in command.params]
+    kinds = [
+        (name, item.opts[0], item.type_descriptor) for name, command in COMMANDS.items() for item in command.params
+    ]
     return [(name, flag) for name, flag, kind in kinds if wanted(kind)]
 
 

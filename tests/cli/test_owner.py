@@ -88,9 +88,9 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
     given = ("--log-dirs", case.log_dir)
     config = ("--config", case.private / "server.properties")
 
-    def files(verb: str) -> tuple[str | Path, ...]:
+    def files(name: str) -> tuple[str | Path, ...]:
         flags = ("--report", "--rows-file", "--quarantine-report")
-        return tuple(word for flag in flags for word in (flag, case.private / f"{verb}{flag}"))
+        return tuple(word for flag in flags for word in (flag, case.private / f"{name}{flag}"))
 
     backup = case.own / "backup"
     runs: list[tuple[str | Path, ...]] = [
@@ -110,10 +110,10 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
         done = (owned.keytail if command[0] in ("compact", "verify") else keytail)(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert done.stderr.count(SAID) == 1, (command, done.stderr)
-    for verb in ("rebuild-index", "compact", "verify"):
-        assert json.loads((case.private / f"{verb}--rows-file").read_text())
-        assert "<html" in (case.private / f"{verb}--report").read_text()
-    [run_id] = {one.name for one in backup.iterdir()}
+    for name in ("rebuild-index", "compact", "verify"):
+        assert json.loads((case.private / f"{name}--rows-file").read_text())
+        assert "<html" in (case.private / f"{name}--report").read_text()
+    [run_id] = {item.name for item in backup.iterdir()}
     undone = keytail("undo", "--originals", backup, "--run", run_id, "--execute")
     assert (undone.returncode, undone.stderr.count(SAID)) == (0, 1), undone.stderr
     expired = keytail("expire", *given, *config, *EXPIRE, "--execute", "--unsafe-clock")
@@ -210,9 +210,9 @@ def test_a_log_dir_that_its_owner_cannot_reach_is_refused(case: Case) -> None:
 
 def test_a_partition_of_root_in_the_owners_log_dir_is_refused_with_what_to_do(case: Case) -> None:
     partition = case.log_dir / "orders-1"
-    for one in (partition, *partition.iterdir()):
-        os.chown(one, 0, 0)
-        one.chmod(0o755)
+    for item in (partition, *partition.iterdir()):
+        os.chown(item, 0, 0)
+        item.chmod(0o755)
     done = keytail("compact", "--log-dirs", case.log_dir, *COMPACT, "--execute", "--output", "json")
     assert done.returncode == 3, done.stderr
     [_, refused] = json.loads(done.stdout)

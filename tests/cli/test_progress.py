@@ -23,13 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from keytail import telling
+from keytail import console
 from keytail.cli import progress
 from keytail.cli.progress import PACE_S, Reporter
 from keytail.cli.run_progress import WAITING, RunProgress, Slowest
+from keytail.console import OutputStyle
 from keytail.main.main import COMMANDS, app
 from keytail.run.watching import Sign
-from keytail.telling import Manner
 from tests.chance import chance
 from tests.cli.forked import keytail
 from tests.compact.fan_out.test_memory import BATCH_RECORDS, write_segments
@@ -39,9 +39,9 @@ KEYTAIL = [sys.executable, "-m", "keytail.main.main"]
 
 @pytest.fixture(autouse=True)
 def plain() -> Iterator[None]:
-    telling.speak(Manner())
+    console.set_output_style(OutputStyle())
     yield
-    telling.speak(Manner())
+    console.set_output_style(OutputStyle())
 
 
 class Clock:
@@ -70,31 +70,31 @@ def test_progress_equals_a_simple_count(
     sizes: list[int], passes: float, events: list[tuple[Any, ...]]
 ) -> None:
     names = [f"t-{number}" for number in range(len(sizes))]
-    standing = RunProgress(list(zip(names, sizes, strict=True)), passes)
+    progress_so_far = RunProgress(list(zip(names, sizes, strict=True)), passes)
     read: dict[str, dict[int, int]] = {}
     done: set[str] = set()
     for event in events:
         name = f"t-{event[1]}"
         if event[0] == "sign":
             _, _, attempt, phase, read_bytes, is_over = event
-            standing.heard(Sign(name, str(attempt), phase, read_bytes, is_over), 0.0)
+            progress_so_far.on_sign(Sign(name, str(attempt), phase, read_bytes, is_over), 0.0)
             if name in names and name not in done:
                 read.setdefault(name, {})[attempt] = read_bytes
         elif name in names and name not in done:
-            standing.done(name, sizes[event[1]])
+            progress_so_far.done(name, sizes[event[1]])
             done.add(name)
             read.pop(name, None)
 
-        assert standing.ended == len(done)
+        assert progress_so_far.ended == len(done)
         ended_bytes = sum(sizes[names.index(name)] for name in done)
         shares = {
             name: min(sum(of.values()) / (sizes[names.index(name)] * passes), 0.99) if sizes[names.index(name)] else 0.0
             for name, of in read.items()
         }
         in_flight = sum(share * sizes[names.index(name)] for name, share in shares.items())
-        assert standing.done_bytes == ended_bytes + int(in_flight)
-        assert ended_bytes <= standing.done_bytes <= sum(sizes)
-        slowest = standing.slowest(0.0)
+        assert progress_so_far.done_bytes == ended_bytes + int(in_flight)
+        assert ended_bytes <= progress_so_far.done_bytes <= sum(sizes)
+        slowest = progress_so_far.slowest(0.0)
         assert (slowest is None) == (not shares)
         if slowest is not None:
             left = {name: (1 - share) * sizes[names.index(name)] for name, share in shares.items()}
@@ -102,14 +102,14 @@ def test_progress_equals_a_simple_count(
 
 
 def test_a_partition_whose_tasks_are_over_waits() -> None:
-    standing = RunProgress([("t-0", 10)], 1.0)
-    assert standing.heard(Sign("t-0", "a", "write", 5), 1.0)
-    assert not standing.heard(Sign("t-0", "b", "write", 1), 1.0)
-    assert not standing.heard(Sign("t-0", "a", "write", 6, is_over=True), 2.0)
-    assert standing.slowest(2.0).phase == "write"  # type: ignore[union-attr]
-    assert not standing.heard(Sign("t-0", "b", "write", 3, is_over=True), 3.0)
-    assert standing.slowest(4.0) == Slowest("t-0", WAITING, 0.9, 3.0)
-    assert standing.heard(Sign("t-0", "driver", "replace", 0), 5.0)
+    progress_so_far = RunProgress([("t-0", 10)], 1.0)
+    assert progress_so_far.on_sign(Sign("t-0", "a", "write", 5), 1.0)
+    assert not progress_so_far.on_sign(Sign("t-0", "b", "write", 1), 1.0)
+    assert not progress_so_far.on_sign(Sign("t-0", "a", "write", 6, is_over=True), 2.0)
+    assert progress_so_far.slowest(2.0).phase == "write"  # type: ignore[union-attr]
+    assert not progress_so_far.on_sign(Sign("t-0", "b", "write", 3, is_over=True), 3.0)
+    assert progress_so_far.slowest(4.0) == Slowest("t-0", WAITING, 0.9, 3.0)
+    assert progress_so_far.on_sign(Sign("t-0", "driver", "replace", 0), 5.0)
 
 
 def _reporter(count: int, clock: Clock) -> Reporter:
@@ -132,27 +132,27 @@ def test_of_many_partitions_a_log_has_what_is_wrong_what_took_long_and_a_line_no
 ) -> None:
     rng, clock, count = chance(), Clock(), 5000
     bad, long = set(rng.sample(range(count), 7)), rng.randrange(count)
-    told_s: list[float] = []
+    reported_s: list[float] = []
     with _reporter(count, clock) as reporter:
         for number in range(count):
             clock.now_s += rng.expovariate(1 / 0.2)
             if number == long:
-                reporter.heard(Sign(f"t-{number}", "a", "write", 1))
+                reporter.on_sign(Sign(f"t-{number}", "a", "write", 1))
                 clock.now_s += progress.LONG_S + 1
             reporter.done(f"t-{number}", "corrupt" if number in bad else "compacted", 1 << 20)
             err = capsys.readouterr().err
-            told_s += [clock.now_s] * err.count("partitions,")
+            reported_s += [clock.now_s] * err.count("partitions,")
             assert ("corrupt" in err) == (number in bad)
             assert (f"t-{number} compacted" in err) == (number == long and number not in bad)
-    assert told_s
-    assert all(later - earlier >= PACE_S for earlier, later in itertools.pairwise(told_s))
-    assert len(told_s) >= (clock.now_s - 1000) / (2 * PACE_S) - 1
+    assert reported_s
+    assert all(later - earlier >= PACE_S for earlier, later in itertools.pairwise(reported_s))
+    assert len(reported_s) >= (clock.now_s - 1000) / (2 * PACE_S) - 1
 
 
 def test_one_long_partition_is_reported_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Reporter("compact", [("t-0", 1000 << 20)], 2.0, clock) as reporter:
-        reporter.heard(Sign("t-0", "a", "write", 500 << 20))
+        reporter.on_sign(Sign("t-0", "a", "write", 500 << 20))
         clock.now_s += 31
         reporter.report_progress_if_due()
         reporter.report_progress_if_due()
@@ -164,48 +164,56 @@ def test_one_long_partition_is_reported_while_it_lasts(capsys: pytest.CaptureFix
 
 
 def test_of_two_threads_that_find_a_line_due_one_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, said = Clock(), []
+    clock, message = Clock(), []
 
-    def say(text: str, *_: object, **facts: object) -> None:
-        said.append(text)
+    def print_message(text: str, *_: object, **facts: object) -> None:
+        message.append(text)
         reporter.report_progress_if_due()  # like another thread, before this one has written its line
 
     with _reporter(3, clock) as reporter:
-        monkeypatch.setattr(reporter, "_say", say)
+        monkeypatch.setattr(reporter, "_print", print_message)
         for _ in range(2):
             clock.now_s += PACE_S + 1
             reporter.report_progress_if_due()
-    assert len(said) == 2
+    assert len(message) == 2
 
 
 def test_for_programs_each_line_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
-    telling.speak(Manner(verbose=True, as_json=True))
+    console.set_output_style(OutputStyle(verbose=True, as_json=True))
     clock = Clock()
-    evil = "t\x1b[2J\n\u202e-0"
-    with Reporter("compact", [("t-0", 100), (evil, 100)], 1.0, clock) as reporter:
+    hostile = "t\x1b[2J\n\u202e-0"
+    with Reporter("compact", [("t-0", 100), (hostile, 100)], 1.0, clock) as reporter:
         reporter.note("starting Spark")
-        reporter.heard(Sign(evil, "a", "map", 50))
+        reporter.on_sign(Sign(hostile, "a", "map", 50))
         clock.now_s += 60
         reporter.report_progress_if_due()
         reporter.done("t-0", "compacted", 100)
-        reporter.done(evil, "corrupt", 100, "what\nit is")
+        reporter.done(hostile, "corrupt", 100, "what\nit is")
     err = capsys.readouterr().err
     assert "\x1b" not in err
     found = [json.loads(line) for line in err.splitlines()]
-    assert [(one.get("event"), one["level"]) for one in found] == [
+    assert [(item.get("event"), item["level"]) for item in found] == [
         (None, "info"), ("phase", "detail"), ("progress", "info"), ("partition", "info"), ("partition", "warning"),
     ]  # fmt: skip
     assert found[0]["message"] == "starting Spark"
-    assert found[1]["partition"] == found[4]["partition"] == evil
-    standing = {name: found[2][name] for name in ("partitions_done", "partitions", "bytes_done", "bytes", "slowest")}
-    assert standing == {"partitions_done": 0, "partitions": 2, "bytes_done": 50, "bytes": 200, "slowest": evil}
+    assert found[1]["partition"] == found[4]["partition"] == hostile
+    progress_so_far = {
+        name: found[2][name] for name in ("partitions_done", "partitions", "bytes_done", "bytes", "slowest")
+    }
+    assert progress_so_far == {
+        "partitions_done": 0,
+        "partitions": 2,
+        "bytes_done": 50,
+        "bytes": 200,
+        "slowest": hostile,
+    }
     assert found[2]["seconds_left"] == 180
     assert found[3]["seconds"] == 60.0
-    assert all(one["time"].endswith("Z") for one in found)
+    assert all(item["time"].endswith("Z") for item in found)
 
 
 def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    telling.speak(Manner(quiet=True))
+    console.set_output_style(OutputStyle(quiet=True))
     clock = Clock()
     with _reporter(2, clock) as reporter:
         reporter.note("starting Spark")
@@ -217,12 +225,12 @@ def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "keytail: [2/2] t-1 refused (1 B, at 1 min 40 s): why\n"
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_every_command_has_the_flags(verb: str) -> None:
-    told = CliRunner().invoke(app, [verb, "--help"]).stdout
-    assert "--quiet" in told
-    assert "--verbose" in told
-    assert "--log-format" in told
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_the_flags(command: str) -> None:
+    reported = CliRunner().invoke(app, [command, "--help"]).stdout
+    assert "--quiet" in reported
+    assert "--verbose" in reported
+    assert "--log-format" in reported
 
 
 def test_flags_that_contradict_each_other_or_mean_nothing_are_refused(tmp_path: Path) -> None:
@@ -290,8 +298,10 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
     assert not [found for found in bars if len(found) > 1], "a view is left behind"
     assert any(" left " in found[0] and "MiB" in found[0] for found in bars if found)
     lines = {line for screen in screens for line in screen if "slowest: orders-" in line}
-    told = {line.split("(")[1].split(",")[0] for line in lines if "(" in line}  # a screen may be captured half drawn
-    assert told & {"map", "write", "prove"}
+    reported = {
+        line.split("(")[1].split(",")[0] for line in lines if "(" in line
+    }  # a screen may be captured half drawn
+    assert reported & {"map", "write", "prove"}
     assert any("0/2" in found[0] for found in bars if found)
     assert last[-1] == "status 0"
     assert not any("slowest" in line or line.startswith("compact ") for line in last)
@@ -304,10 +314,10 @@ def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
     how = ("--throttle", "2m", "--verbose", "--log-format", "json")
     done = keytail("compact", "--log-dirs", str(log_dir), *COMPACT, *how)
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stderr.splitlines()]
+    reported = [json.loads(line) for line in done.stderr.splitlines()]
     for name in ("orders-0", "orders-1"):
-        of_one = [one for one in told if one.get("partition") == name]
-        phases = [one["phase"] for one in of_one if one["event"] == "phase"]
+        of_one = [item for item in reported if item.get("partition") == name]
+        phases = [item["phase"] for item in of_one if item["event"] == "phase"]
         assert phases == [phase for phase in ("check", "map", "write", "prove", "replace") if phase in phases]
         assert {"write", "replace"} < set(phases)
         assert (of_one[-1]["event"], of_one[-1]["status"]) == ("partition", "compacted")
@@ -317,8 +327,8 @@ def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
 def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path) -> None:
     """Also if its disk is full, or its terminal is closed: the rows and the status are those of any run."""
     command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
-    heard = keytail(*command)
-    assert "orders-0 " in heard.stderr
+    unaffected = keytail(*command)
+    assert "orders-0 " in unaffected.stderr
     if kind == "full":
         done = keytail(*command, streams={2: "/dev/full"})
     else:
@@ -328,8 +338,10 @@ def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path
             done = keytail(*command, streams={2: out})
         finally:
             os.close(out)
-    assert done.returncode == heard.returncode
-    assert [row["findings"] for row in json.loads(done.stdout)] == [row["findings"] for row in json.loads(heard.stdout)]
+    assert done.returncode == unaffected.returncode
+    assert [row["findings"] for row in json.loads(done.stdout)] == [
+        row["findings"] for row in json.loads(unaffected.stdout)
+    ]
     assert [row["topic"] for row in json.loads(done.stdout)] == ["orders", "orders"]
 
 

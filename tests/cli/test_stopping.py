@@ -57,14 +57,14 @@ def start(command: list[str], tmp_path: Path, **variables: str) -> subprocess.Po
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment |= variables
-    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (tmp_path / "stderr").open("w") as errors:
             return subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
             )
     finally:
-        signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGINT, previous)
 
 
 def wait_for(there: Callable[[], object], run: subprocess.Popen[str]) -> None:
@@ -304,15 +304,15 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_printed(capfd: pytest.Captu
 def test_a_signal_while_an_error_is_printed_ends_in_one_message(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say = running._say
+    print_message = running._print_error
     signals = iter([signal.SIGTERM])
 
     def interrupted(text: str) -> None:
         for number in signals:
             signal.raise_signal(number)
-        say(text)
+        print_message(text)
 
-    monkeypatch.setattr(running, "_say", interrupted)
+    monkeypatch.setattr(running, "_print_error", interrupted)
     status, _, err = told(KeytailError("the disk is full"), capfd)
     assert status == 143
     assert "interrupted by SIGTERM. What is reported as done is complete" in err
@@ -323,7 +323,7 @@ def test_a_parents_end_is_signalled_only_to_running_programs(seen: list[int], mo
     """Not before the run begins, nor after its last message: then SIGTERM would end the process without a message."""
     parents = iter(seen)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
-    monkeypatch.setattr(stopping, "_PARENT_LOOKED_FOR_S", 0.01)
+    monkeypatch.setattr(stopping, "_PARENT_CHECK_S", 0.01)
     handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal to a run that has not begun"))
     try:
         stop_with_parent(1)

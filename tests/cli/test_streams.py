@@ -104,9 +104,9 @@ def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_p
         output = ("json", "table")[number % 2]
         got = compacted(kind.replace(" ", "-"), output, redirection)
         assert got[:3] == (status, files, rows), kind
-        said = got[3]
-        assert "Traceback" not in said and "Exception" not in said, said
-        assert said.count("standard output cannot be written") == (out_lost and not err_lost), (kind, said)
+        message = got[3]
+        assert "Traceback" not in message and "Exception" not in message, message
+        assert message.count("standard output cannot be written") == (out_lost and not err_lost), (kind, message)
 
 
 @pytest.mark.long
@@ -122,9 +122,9 @@ def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
             assert done.stderr.count("standard output cannot be written") == (2 not in streams)
             if status:
                 assert "No space left on device" in done.stderr
-        gone = without_reader(*arguments)
-        assert gone.returncode == (141 if arguments[0] == "dump" else 1), gone.stderr
-        assert "Traceback" not in gone.stderr
+        removed = without_reader(*arguments)
+        assert removed.returncode == (141 if arguments[0] == "dump" else 1), removed.stderr
+        assert "Traceback" not in removed.stderr
     damage(log_dir)
     for streams in ({1: CLOSED}, {1: full}, {2: CLOSED}):
         assert keytail("verify", *flags, streams=streams).returncode == 1, "that something was found"

@@ -78,7 +78,7 @@ def partition(tmp_path: Path) -> Path:
     path = tmp_path / f"logs{SENT.replace('/', '')}" / "t-0"
     path.mkdir(parents=True)
     data = SENT.encode()
-    # A batch for each byte at which a chunk of output may end would be slow; here one record spans two chunks.
+    # A batch for each byte at which a portion of output may end would be slow; here one record spans two portions.
     records = [Rec(0, 1, data, data, ((data, data),)), Rec(1, 1, b"k" * (OUT_BYTES - 100) + data, b"v")]
     (path / f"{0:020d}.log").write_bytes(b"".join(encode_batch([record]) for record in records))
     (path.parent / "replication-offset-checkpoint").write_text(f"0\n1\n{SENT.split(maxsplit=1)[0]} 0 2\n")
@@ -118,6 +118,6 @@ def test_a_producer_cannot_send_escapes_to_a_terminal(output: str, partition: Pa
     if output == "json":
         objects, plain = ([json.loads(line) for line in text.split("\n") if line] for text in (seen, raw))
         assert objects == plain
-        assert SENT in [one.get("key") for one in objects]
+        assert SENT in [item.get("key") for item in objects]
     else:
         assert seen.count(AS_TEXT) == raw.count(SENT) == 6

@@ -28,9 +28,9 @@ def test_a_file_is_as_it_was_where_writing_it_fails(problem: BaseException, tmp_
 
     with pytest.raises(type(problem)):
         write_whole(str(path), write)
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("rows", "before")]
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("rows", "before")]
     write_whole(str(path), lambda file: file.write("after"))
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("rows", "after")]
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("rows", "after")]
 
 
 def _fifo(path: Path) -> None:
@@ -70,7 +70,7 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 
 
 def _names(directory: Path) -> list[tuple[str, int]]:
-    return sorted((one.name, one.lstat().st_ino) for one in directory.iterdir())
+    return sorted((item.name, item.lstat().st_ino) for item in directory.iterdir())
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -96,7 +96,7 @@ def test_what_takes_the_name_while_the_file_is_written_is_not_replaced(tmp_path:
     def write(file: TextIO) -> None:
         path.unlink()
         OTHERS[kind](path)
-        before.extend(one for one in _names(tmp_path) if not one[0].endswith(".tmp"))
+        before.extend(name for name in _names(tmp_path) if not name[0].endswith(".tmp"))
         file.write("rows")
 
     with pytest.raises(Refused, match="which has its name by now"):

@@ -140,15 +140,15 @@ def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
     """With more than 64 partitions that are a bundle each."""
     cores = 100
     monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1)
-    all_begun, running = threading.Event(), [0]
+    all_started, running = threading.Event(), [0]
     lock = threading.Lock()
 
     def run_bundle(tasks: list[CleaningTask], function: Any, **_: Any) -> list[Outcome[Any]]:
         with lock:
             running[0] += len(tasks)
             if running[0] >= cores:
-                all_begun.set()
-        assert all_begun.wait(20), f"{running[0]} in flight"
+                all_started.set()
+        assert all_started.wait(20), f"{running[0]} in flight"
         return [Outcome(None, KeytailError("enough")) for _ in tasks]
 
     for number in range(cores):
@@ -162,14 +162,14 @@ def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
 def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
     """Each bundle examines the partitions that it takes, not all that wait."""
     tasks = [task_of(number, 600 * MIB + number) for number in range(20_000)]
-    looked = 0
+    examined = 0
 
     class Counting(ScratchSpace):
         def fits(self, needs: Any) -> bool:
-            nonlocal looked
-            looked += 1
+            nonlocal examined
+            examined += 1
             return super().fits(needs)
 
     queue = Waiting(tasks, BundleSize(), Counting(Storage()), Storage())
     assert len(taken(queue)) == len(tasks)
-    assert looked <= 2 * len(tasks)
+    assert examined <= 2 * len(tasks)

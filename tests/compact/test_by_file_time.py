@@ -22,7 +22,7 @@ from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
 from tests.compact.logs import RandomLog, task_for, write_log
-from tests.compact.test_gate import mixed_log
+from tests.compact.test_removal_limit import mixed_log
 from tests.compact.test_rounds import files_of
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Segment, clean
@@ -183,11 +183,11 @@ def _of_newest_file(task: CleaningTask) -> int:
 def _forgetting(fact: int, value: int) -> Callable:
     decide_rows = Rewriter._decide_rows
 
-    def forgetful(self, *arguments):
+    def without_state(self, *arguments):
         self._facts[fact] = value
         return decide_rows(self, *arguments)
 
-    return forgetful
+    return without_state
 
 
 @pytest.mark.parametrize(("first_dirty", "offset"), [(0, 2), (1, 5)])

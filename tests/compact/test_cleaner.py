@@ -18,10 +18,10 @@ from keytail.format.batch import BATCH_TABLE
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.kernels.batches import OK, index_batches
 from keytail.log import writer
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, random_log, task_for, write_log
 from tests.in_pieces import take_in_pieces
@@ -32,15 +32,15 @@ from tests.reference.indexing import index_files
 NOW = 1_750_000_000_000
 
 
-@pytest.fixture(params=["large strides", "tiny strides", "in pieces"])
-def strides(request, monkeypatch):
-    """Use tiny strides, arenas, chunks and pieces, so that boundaries are between any two batches, and within batches
+@pytest.fixture(params=["large chunks", "tiny chunks", "in pieces"])
+def chunks(request, monkeypatch):
+    """Use tiny chunks, arenas, portions and pieces, so that boundaries are between any two batches, and within batches
     too."""
     if request.param == "in pieces":
         take_in_pieces(monkeypatch, records=random.Random(SEED).choice([1, 2, 3]))
-    if request.param != "large strides":
+    if request.param != "large chunks":
         monkeypatch.setattr(
-            cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
+            cleaner, "SegmentReader", functools.partial(SegmentReader, chunk_bytes=300, arena_bytes=200)
         )
         monkeypatch.setattr(rewrite, "RecordScanner", lambda: RecordScanner(3))
         monkeypatch.setattr(reading, "KeyScanner", lambda seed: KeyScanner(seed, 3))
@@ -83,7 +83,7 @@ def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(120)))
-def test_a_round_leaves_what_the_reference_model_leaves(case, strides, tmp_path):
+def test_a_round_leaves_what_the_reference_model_leaves(case, chunks, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)
     codecs = rng.choice([(0,), (0,), (0, 1, 2, 3, 4), (3,)])
@@ -110,7 +110,7 @@ def test_a_round_leaves_what_the_reference_model_leaves(case, strides, tmp_path)
         snapshots=snapshots, map_max_entries=max_entries, drop_keyless=True, hash_seed=rng.randrange(2**64),
         removal_limit_offset=removal_limit, by_file_time=by_file_time,
     )  # fmt: skip
-    twin = clean(
+    model = clean(
         log.segments, first_dirty=first_dirty, first_uncleanable=first_uncleanable, now_ms=NOW,
         max_entries=max_entries or 10**6, producers=active, segment_bytes=config["segment_bytes"],
         index_interval_bytes=config["index_interval_bytes"],
@@ -118,11 +118,11 @@ def test_a_round_leaves_what_the_reference_model_leaves(case, strides, tmp_path)
     )  # fmt: skip
     result = clean_partition(LOCAL, task)
 
-    assert result.end_offset == twin.end_offset
+    assert result.end_offset == model.end_offset
     assert [(g.base_offset, g.source_bases) for g in result.groups] == [
-        (s.base_offset, s.source_bases) for s in twin.segments
+        (s.base_offset, s.source_bases) for s in model.segments
     ]
-    for group, expected in zip(result.groups, twin.segments, strict=True):
+    for group, expected in zip(result.groups, model.segments, strict=True):
         contents = {file.suffix: read(path, file.name) for file in group.segments[0].files}
         assert len(group.segments) == 1
         assert same_but_for_compression(contents[".log"], expected.log)
@@ -135,8 +135,8 @@ def test_a_round_leaves_what_the_reference_model_leaves(case, strides, tmp_path)
             assert file.size_bytes == len(contents[file.suffix])
     install(LOCAL, task, result)
     left = sorted(n for n in os.listdir(path) if n.endswith(".log"))
-    replaced = {b for s in twin.segments for b in s.source_bases}
-    kept = {s.base_offset for s in log.segments} - replaced | {s.base_offset for s in twin.segments}
+    replaced = {b for s in model.segments for b in s.source_bases}
+    kept = {s.base_offset for s in log.segments} - replaced | {s.base_offset for s in model.segments}
     assert left == [f"{b:020d}.log" for b in sorted(kept)]
     assert not [n for n in os.listdir(path) if n.endswith((".clean", ".cleaned", ".swap", ".deleted"))]
     before = {r.offset: r for s in log.segments for b in decode_log(s.log) for r in b.records}
@@ -242,9 +242,9 @@ def test_a_hash_other_than_the_plans_is_refused(tmp_path):
 
 
 def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
-    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    own = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
     for k, (age_ms, kept) in enumerate([(10, 1), (10**9, 0)]):
-        log, path, facts = tiny(tmp_path / str(k), [one(0, **mine), one(1), one(2, key=b"x")])
+        log, path, facts = tiny(tmp_path / str(k), [one(0, **own), one(1), one(2, key=b"x")])
         snapshots = write_snapshot(path, log, [snapshot_entry(5, 0, 0, NOW - age_ms)])
         result = clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
         batches = decode_log(read(path, files_of(result, ".log")[0].name))
@@ -253,8 +253,8 @@ def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
 
 def test_the_proof_finds_a_rewriter_that_ignores_a_producer(tmp_path, monkeypatch):
     monkeypatch.setattr(ActiveProducers, "ends_a_producer", lambda self, table: np.zeros(len(table), bool))
-    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
-    log, path, facts = tiny(tmp_path, [one(0, **mine), one(1), one(2, key=b"x")])
+    own = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    log, path, facts = tiny(tmp_path, [one(0, **own), one(1), one(2, key=b"x")])
     snapshots = write_snapshot(path, log, [snapshot_entry(5, 0, 0)])
     with pytest.raises(KeytailError, match="the last batch of an active producer is not in the output") as caught:
         clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
@@ -265,10 +265,10 @@ def test_the_proof_finds_a_rewriter_that_ignores_a_producer(tmp_path, monkeypatc
 def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_expired_after_a_clean_one(
     tmp_path,
 ):
-    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    own = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
     for k, clean_shutdown in enumerate([True, False]):
         path, result = clean_tiny(
-            tmp_path / str(k), [one(0, **mine), one(1), one(2, key=b"x")], clean_shutdown=clean_shutdown
+            tmp_path / str(k), [one(0, **own), one(1), one(2, key=b"x")], clean_shutdown=clean_shutdown
         )
         batches = decode_log(read(path, files_of(result, ".log")[0].name))
         assert [b.base_offset for b in batches] == ([1, 2] if clean_shutdown else [0, 1, 2])
@@ -288,7 +288,7 @@ def measured(kept: list[int], limit: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_measured_outputs_are_those_of_the_reference_rule(case, strides, tmp_path):
+def test_measured_outputs_are_those_of_the_reference_rule(case, chunks, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)
     log = random_log(rng, NOW)

@@ -19,11 +19,11 @@ from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.task import CleaningResult
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.index import parse_offset_index, parse_time_index
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import SegmentFacts, survey_partition
-from keytail.log.stride import SegmentReader
 from tests.compact.logs import RandomLog, task_for, write_log
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
@@ -164,8 +164,8 @@ def test_duplicates_inside_one_batch_are_removed(tmp_path: Path, codec: int) -> 
 def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int
 ) -> None:
-    """35: neither a stride smaller than a batch nor a max.message.bytes lowered since prevents it."""
-    small = functools.partial(SegmentReader, stride_bytes=200, arena_bytes=200)
+    """35: neither a chunk smaller than a batch nor a max.message.bytes lowered since prevents it."""
+    small = functools.partial(SegmentReader, chunk_bytes=200, arena_bytes=200)
     monkeypatch.setattr(cleaner, "SegmentReader", small)
     noise = random.Random(1)
     records = [Rec(n, NOW, b"k%d" % (n % 2), noise.randbytes(5000)) for n in range(8)]
@@ -175,7 +175,7 @@ def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
 
 
 def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
-    """33: aborted data is not decompressed: a stride that would decompress to 40 MB needs no memory for it."""
+    """33: aborted data is not decompressed: a chunk that would decompress to 40 MB needs no memory for it."""
     peaks = []
     for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):  # warms up
         fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True, "codec": 4}

@@ -16,9 +16,9 @@ from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.detail import MOST_PARTS, Part, detail_of_result, parts_of
 from keytail.compact.task import SourceCounts
 from keytail.format.batch import BATCH_TABLE
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
-from keytail.log.stride import SegmentReader
 from tests.chance import SEED, draws
 from tests.compact.test_rounds import random_task
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -34,10 +34,10 @@ def batches_of(path: str) -> dict[int, list[Batch]]:
 def test_records_and_horizons_by_source(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """In every other case a segment has several strides."""
+    """In every other case a segment has several chunks."""
     print("seed", SEED, "case", case)
     if case % 2:
-        monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, stride_bytes=300, arena_bytes=200))
+        monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, chunk_bytes=300, arena_bytes=200))
     rng = random.Random(SEED * 1000 + case)
     task = random_task(rng, str(fast_dir / "t-0"), rng.choice(["kafka", "measured"]))
     before = batches_of(task.partition_path)
@@ -45,18 +45,18 @@ def test_records_and_horizons_by_source(
     install(LOCAL, task, result)
     after = [batch for batches in batches_of(task.partition_path).values() for batch in batches]
     bases = [segment.base_offset for segment in task.segments]
-    assert [one.segment for one in result.sources] == list(range(len(result.sources)))
-    for one in result.sources:
-        first = bases[one.segment]
-        end = bases[one.segment + 1] if one.segment + 1 < len(bases) else 2**63
-        assert one.records == sum(len(batch.records) for batch in before[first])
-        mine = [batch for batch in after if first <= batch.base_offset < end]
-        assert one.records_kept == sum(len(batch.records) for batch in mine)
-        horizons = [batch.base_timestamp for batch in mine if batch.attributes & 0x40]
-        assert one[3:] == (len(horizons), min(horizons, default=-1), max(horizons, default=-1))
+    assert [source.segment for source in result.sources] == list(range(len(result.sources)))
+    for source in result.sources:
+        first = bases[source.segment]
+        end = bases[source.segment + 1] if source.segment + 1 < len(bases) else 2**63
+        assert source.records == sum(len(batch.records) for batch in before[first])
+        own = [batch for batch in after if first <= batch.base_offset < end]
+        assert source.records_kept == sum(len(batch.records) for batch in own)
+        horizons = [batch.base_timestamp for batch in own if batch.attributes & 0x40]
+        assert source[3:] == (len(horizons), min(horizons, default=-1), max(horizons, default=-1))
     detail = detail_of_result(task, result, result.sources, {"map": 1.0})
     assert sum(part.log_bytes for part in detail.parts) == result.bytes_before
-    assert detail.horizon_batches == sum(one.horizon_batches for one in result.sources)
+    assert detail.horizon_batches == sum(source.horizon_batches for source in result.sources)
     first_dirty = max([base for base in bases if base <= task.first_dirty_offset], default=bases[0])
     mapped = [base for base in bases if first_dirty <= base < result.end_offset]
     assert detail.dirty_records == sum(len(batch.records) for base in mapped for batch in before[base])
@@ -85,7 +85,7 @@ def test_many_segments_are_combined_into_few_parts() -> None:
     parts = parts_of(segments, {number: SourceCounts(number, 10, 4) for number in range(20)})
     assert len(parts) <= MOST_PARTS
     assert sum(part.segments for part in parts) == len(segments)
-    assert sum(part.log_bytes for part in parts) == sum(one.log_bytes for one in segments)
+    assert sum(part.log_bytes for part in parts) == sum(item.log_bytes for item in segments)
     assert parts[0] == Part(0, 11, 55, 10, 110, 44)
     assert parts[1].records is None, "of it not all were counted"
     assert parts_of([]) == ()

@@ -88,7 +88,7 @@ def compaction_of(
 
 
 def rows_of_answers(driver: Compaction, answers: Sequence[Answer]) -> list[ResultRow]:
-    return [one.row for one in driver.installer.finish(answers)]
+    return [item.row for item in driver.installer.finish(answers)]
 
 
 def checkpoint(log_dir: Path) -> dict[tuple[str, int], int]:
@@ -103,18 +103,18 @@ def assert_compacted(log_dir: Path, row: ResultRow, task: CleaningTask, seed: in
     assert len(after) < len(before)
     assert set(after) <= set(before)
     newest = newest_by_key(before)
-    gone = {key for key, record in newest.items() if record.value is not None} - set(newest_by_key(after))
-    assert not gone
+    removed = {key for key, record in newest.items() if record.value is not None} - set(newest_by_key(after))
+    assert not removed
     assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
     assert row.end_dirty_offset == task.first_uncleanable_offset
 
 
 def test_partitions_are_replaced_and_checkpointed(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs")
-    heard: list[ResultRow] = []
-    rows = compaction(engine, log_dir, tasks, on_row=heard.append).run()
+    on_result: list[ResultRow] = []
+    rows = compaction(engine, log_dir, tasks, on_row=on_result.append).run()
     assert [row.partition for row in rows] == [0, 1, 2, 3, 4]
-    assert sorted(heard, key=lambda row: row.partition) == rows
+    assert sorted(on_result, key=lambda row: row.partition) == rows
     for row, task in zip(rows, tasks, strict=True):
         assert_compacted(log_dir, row, task, row.partition)
     assert checkpoint(log_dir) == {("t", t.partition): t.first_uncleanable_offset for t in tasks}
@@ -233,30 +233,30 @@ class Checkpoints(FileSystem):
 
 def test_the_checkpoints_of_a_bundle_are_written_once_for_each_log_dir(tmp_path: Path) -> None:
     """After all of its segments are in place."""
-    one, first = make(tmp_path / "one", count=3)
+    item, first = make(tmp_path / "one", count=3)
     two, second = make(tmp_path / "two", count=2)
     fs = Checkpoints()
-    hosts = {str(one): {("t", n) for n in range(3)}, str(two): {("t", n) for n in range(2)}}
+    hosts = {str(item): {("t", n) for n in range(3)}, str(two): {("t", n) for n in range(2)}}
     driver = compaction_of(ThisProcess(), hosts, [*first, *second], fs=fs)
     rows = rows_of_answers(driver, answers([first[0], second[0], *first[1:], second[1]]))
     assert [row.status for row in rows] == ["compacted"] * 5
     assert fs.replaced == ["one", "two"]
     assert fs.unfinished == []
-    for log_dir, tasks in ((one, first), (two, second)):
+    for log_dir, tasks in ((item, first), (two, second)):
         assert checkpoint(log_dir) == {("t", task.partition): task.first_uncleanable_offset for task in tasks}
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_the_partitions_of_its_log_dir(tmp_path: Path) -> None:
-    one, first = make(tmp_path / "one", count=2)
+    item, first = make(tmp_path / "one", count=2)
     two, second = make(tmp_path / "two", count=1)
-    hosts = {str(one): {("t", n) for n in range(2)}, str(two): {("t", 0)}}
+    hosts = {str(item): {("t", n) for n in range(2)}, str(two): {("t", 0)}}
     driver = compaction_of(ThisProcess(), hosts, [*first, *second], fs=Checkpoints(failing="one"))
     rows = rows_of_answers(driver, answers([*first, *second]))
     assert [row.status for row in rows] == ["failed", "failed", "compacted"]
     for row in rows[:2]:
         assert "Input/output error" in row.error
         assert "1 of 1 groups done, safe to start the broker; the next run continues from there" in row.error
-    assert checkpoint(one) == {}
+    assert checkpoint(item) == {}
     assert checkpoint(two) == {("t", 0): second[0].first_uncleanable_offset}
 
 

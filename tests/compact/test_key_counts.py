@@ -38,8 +38,8 @@ from keytail.compact.map_phase.offset_map import SLOT_BYTES, OffsetMap
 from keytail.compact.proof.keys import LEAST_MEMORY_BYTES, most_keys
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
-from keytail.log.stride import SegmentReader
 from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_stages import some_log, write_indexes
@@ -146,9 +146,9 @@ def test_parts_without_a_key_in_common_add_up(written: list[tuple[int, int]], mo
     records = [(b"%d" % key, place) for place, (key, _) in enumerate(written)]
     parts = []
     for part in range(4):
-        mine = [one for one in records if int(one[0]) % 4 == part]
-        top = [(number, place) for number, place, _ in twin.hottest(mine, most)]
-        parts.append(Counted(*twin.by_size(Counter(key for key, _ in mine).values()), tuple(top)))
+        own = [record for record in records if int(record[0]) % 4 == part]
+        top = [(number, place) for number, place, _ in twin.hottest(own, most)]
+        parts.append(Counted(*twin.by_size(Counter(key for key, _ in own).values()), tuple(top)))
     whole = merged(parts, most)
     assert (whole.keys, whole.records) == twin.by_size(Counter(key for key, _ in records).values())
     assert list(whole.hottest) == [(number, place) for number, place, _ in twin.hottest(records, most)]
@@ -173,14 +173,14 @@ def expected_of(logs: Iterable[bytes], task: CleaningTask, end: int) -> KeyCount
 def test_the_hottest_keys_of_a_log_are_counted(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """With one stride or several, all codecs, with room in the map or not; counting does not change the output.
+    """With one chunk or several, all codecs, with room in the map or not; counting does not change the output.
 
     In passes, the first one counts for all.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     if case % 2:
-        monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, stride_bytes=300, arena_bytes=200))
+        monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, chunk_bytes=300, arena_bytes=200))
     plain = random_task(rng, str(fast_dir / "t-0"), rng.choice(["kafka", "measured"]))
     task = replace(plain, hottest_keys=rng.choice([1, 3, HOTTEST]), show_keys=rng.random() < 0.5)
     if rng.random() < 0.5:
@@ -191,7 +191,7 @@ def test_the_hottest_keys_of_a_log_are_counted(
     run_rounds(other)
     results = run_rounds(task)
     assert results[0].key_counts == expected_of(logs, task, results[0].end_offset)
-    assert [one.key_counts for one in results[1:]] == [None] * (len(results) - 1)
+    assert [result.key_counts for result in results[1:]] == [None] * (len(results) - 1)
     assert results[0].key_counts is not None
     assert sum(results[0].key_counts.keys) == results[-1].keys
     for file in (fast_dir / "t-0").glob("*.clean"):
@@ -246,8 +246,8 @@ def test_records_aborted_for_the_map_are_not_counted(first_dirty: int, tmp_path:
     assert fan_out(LOCAL, task, InProcess(tmp_path / "cells"), sizes).key_counts == alone
     assert alone is not None
     if first_dirty == 0:  # k at 5 and 8, u twice, q at 4 and 7; aborted: k at 0, x at 10
-        assert [tuple(one)[:2] for one in alone.hottest] == [(2, 8), (2, 7), (2, 3)]
-        assert [one.key for one in alone.hottest] == [b"k", b"q", b"u"]
+        assert [tuple(item)[:2] for item in alone.hottest] == [(2, 8), (2, 7), (2, 3)]
+        assert [item.key for item in alone.hottest] == [b"k", b"q", b"u"]
         assert sum(alone.records) == 9
 
 
@@ -265,19 +265,19 @@ def test_only_the_strides_of_the_hottest_keys_are_read_again(tmp_path: Path, mon
     read: list[int] = []
 
     class Reader(SegmentReader):
-        def unhurried_strides(self, path, log_bytes, *, start=0, torn_tail=False):  # type: ignore[no-untyped-def]
-            for stride in super().unhurried_strides(path, log_bytes, start=start, torn_tail=torn_tail):
-                read.append(len(stride.raw))
-                yield stride
+        def chunks_without_prefetch(self, path, log_bytes, *, start=0, torn_tail=False):  # type: ignore[no-untyped-def]
+            for chunk in super().chunks_without_prefetch(path, log_bytes, start=start, torn_tail=torn_tail):
+                read.append(len(chunk.raw))
+                yield chunk
 
-    monkeypatch.setattr(cleaner, "SegmentReader", partial(Reader, stride_bytes=5000))
+    monkeypatch.setattr(cleaner, "SegmentReader", partial(Reader, chunk_bytes=5000))
     monkeypatch.setattr(hottest_keys, "_read", watched := Watched(read, hottest_keys._read))
     assert clean_partition(LOCAL, task).key_counts is not None
     assert watched.read_bytes <= 5000
 
 
 class Watched:
-    """Return how many bytes of strides a function has read."""
+    """Return how many bytes of chunks a function has read."""
 
     def __init__(self, read, function) -> None:  # type: ignore[no-untyped-def]
         self.read, self.function, self.read_bytes = read, function, 0

@@ -20,9 +20,9 @@ from keytail.compact import cleaner
 from keytail.format.batch import HEADER_BYTES
 from keytail.format.compression import compress
 from keytail.kernels.native import crc32c
+from keytail.log.chunk import CHUNK_BYTES, SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
-from keytail.log.stride import STRIDE_BYTES, SegmentReader
 from tests.bench.memory import peak_private
 from tests.compact.logs import RandomLog, task_for, write_log
 from tests.hostile.bombs import bomb_batch, tiny_records, value_records
@@ -77,7 +77,7 @@ def uncompressed(size_bytes, batch_records, value_bytes, keys):
 
 
 def compressed(size_bytes, batch_records, value_bytes):
-    """Write batches in zstd of which one stride decompresses to more than the limit; half of the records of each are
+    """Write batches in zstd of which one chunk decompresses to more than the limit; half of the records of each are
     retained."""
     template, places = template_of(batch_records, value_bytes)
     block = np.frombuffer(template, np.uint8)[HEADER_BYTES:].copy()
@@ -94,8 +94,8 @@ def compressed(size_bytes, batch_records, value_bytes):
         sign_batches(batch, len(batch))
         parts.append(batch)
         size, offset = size + len(batch), offset + batch_records
-    opened_bytes = len(parts) * len(block) * STRIDE_BYTES // size
-    assert opened_bytes > MAP_BYTES + BESIDE_THE_MAP_BYTES, f"a stride opens to {opened_bytes} bytes only"
+    opened_bytes = len(parts) * len(block) * CHUNK_BYTES // size
+    assert opened_bytes > MAP_BYTES + BESIDE_THE_MAP_BYTES, f"a chunk opens to {opened_bytes} bytes only"
     return np.concatenate(parts), offset
 
 
@@ -117,13 +117,13 @@ SHAPES = {
     "batches of 100": partial(uncompressed, GIB, 100, 90, 1_000_000),
     "batches of 1": partial(uncompressed, GIB // 2, 1, 90, 1_000_000),
     "batches of 1 MB": partial(uncompressed, GIB // 2, 1000, 1000, 200_000),
-    "zstd, 200 to 1": partial(compressed, STRIDE_BYTES, 500, 1000),
+    "zstd, 200 to 1": partial(compressed, CHUNK_BYTES, 500, 1000),
     "a batch of 50 KB that opens to 1.1 GiB": partial(bomb, ZSTD, 1100, 1 << 20, 700),
     "the same in gzip": partial(bomb, GZIP, 1100, 1 << 20, 700),
     "a batch of records of 60 MiB": partial(bomb, ZSTD, 20, 60 << 20, 7),
     "a batch of a million records": partial(bomb, ZSTD, 1_000_000, 0, 1000),
 }
-# The others need the same parts of the code: strides, decompressed blocks, batches in pieces.
+# The others need the same parts of the code: chunks, decompressed blocks, batches in pieces.
 IN_CI = ("batches of 100", "a batch of 50 KB that opens to 1.1 GiB")
 
 
@@ -162,11 +162,11 @@ def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
 def test_the_measurement_detects_a_segment_read_at_once(tmp_path):
     data, end = uncompressed(BESIDE_THE_MAP_BYTES + MAP_BYTES, 100, 90, 1000)
-    answer = clean_in_a_process(tmp_path, data, end, stride_bytes=GIB)
+    answer = clean_in_a_process(tmp_path, data, end, chunk_bytes=GIB)
     assert answer["growth_bytes"] > MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
-def one_round(path, end, stride_bytes=None):
+def one_round(path, end, chunk_bytes=None):
     """Run one round to warm up, then the one that is measured; this is what the separate process does."""
     small = encode_batch([Rec(n, NOW, b"k%d" % (n % 3), b"v") for n in range(9)])
     segments = [Segment(0, small, 0, 0, NOW), Segment(9, b"", 0, 0, NOW)]
@@ -174,8 +174,8 @@ def one_round(path, end, stride_bytes=None):
         facts = write_log(directory, segments)
         log = RandomLog(segments, [], 9, {})
         cleaner.clean_partition(LOCAL, task_for(directory, log, facts, NOW, first_dirty=0))
-    if stride_bytes is not None:
-        cleaner.SegmentReader = partial(SegmentReader, stride_bytes=stride_bytes)
+    if chunk_bytes is not None:
+        cleaner.SegmentReader = partial(SegmentReader, chunk_bytes=chunk_bytes)
     segments = [Segment(0, b"", 0, 0, NOW), Segment(end, b"", 0, 0, NOW)]
     facts = []
     for base in (0, end):

@@ -37,16 +37,16 @@ items_strategy = st.lists(
 @given(st.lists(items_strategy, max_size=6), st.integers(1, 80), st.integers(2, 120))
 def test_behaves_as_a_dictionary_until_it_is_full(rounds, max_entries, slots):
     offset_map = OffsetMap(slots * SLOT_BYTES * 3 // 2, max_entries)
-    twin = DictMap(offset_map.max_entries)
+    expected = DictMap(offset_map.max_entries)
     seen = {(0, 0)}
     for items in rounds:
         low, high, ordinals = columns(items)
-        assert offset_map.put_all(low, high, ordinals, len(items)) == twin.put_all(items)
+        assert offset_map.put_all(low, high, ordinals, len(items)) == expected.put_all(items)
         offset_map.check()
-        assert offset_map.used == len(twin.entries)
+        assert offset_map.used == len(expected.entries)
         seen.update(item[:2] for item in items)
         keys = sorted(seen)
-        assert get(offset_map, keys) == [twin.get(*key) for key in keys]
+        assert get(offset_map, keys) == [expected.get(*key) for key in keys]
 
 
 @pytest.mark.parametrize("n", [10, 100, 1000, 5000])

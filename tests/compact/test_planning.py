@@ -49,11 +49,11 @@ def test_version_is_printed(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (0, f"keytail {__version__}\n")
 
 
-@pytest.mark.parametrize("verb", ["plan", "compact"])
-def test_help_has_an_example(run: Run, verb: str) -> None:
-    result = run(verb, "--help")
+@pytest.mark.parametrize("command", ["plan", "compact"])
+def test_help_has_an_example(run: Run, command: str) -> None:
+    result = run(command, "--help")
     assert result.exit_code == 0
-    assert f"keytail {verb} --log-dirs" in result.stdout
+    assert f"keytail {command} --log-dirs" in result.stdout
 
 
 def test_a_dry_run_changes_nothing_and_prints_how_to_execute_it(run: Run, log_dir: Path) -> None:

@@ -83,9 +83,9 @@ def test_the_segment_with_the_first_dirty_offset_inside_counts_as_clean(first_di
 
 
 def test_without_clean_segments_only_files_of_the_year_1970_lose_tombstones() -> None:
-    gone = Segment(0, encode_single(rec(0, b"a", None)), mtime_ms=0)
-    kept = Segment(0, gone.log, mtime_ms=1)
-    assert batches(run(gone)) == []
+    removed = Segment(0, encode_single(rec(0, b"a", None)), mtime_ms=0)
+    kept = Segment(0, removed.log, mtime_ms=1)
+    assert batches(run(removed)) == []
     assert [batch.base_offset for batch in batches(run(kept))] == [0]
 
 

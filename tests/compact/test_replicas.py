@@ -34,10 +34,10 @@ def cleaned(log_dir: Path, offset: int | str) -> None:
     (log_dir / "cleaner-offset-checkpoint").write_text(f"0\n1\norders 0 {offset}\n")
 
 
-def compact(run: Run, log_dir: Path, *more: str | Path, now: int, verb: str = "compact"):
+def compact(run: Run, log_dir: Path, *more: str | Path, now: int, command: str = "compact"):
     clock = ("--now", str(now))
-    executed = ("--execute", "--unsafe-clock") if verb == "compact" else ()
-    result = run(verb, "--log-dirs", log_dir, *CONFIG, *clock, *executed, "--output", "json", "--force", *more)
+    executed = ("--execute", "--unsafe-clock") if command == "compact" else ()
+    result = run(command, "--log-dirs", log_dir, *CONFIG, *clock, *executed, "--output", "json", "--force", *more)
     return result, rows_of(result).get("orders-0", {}) if result.stdout else {}
 
 
@@ -56,7 +56,7 @@ def test_tombstones_wait_for_the_least_cleaned_replica(run: Run, brokers: list[P
     cleaned(b, 205)
     cleaned(c, 300)
     untouched = [snapshot(path) for path in (b, c)]
-    _, row = compact(run, a, *others, "--from-log-start", now=LATER, verb="plan")
+    _, row = compact(run, a, *others, "--from-log-start", now=LATER, command="plan")
     assert row["status"] == "would-compact"
     assert (row["removal_limit_offset"], row["removal_limit_replica"]) == (205, "second")
     again = ("--from-log-start", "--force", "--now", str(LATER))
@@ -86,7 +86,7 @@ def test_a_replica_that_does_not_host_the_partition_delays_nothing_and_is_report
 ) -> None:
     a, b, _ = brokers
     shutil.move(b / "orders-0", b / "orders-1")
-    result, row = compact(run, a, "--replica", b, now=LATER, verb="plan")
+    result, row = compact(run, a, "--replica", b, now=LATER, command="plan")
     assert (row["status"], row["removal_limit_offset"], row["removal_limit_replica"]) == ("would-compact", None, None)
     assert "no --replica hosts orders-0: " in result.stderr
 

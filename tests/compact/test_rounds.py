@@ -90,7 +90,7 @@ def test_any_bound_gives_the_bytes_of_one_task(case: int, fast_dir: Path) -> Non
     sources = [group.source_bases for result in results for group in result.groups]
     assert sources == [group.source_bases for group in whole.groups]
     assert replace(results[-1], groups=(), phases_s={}) == replace(whole, groups=(), phases_s={})
-    assert [one for result in results for one in result.sources] == list(whole.sources)
+    assert [source for result in results for source in result.sources] == list(whole.sources)
 
 
 def rec(offset: int, key: bytes | None, value: bytes | None = b"v") -> Rec:
@@ -154,10 +154,10 @@ def lose(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
     """A rewriter that drops the batches at these offsets, or retains them (negative)."""
     decide_rows = Rewriter._decide_rows
 
-    def wrong(self: Rewriter, stride: Any, *arguments: int) -> Any:
-        rows = decide_rows(self, stride, *arguments)
+    def wrong(self: Rewriter, chunk: Any, *arguments: int) -> Any:
+        rows = decide_rows(self, chunk, *arguments)
         for offset in offsets:
-            rows.action[stride.table["base_offset"] == abs(offset)] = kernels.DROP if offset >= 0 else kernels.COPY
+            rows.action[chunk.table["base_offset"] == abs(offset)] = kernels.DROP if offset >= 0 else kernels.COPY
         return rows
 
     monkeypatch.setattr(Rewriter, "_decide_rows", wrong)

@@ -21,7 +21,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
-from keytail.run.tasks import Outcome, attempt_one
+from keytail.run.tasks import Outcome, run_attempt
 from tests.compact.test_driver import CONFIG, checkpoint, compaction, make, rows_of_answers
 from tests.log_dirs import newest_by_key, records_of, snapshot
 
@@ -63,7 +63,7 @@ def finish(
     space = ScratchSpace(LOCAL, least_scratch_bytes(task))
     space.device(str(log_dir))
     driver = compaction(engine or ThisProcess(), log_dir, [task], fs=fs, clean=clean_here, space=space, **more)
-    [row] = rows_of_answers(driver, [(task, attempt_one(clean_here, task, "a0"))])
+    [row] = rows_of_answers(driver, [(task, run_attempt(clean_here, task, "a0"))])
     return driver, row
 
 
@@ -201,7 +201,7 @@ def test_a_disk_that_becomes_full_in_a_task_ends_the_partition(part: float, tmp_
     result = clean_partition(large, replace(task, attempt="large"))
     small = Disk()
     small.size = int(large.written * part)
-    outcome = attempt_one(lambda task, attempt: clean_partition(small, replace(task, attempt=attempt)), task, "a0")
+    outcome = run_attempt(lambda task, attempt: clean_partition(small, replace(task, attempt=attempt)), task, "a0")
     [row] = rows_of_answers(compaction(ThisProcess(), log_dir, [task]), [(task, outcome)])
     assert row.status == "failed"
     assert "No space left" in row.error
@@ -220,7 +220,7 @@ def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
                 driver.stop.asked = True  # in the middle of a group, after its commit
 
     driver = compaction(ThisProcess(), log_dir, [task], fs=Stopping())
-    [row] = rows_of_answers(driver, [(task, attempt_one(clean_here, task, "a0"))])
+    [row] = rows_of_answers(driver, [(task, run_attempt(clean_here, task, "a0"))])
     assert row.status == "skipped"
     assert "interrupted [run-interrupted]. 1 of 3 groups done, safe to start the broker" in row.error
     assert checkpoint(log_dir) == {}

@@ -7,9 +7,9 @@ import pytest
 from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.map_phase.survivors import Followers, SurvivorBuilder
 from keytail.compact.plan import segments_between
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.records.key_scan import KeyScanner
-from keytail.log.stride import SegmentReader
 from keytail.log.transactions import NATIVE_ENTRY, TransactionTracker
 from tests.chance import chance, draws
 from tests.compact.logs import random_log, write_log

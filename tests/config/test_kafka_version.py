@@ -8,7 +8,7 @@ from keytail.config.kafka_version import Inferred, Signs, infer
 
 
 def text(inferred: Inferred) -> str:
-    return "; ".join(f"{one.seen}: {one.means}" for one in inferred.evidence)
+    return "; ".join(f"{item.seen}: {item.means}" for item in inferred.evidence)
 
 
 def test_nothing_seen_is_nothing_said() -> None:

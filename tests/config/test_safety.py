@@ -69,17 +69,17 @@ def doubts(draw: st.DrawFn) -> tuple[str, list[Value]]:
     return name, draw(st.lists(values, min_size=1, max_size=5))
 
 
-def removes_no_more(name: str, one: Value, other: Value) -> bool:
+def removes_no_more(name: str, item: Value, other: Value) -> bool:
     """Return whether `other` allows the removal of everything that `one` allows to remove."""
     if name == "cleanup.policy":
-        assert isinstance(one, tuple)
+        assert isinstance(item, tuple)
         assert isinstance(other, tuple)
-        return set(one) <= set(other)
+        return set(item) <= set(other)
     if name == "remote.storage.enable":
-        return bool(one) or not other
+        return bool(item) or not other
     if name in RETENTION | LARGER_IS_SAFER:
         endless = name in RETENTION
-        low, high = (float("inf") if endless and v < 0 else v for v in (other, one))  # type: ignore[operator, union-attr]
+        low, high = (float("inf") if endless and v < 0 else v for v in (other, item))  # type: ignore[operator, union-attr]
         return low <= high
     return True
 

@@ -32,8 +32,8 @@ from keytail.log.producers import first_unstable
 from keytail.log.recover import recover
 from keytail.run.engine import ThisProcess
 from keytail.run.storage import ScratchSpace
-from keytail.run.tasks import attempt_one
-from keytail.undo.originals import Originals
+from keytail.run.tasks import run_attempt
+from keytail.undo.backup import Backup
 from tests.crash.driver import Failed
 from tests.crash.partitions import NO_PRODUCERS, write_segment
 from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch, encode_marker
@@ -163,16 +163,16 @@ class Log:
             else:
                 assert found[key] == newest, f"{self.name}: {found[key]} is visible again, {newest} is gone"
 
-    def judge_loaded(self, loaded: Loaded) -> None:
+    def check_loaded(self, loaded: Loaded) -> None:
         logs = {base: segment.log for base, segment in loaded.segments.items()}
         self.judge(loaded.records(), end_of(logs), list(logs))
         assert self.end in loaded.snapshots, f"{self.name}: the snapshot of the log end is gone"
         for base, segment in loaded.segments.items():
             indexes = (segment.index, segment.time_index)
             assert indexes == index_files(segment.log, base, INTERVAL_BYTES), f"{self.name}: indexes of {base}"
-        self.judge_transactions(loaded)
+        self.check_transactions(loaded)
 
-    def judge_transactions(self, loaded: Loaded) -> None:
+    def check_transactions(self, loaded: Loaded) -> None:
         """Check the first offsets of open transactions, and that readers of committed data get exactly that data."""
         found = replay({base: segment.log for base, segment in loaded.segments.items()})
         assert found.open_from == self.transactions.open_from, f"{self.name}: open are {found.open_from}"
@@ -194,7 +194,7 @@ class Log:
         dirty_from = max((base for base in left if base <= start), default=0)
         if not self.compacted or start >= end or not any(left[b][0] for b in left if dirty_from <= b < end):
             return left, first_dirty
-        twin = clean(
+        expected = clean(
             [_source(base, *files) for base, files in sorted(left.items())],
             first_dirty=start,
             first_uncleanable=end,
@@ -204,12 +204,12 @@ class Log:
             index_interval_bytes=INTERVAL_BYTES,
             producers={pid: (last, 1) for pid, last in self.producers.items()},
         )
-        for output in twin.segments:
+        for output in expected.segments:
             for base in output.source_bases:
                 del left[base]
-        for out in twin.segments:
+        for out in expected.segments:
             left[out.base_offset] = (out.log, out.index, out.time_index, out.txn_index)
-        return left, twin.end_offset
+        return left, expected.end_offset
 
 
 @dataclass(frozen=True)
@@ -246,23 +246,25 @@ class LogDir:
         """Run the driver without Spark, with all partitions as one bundle. Failures are returned."""
         [listing] = survey_log_dirs(fs, [str(root)])
         compacted = {log.name for log in self.logs if log.compacted}
-        tasks, told = [], []
+        tasks, reported = [], []
         for entry in listing.partitions:
             if os.path.basename(entry.path) in compacted:
-                outcome = attempt_one(partial(self._task, fs, listing, entry), run_id, "")
+                outcome = run_attempt(partial(self._task, fs, listing, entry), run_id, "")
                 if outcome.problem is not None:
-                    told.append(str(outcome.problem))
+                    reported.append(str(outcome.problem))
                 elif outcome.value is not None:
                     tasks.append(outcome.value)
-        keeper = Keeper(fs, Originals(str(root.parent / self.keep_in), self.copies)) if self.keep_in else None
+        keeper = Keeper(fs, Backup(str(root.parent / self.keep_in), self.copies)) if self.keep_in else None
         destination = InPlace(fs, {str(root): hosted([listing])}, _is_not_run, keeper)
         driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs), destination)
-        outcomes = [attempt_one(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
+        outcomes = [run_attempt(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
         answers = list(zip(tasks, outcomes, strict=True))
-        rows = [one.row for one in driver.installer.finish(answers)]  # the driver's own order of install and checkpoint
-        told += [row.error for row in rows if row.status != "compacted"]
-        assert not told or fs is not LOCAL, told
-        return Failed(tuple(told))
+        rows = [
+            item.row for item in driver.installer.finish(answers)
+        ]  # the driver's own order of install and checkpoint
+        reported += [row.error for row in rows if row.status != "compacted"]
+        assert not reported or fs is not LOCAL, reported
+        return Failed(tuple(reported))
 
     def _task(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, run_id: str, _: str) -> Any:
         """Return the task of a partition, or None if there is nothing to clean."""
@@ -343,7 +345,7 @@ def judge(log_dir: LogDir, found: Found, run: Expected, *, ended: bool) -> None:
     """Check a state within a run: the promises, and that no checkpoint is ahead of its segments."""
     files = found.files()
     for log in log_dir.logs:
-        log.judge_loaded(found.logs[log.name])
+        log.check_loaded(found.logs[log.name])
         before, after = run.before.checkpoints.get(log.name), run.checkpoints.get(log.name)
         now = found.checkpoints.get(log.name)
         assert now in (before, after), f"the checkpoint of {log.name} is {now}, neither {before} nor {after}"

@@ -12,12 +12,12 @@ COLUMNS = ("protocol", "directories", "calls", "stops", "faults", "states", "dis
 def rows(table: list[Counts]) -> list[tuple[str, ...]]:
     """Return a row for each protocol. `calls` is the number of operations of the longest action."""
     found = []
-    for protocol, group in itertools.groupby(sorted(table, key=lambda one: one.protocol), lambda one: one.protocol):
-        counts = [one for one in group if one.states]
+    for protocol, group in itertools.groupby(sorted(table, key=lambda item: item.protocol), lambda item: item.protocol):
+        counts = [item for item in group if item.states]
         if counts:
-            calls = max(one.calls for one in counts)
+            calls = max(item.calls for item in counts)
             sums = [
-                sum(getattr(one, name) for one in counts)
+                sum(getattr(item, name) for item in counts)
                 for name in ("stops", "faults", "states", "distinct_states", "losses")
             ]
             found.append((protocol, *(f"{number:,}" for number in (len(counts), calls, *sums))))

@@ -58,7 +58,7 @@ class State:
 class Failed:
     """The result of an action that reports failures without raising, like `failed` rows."""
 
-    told: tuple[str, ...]
+    reported: tuple[str, ...]
 
 
 @dataclass
@@ -161,8 +161,8 @@ def for_every_stop(
                 look(False, torn=True)
 
     fs.before_each = before_each
-    told = _run(fs, action, root)
-    assert not told, f"the action fails without a fault: {told}"
+    reported = _run(fs, action, root)
+    assert not reported, f"the action fails without a fault: {reported}"
     counts.calls = max(counts.calls, len(fs.calls))
     fs.check()
     look(True)
@@ -202,18 +202,18 @@ def for_every_fault(
         label = f"seed {seed}, call {number} ({operation} {arguments[0]}) fails: {fault}"
         counts.faults += 1
         try:
-            told = _run(fs, action, root)
+            reported = _run(fs, action, root)
             fs.check()
-            _check_told(fs, fault, told)
-            _check_scratch(root, operation, fault, told, scratch)
+            _check_reported(fs, fault, reported)
+            _check_scratch(root, operation, fault, reported, scratch)
         except AssertionError as error:
             raise AssertionError(f"at {label}: {error}\n{_done(fs.operations)}") from error
         except Exception as error:
             raise AssertionError(f"at {label}: an error of another kind\n{_done(fs.operations)}") from error
-        left = _new_states(fs, label, not told, counts, work_dir, rng, partial_cuts, fault)
+        left = _new_states(fs, label, not reported, counts, work_dir, rng, partial_cuts, fault)
         _check(left, check, counts)
-        if operation == "fsync" and again is not None and told:
-            fs.mend()
+        if operation == "fsync" and again is not None and reported:
+            fs.repair()
             assert not _run(fs, again, root), f"at {label}: not done afterwards either"
             fs.check()
             left = _new_states(fs, f"{label}, then again", True, counts, work_dir, rng, partial_cuts, fault)
@@ -233,21 +233,21 @@ def _new_states(
     fault: Fault | None = None,
 ) -> list[State]:
     """Return the states that a stop leaves here and that were not seen before, without writing them to a disk."""
-    ways: list[tuple[str, Tree]] = [
+    strategies: list[tuple[str, Tree]] = [
         ("as it is", fs.as_it_is()),
         ("power cut", fs.power_cut()),
         *((f"partial power cut {i}", fs.partial_power_cut(rng, in_order=True)) for i in range(partial_cuts)),
         *((f"unordered power cut {i}", fs.partial_power_cut(rng, in_order=False)) for i in range(2 * partial_cuts)),
     ]
     states = []
-    for way, tree in ways:
+    for strategy, tree in strategies:
         counts.states += 1
         digest = f"{digest_of_tree(tree)} {ended}"  # the last state must also meet the conditions of the end
         if digest not in counts.seen:
             counts.seen.add(digest)
             counts.distinct_states += 1
             states.append(
-                State(work_dir / "left", f"{label}, {way}", tuple(fs.operations), ended, fault, tree)
+                State(work_dir / "left", f"{label}, {strategy}", tuple(fs.operations), ended, fault, tree)
             )
     return states
 
@@ -282,8 +282,8 @@ def _calls(origin: Tree, action: Action, root: Path, counts: Counts) -> list[tup
     """Return the calls of a run without a fault."""
     write_tree(origin, root)
     fs = RecordingFileSystem(root, origin)
-    told = _run(fs, action, root)
-    assert not told, f"the action fails without a fault: {told}"
+    reported = _run(fs, action, root)
+    assert not reported, f"the action fails without a fault: {reported}"
     remove_tree(root)
     counts.calls = max(counts.calls, len(fs.calls))
     return fs.calls
@@ -299,7 +299,7 @@ def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
         result = Failed((in_words(error),))
     left_open = [path for path in _open_files() if path.startswith(str(root))]
     assert not left_open, f"descriptors stay open: {left_open}"
-    return list(result.told) if isinstance(result, Failed) else []
+    return list(result.reported) if isinstance(result, Failed) else []
 
 
 def _open_files() -> list[str]:
@@ -312,17 +312,17 @@ def _open_files() -> list[str]:
     return found
 
 
-def _check_told(fs: RecordingFileSystem, fault: Fault, told: list[str]) -> None:
+def _check_reported(fs: RecordingFileSystem, fault: Fault, reported: list[str]) -> None:
     """Check that a failure is reported with the system's text, the operation, the file, and a remedy."""
-    assert not (told and fault.kind in GOES_ON), f"half of an answer is no failure: {told}"
-    if not told or fault.kind in GOES_ON:
+    assert not (reported and fault.kind in GOES_ON), f"half of an answer is no failure: {reported}"
+    if not reported or fault.kind in GOES_ON:
         return
     words = [] if fault.kind == CUT else [str(fault.error().strerror), " while ", of_system(fault.error()).remedy or ""]
-    said = [any(all(word in text for word in (*words, name)) for text in told) for _, name in fs.failed]
-    assert any(said), f"{fs.failed} failed, but {told} was reported"
+    message = [any(all(word in text for word in (*words, name)) for text in reported) for _, name in fs.failed]
+    assert any(message), f"{fs.failed} failed, but {reported} was reported"
 
 
-def _check_scratch(root: Path, operation: str, fault: Fault, told: list[str], scratch: tuple[str, ...]) -> None:
+def _check_scratch(root: Path, operation: str, fault: Fault, reported: list[str], scratch: tuple[str, ...]) -> None:
     """Check that no scratch is left, except files that the fault itself prevented from being listed or removed."""
     if not scratch or fault.may_keep_scratch or operation == "scan":
         return

@@ -130,7 +130,7 @@ class Partition:
             else:
                 replaced.append(True)
                 expected |= part.outputs.keys()
-                self._judge_replaced(part, found, present)
+                self._check_replaced(part, found, present)
         assert replaced == sorted(replaced, reverse=True), f"a later part before an earlier one: {replaced}"
         sources = {base for part in self.parts for base in part.source_bases}
         for base in self.segments.keys() - sources:
@@ -138,7 +138,7 @@ class Partition:
         assert found.keys() <= expected, f"found {sorted(found)}, where only {sorted(expected)} can be"
         return replaced
 
-    def _judge_replaced(self, part: Group, found: Mapping[int, LoadedSegment], present: list[int]) -> None:
+    def _check_replaced(self, part: Group, found: Mapping[int, LoadedSegment], present: list[int]) -> None:
         for base, log in part.outputs.items():
             assert base in found, f"nothing at {base}"
             assert found[base].log == log, f"neither source nor output at {base}"
@@ -155,8 +155,8 @@ class Partition:
         """Return whether the output is identical to its only source."""
         return part.source_bases == (part.base,) and part.outputs == {part.base: log_of(self.segments[part.base])}
 
-    def judge_start(self, log_dir: Path) -> list[bool]:
-        """Run `judge` on what brokers of all versions find when they start on the log dir.
+    def check_start(self, log_dir: Path) -> list[bool]:
+        """Run `check_set` on what brokers of all versions find when they start on the log dir.
 
         The results must be equal, and brokers before 3.0 must leave no `.swap` file, which a later version would use.
         """

@@ -93,7 +93,7 @@ class RecordingFileSystem(FileSystem):
         self._fault = fault
         return self
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Stop failing."""
         self._fault = None
 
@@ -261,8 +261,8 @@ class RecordingFileSystem(FileSystem):
 
     def _did_unlink(self, path: str, _: None) -> None:
         directory, name = self._split(path)
-        gone = directory.now[name]
-        directory.change(lambda entries: entries.get(name) is gone and entries.pop(name))
+        removed = directory.now[name]
+        directory.change(lambda entries: entries.get(name) is removed and entries.pop(name))
 
     _did_rmdir = _did_unlink
 

@@ -19,7 +19,7 @@ from keytail.import_ import install as import_install
 from keytail.import_.on_spark import Import
 from keytail.import_.plan import Rules, plan_import, refusals
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.run.tasks import attempt_one
+from keytail.run.tasks import run_attempt
 from tests.chance import SEED
 from tests.crash.driver import Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
 from tests.crash.explorer import digest_of_rest
@@ -38,7 +38,9 @@ RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
     """Return the logs of one replica, as a starting broker finds them."""
-    return {base: one.log for base, one in load_alike(case.dirs(root)[number] / PARTITION).segments.items() if one.log}
+    return {
+        base: item.log for base, item in load_alike(case.dirs(root)[number] / PARTITION).segments.items() if item.log
+    }
 
 
 def names_of(case: Case, root: Path) -> set[str]:
@@ -85,7 +87,7 @@ def drive(case: Case, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
     if reasons := [reason for replica in replicas for reason in refusals(replica.facts, RULES)]:
         return Failed(tuple(reasons))
     plan = plan_import(replicas, "one", append=True, topic_id=None)
-    answer = None if plan.record else attempt_one(lambda _, __: case.write(fs, plan, run_id), None, "")
+    answer = None if plan.record else run_attempt(lambda _, __: case.write(fs, plan, run_id), None, "")
     assert answer is None or not answer.trace, answer
     job = Import(None, [plan], {}, "one", run_id, fs=fs)
     with patch.object(job, "_write", lambda: {0: answer} if answer else {}):
@@ -285,13 +287,13 @@ def test_every_stop_of_the_second_run_too(
     before, after = expected_logs(case, tmp_path)
     assert len(after) == 3
     first, second = Counts("import"), Counts("import, again")
-    begun: set[str] = set()
+    started: set[str] = set()
 
     def again(begin: State) -> None:
         digest = digest_of_rest(begin.tree)
-        if digest in begun:  # scratch files are removed first and never read
+        if digest in started:  # scratch files are removed first and never read
             return
-        begun.add(digest)
+        started.add(digest)
 
         def check(state: State) -> None:
             judge(case, state.root, before, after)

@@ -53,12 +53,12 @@ def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         fs, facts, index_interval_bytes=INTERVAL_BYTES, segment_index_bytes=8192, execute=True, run_id=run_id
     )
     [outcome] = Rebuild([plan], hosted={listing.path: hosted([listing])}, fs=fs).run()
-    told = (*outcome.rest.refused, *([str(outcome.problem)] if outcome.problem else []))
-    assert not told or fs is not LOCAL, told
-    return Failed(told)
+    reported = (*outcome.rest.refused, *([str(outcome.problem)] if outcome.problem else []))
+    assert not reported or fs is not LOCAL, reported
+    return Failed(reported)
 
 
-def spoil(root: Path, *, only_what_a_broker_mends: bool) -> None:
+def spoil(root: Path, *, only_what_a_broker_repairs: bool) -> None:
     """Remove or damage another file of each segment."""
     path = root / NAME
 
@@ -69,7 +69,7 @@ def spoil(root: Path, *, only_what_a_broker_mends: bool) -> None:
         file(1, suffix).unlink()
     file(2, ".index").unlink()
     file(2, ".timeindex").unlink()
-    if only_what_a_broker_mends:
+    if only_what_a_broker_repairs:
         for snapshot in path.glob("*.snapshot"):  # those that the log dir is created with contain no producers
             if int(snapshot.stem) in BASES:
                 snapshot.unlink()
@@ -94,7 +94,7 @@ def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[s
     right = files_of(fast_dir / "right")
     spoiled = fast_dir / "spoiled"
     shutil.copytree(fast_dir / "right", spoiled)
-    spoil(spoiled, only_what_a_broker_mends=False)
+    spoil(spoiled, only_what_a_broker_repairs=False)
     before = files_of(spoiled)
     undisturbed = fast_dir / "undisturbed"
     shutil.copytree(spoiled, undisturbed)
@@ -138,7 +138,7 @@ def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -
     """If a broker can rebuild the missing files itself, it finds the same logs at every stop as without us."""
     spoiled = fast_dir / "spoiled"
     LOG_DIR.make(spoiled)
-    spoil(spoiled, only_what_a_broker_mends=True)
+    spoil(spoiled, only_what_a_broker_repairs=True)
 
     def opened(root: Path) -> tuple[object, ...]:
         copy = fast_dir / "kafka" / NAME

@@ -98,11 +98,11 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         recover(fs, str(root / PARTITION))
 
     def check_within_recovery(state: State) -> None:
-        partition.judge_start(state.root)
+        partition.check_start(state.root)
         recover_for_good(partition, state.root, settled)
 
     def check(state: State) -> None:
-        replaced = partition.judge_start(state.root)
+        replaced = partition.check_start(state.root)
         assert all(replaced) or not state.action_ended
         for_every_stop(
             state.tree, recover_dir, check_within_recovery,
@@ -172,13 +172,13 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
             replace.commit_group(fs, str(root / PARTITION), group)
 
     def check(state: State) -> None:
-        replaced = partition.judge_start(state.root)
+        replaced = partition.check_start(state.root)
         assert all(replaced) or not state.action_ended
         unlike.setdefault(digest_of_tree(state.tree), state.tree)
         assert recover_for_good(partition, state.root, settled) == replaced
 
     def check_recovered(state: State) -> None:
-        partition.judge_start(state.root)
+        partition.check_start(state.root)
         recover_for_good(partition, state.root, settled)
 
     for_every_fault(
@@ -206,13 +206,13 @@ def recover_for_good(partition: Partition, root: Path, settled: Settled) -> list
     recover(LOCAL, str(root / PARTITION))
     digest = digest_of(root)
     if digest not in settled:
-        settled[digest] = judge_recovered(partition, root)
+        settled[digest] = check_recovered(partition, root)
     return settled[digest]
 
 
-def judge_recovered(partition: Partition, root: Path) -> list[bool]:
+def check_recovered(partition: Partition, root: Path) -> list[bool]:
     path = root / PARTITION
-    replaced = partition.judge_start(root)
+    replaced = partition.check_start(root)
     names = {file.name for file in path.iterdir()}
     assert not [name for name in names if name.count(".") > 1], names
     merged_away = {

@@ -18,7 +18,7 @@ import pytest
 
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.log.fs import FileSystem
-from keytail.run.tasks import Outcome, attempt_one
+from keytail.run.tasks import Outcome, run_attempt
 from tests.chance import SEED
 from tests.crash import compactions
 from tests.crash.compactions import Found, Log, LogDir, find
@@ -45,7 +45,7 @@ def one_group(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
 
 def run_here(fs: FileSystem, tasks: Sequence[CleaningTask], *_: Any, **__: Any) -> list[Outcome[Any]]:
-    return [attempt_one(lambda task, _: one_group(fs, task), task, "") for task in tasks]
+    return [run_attempt(lambda task, _: one_group(fs, task), task, "") for task in tasks]
 
 
 TRANSACTIONS = "transactions across groups: committed, aborted, and one open"

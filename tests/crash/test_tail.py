@@ -12,7 +12,7 @@ import pytest
 
 import keytail.rebuild_index
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.rebuild_index.tail import TornTail, cut_tail
+from keytail.rebuild_index.tail import TornTail, truncate_tail
 from tests.chance import SEED
 from tests.crash.driver import Counts, State, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, log_of
@@ -42,7 +42,7 @@ CASES = {
 
 
 def cut_as_found(fs: FileSystem, root: Path, tail: TornTail | None) -> None:
-    cut_tail(fs, facts_of(root), plan(root, tail), hosted=HOSTED)
+    truncate_tail(fs, facts_of(root), plan(root, tail), hosted=HOSTED)
 
 
 def files_of(root: Path) -> set[str]:

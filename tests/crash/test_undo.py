@@ -119,10 +119,10 @@ def test_whatever_a_compaction_leaves_can_be_undone(
             assert tree(logs) != origin
             assert all((entry_of(state.root, log) / MANIFEST).exists() for log in log_dir.logs)
         for log in log_dir.logs:
-            log.judge_loaded(load_alike(logs / log.name))
+            log.check_loaded(load_alike(logs / log.name))
         log_dir.recover(LOCAL, logs)  # if nothing was kept, the model of a broker finds the originals
-        begun = (state.root / KEPT / "r1").exists()
-        rows = {row.name: row for row in (run_undo(LOCAL, state.root) if begun and any_entry(state.root) else [])}
+        started = (state.root / KEPT / "r1").exists()
+        rows = {row.name: row for row in (run_undo(LOCAL, state.root) if started and any_entry(state.root) else [])}
         found = tree(logs)
         for log in log_dir.logs:
             of_log = {path: file for path, file in origin.items() if path.startswith(log.name)}
@@ -168,7 +168,7 @@ def test_an_undo_that_was_stopped_loses_nothing_and_is_finished_by_the_next(
         logs = state.root / "logs"
         cleaned = read_checkpoint(logs / CHECKPOINT)
         for log in log_dir.logs:
-            log.judge_loaded(load_alike(logs / log.name))
+            log.check_loaded(load_alike(logs / log.name))
             as_left = {path: file for path, file in compacted.items() if path.startswith(log.name)}
             if cleaned.get(log.name) != log.checkpoint:
                 found = {path: file for path, file in tree(logs).items() if path.startswith(log.name)}

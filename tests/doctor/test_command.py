@@ -253,8 +253,8 @@ def test_executors_are_asked(run: Run, on_spark: None, tmp_path: Path) -> None:
 def test_after_warming_a_run_compiles_nothing(tmp_path: Path) -> None:
     is_empty = os.environ.get("KEYTAIL_EMPTY_CACHE") == "1"
     cache = {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache")} if is_empty else {}
-    warmed, _, said = told(_WARM, **cache)
-    assert "kernels are compiled" in said
+    warmed, _, message = told(_WARM, **cache)
+    assert "kernels are compiled" in message
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
     called, compiled, _ = told(_WORK, str(log_dir / "orders-0"), **cache)
     assert len(called) > 10

@@ -44,13 +44,13 @@ class Block:
     def is_commands(self) -> bool:
         lines = self.text.splitlines()
         return self.kind == "sh" or (
-            self.kind in ("", "bash", "indented") and any(_COMMAND.match(one) or _JOB.search(one) for one in lines)
+            self.kind in ("", "bash", "indented") and any(_COMMAND.match(line) or _JOB.search(line) for line in lines)
         )
 
     def mark(self, name: str) -> str | None:
         """What stands behind `name` in a mark, "" if nothing does; None without such a mark."""
-        for one in self.marks:
-            if match := re.fullmatch(rf"{name}(?::? (.*))?", " ".join(one.split())):
+        for item in self.marks:
+            if match := re.fullmatch(rf"{name}(?::? (.*))?", " ".join(item.split())):
                 return match[1] or ""
         return None
 
@@ -65,7 +65,7 @@ class _Reading:
 def pages() -> list[str]:
     """Paths from the root of the repository."""
     found = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
-    return sorted(str(one) for one in found if not any(part in _BUILT or part[0] == "." for part in one.parts))
+    return sorted(str(item) for item in found if not any(part in _BUILT or part[0] == "." for part in item.parts))
 
 
 def text_of(page: str) -> str:

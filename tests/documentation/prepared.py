@@ -78,8 +78,8 @@ def _replicas(root: Path, golden: Path) -> None:
     for name in ("broker-1", "broker-2", "broker-3"):
         shutil.copytree(golden, root / "mnt" / name, copy_function=shutil.copy2)
     _turn_a_bit(root / "mnt/broker-2/gzip-0" / f"{_SPOILED}.log", 2000)
-    gone = sorted((root / "mnt/broker-3/none-1").glob("*.log"))[1]
-    for path in gone.parent.glob(f"{gone.stem}.*"):
+    removed = sorted((root / "mnt/broker-3/none-1").glob("*.log"))[1]
+    for path in removed.parent.glob(f"{removed.stem}.*"):
         path.unlink()
 
 

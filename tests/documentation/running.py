@@ -70,8 +70,8 @@ class Host:
 
     def learn(self, page: str, printed: str) -> None:
         """Which run of the page is which of those here: the n-th that is named is the n-th that was made."""
-        new = [one for one in dict.fromkeys(_ID.findall(printed)) if one not in self.given]
-        theirs = [one for one in dict.fromkeys(_ID.findall(page)) if one not in self.known]
+        new = [item for item in dict.fromkeys(_ID.findall(printed)) if item not in self.given]
+        theirs = [item for item in dict.fromkeys(_ID.findall(page)) if item not in self.known]
         self.given += new
         self.known |= dict(zip(theirs, new, strict=False))
 
@@ -81,10 +81,10 @@ def run_block(block: Block, host: Host) -> str:
     printed, status = "", 0
     every = commands(block.text)
     for number, command in enumerate(every, 1):
-        said, status = host.run(command)
-        printed += said
+        message, status = host.run(command)
+        printed += message
         wanted = int(block.mark("status") or 0) if number == len(every) else 0
-        assert status == wanted, f"{block.where}: {command}: status {status}, not {wanted}\n{said}"
+        assert status == wanted, f"{block.where}: {command}: status {status}, not {wanted}\n{message}"
     if block.printed is not None:
         host.learn(block.printed, printed)
         missing = missing_of(block.printed, printed)
@@ -120,9 +120,9 @@ def main(page: str) -> None:
             if name := block.mark("given"):
                 place(name, host.root, golden)
             for command in commands(block.text):
-                said, status = host.run(command)
-                host.learn(block.printed or "", said)
-                print(f"$ {command}\n{said}[{status}]\n", flush=True)
+                message, status = host.run(command)
+                host.learn(block.printed or "", message)
+                print(f"$ {command}\n{message}[{status}]\n", flush=True)
 
 
 if __name__ == "__main__":

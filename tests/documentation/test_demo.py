@@ -13,7 +13,7 @@ from tests.documentation.running import as_compared, missing_of
 
 @pytest.mark.spark
 def test_the_demo_ends_as_the_readme_shows() -> None:
-    [shown] = [one.text for one in blocks("README.md") if "partitions compacted in" in one.text]
+    [shown] = [item.text for item in blocks("README.md") if "partitions compacted in" in item.text]
     done = subprocess.run(
         [sys.executable, "-m", "tests.demo", "--master", "local[2]"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,

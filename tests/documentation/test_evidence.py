@@ -30,12 +30,12 @@ def test_figures_stand_on_the_page_that_is_linked(row: list[str]) -> None:
 
 
 def test_ratios_are_those_of_the_benchmarks_page() -> None:
-    told = dict(re.findall(r"^\| (`\w+`) \| ([\d.]+) \|$", TEXT, re.MULTILINE))
+    reported = dict(re.findall(r"^\| (`\w+`) \| ([\d.]+) \|$", TEXT, re.MULTILINE))
     table = re.findall(
         r"^\| (`\w+`) \| \d+ \| [\d.]+ s \| [\d.]+ s \| ([\d.]+) \|", text_of("tests/bench/README.md"), re.MULTILINE
     )
-    assert len(told) == 8
-    assert told == dict(table)
+    assert len(reported) == 8
+    assert reported == dict(table)
 
 
 def test_tests_and_commands_are_there() -> None:
@@ -48,15 +48,15 @@ def test_tests_and_commands_are_there() -> None:
     for path in collected:
         assert (ROOT / path).exists(), path
         found = [ROOT / path] if path.endswith(".py") else [*Path(ROOT / path).glob("test_*.py")]
-        assert any("\ndef test_" in one.read_text() for one in found), path
+        assert any("\ndef test_" in item.read_text() for item in found), path
 
 
 def test_flags_of_modules_are_theirs() -> None:
     """`python -m tests.x --flag`: the flag stands in the module's source."""
-    said = re.findall(r"`(?:\w+=\S+ )*python -m (tests[\w.]+)([^`]*)`", TEXT)
-    assert len(said) > 6
-    for module, words in said:
+    message = re.findall(r"`(?:\w+=\S+ )*python -m (tests[\w.]+)([^`]*)`", TEXT)
+    assert len(message) > 6
+    for module, words in message:
         path = ROOT / module.replace(".", "/")
-        sources = [one.read_text() for one in (path.with_suffix(".py"), *path.parent.glob("*.py")) if one.exists()]
+        sources = [item.read_text() for item in (path.with_suffix(".py"), *path.parent.glob("*.py")) if item.exists()]
         for flag in re.findall(r"--[a-z-]+", words):
             assert any(f'"{flag}"' in source for source in sources), f"{module} {flag}"

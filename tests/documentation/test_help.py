@@ -21,9 +21,9 @@ JOBS = {"rebuild_indexes": "rebuild-index", "import_logs": "import"}
 PARSERS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def parses(verb: str, words: list[str]) -> None:
+def parses(name: str, words: list[str]) -> None:
     """Raise a usage error of click if the command has no such flag, or a value is invalid for it."""
-    PARSERS[verb].make_context(verb, words)
+    PARSERS[name].make_context(name, words)
 
 
 def _of_keytail(command: str) -> tuple[str, list[str]] | None:
@@ -51,28 +51,28 @@ SAID = [
 
 def test_commands_of_all_pages_parse() -> None:
     assert len(SAID) > 70
-    for where, verb, words in SAID:
+    for where, name, words in SAID:
         try:
-            parses(verb, words)
+            parses(name, words)
         except Exception as problem:
-            raise AssertionError(f"{where}: {verb} {words}: {problem}") from problem
+            raise AssertionError(f"{where}: {name} {words}: {problem}") from problem
 
 
 def test_every_command_has_an_example_on_a_page() -> None:
-    assert {verb for _, verb, _ in SAID} == set(COMMANDS)
+    assert {name for _, name, _ in SAID} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_examples_parse_and_are_shown(verb: str) -> None:
-    assert COMMANDS[verb].examples
-    shown = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "160"})
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_parse_and_are_shown(name: str) -> None:
+    assert COMMANDS[name].examples
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "160"})
     lines = [line.strip() for line in shown.output.splitlines()]
     after = lines[lines.index("Examples:") :]
-    section = text_of("lib/keytail/main/REFERENCE.md").partition(f"\n## `keytail {verb}`\n")[2].partition("\n## ")[0]
-    for example in COMMANDS[verb].examples:
-        said, words = _of_keytail(example) or ("", [])
-        assert said == verb
-        parses(verb, words)
+    section = text_of("lib/keytail/main/REFERENCE.md").partition(f"\n## `keytail {name}`\n")[2].partition("\n## ")[0]
+    for example in COMMANDS[name].examples:
+        message, words = _of_keytail(example) or ("", [])
+        assert message == name
+        parses(name, words)
         assert example in after
         assert example in " ".join(section.replace("\\\n", "").split())
 
@@ -91,9 +91,9 @@ NOT_RUN = {
 STAND_INS = {"orders": "gzip", "users": "zstd"}
 RUN = [
     example
-    for verb in COMMANDS
-    for example in COMMANDS[verb].examples
-    if not any(example.startswith(f"keytail {one}") for one in NOT_RUN)
+    for name in COMMANDS
+    for example in COMMANDS[name].examples
+    if not any(example.startswith(f"keytail {item}") for item in NOT_RUN)
 ]
 
 

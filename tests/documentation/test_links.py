@@ -25,7 +25,7 @@ def anchors(page: str) -> set[str]:
     found: set[str] = set()
     for title in re.findall(r"^#+ (.+?)\s*$", text, re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        number = sum(one == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", one) is not None for one in found)
+        number = sum(item == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", item) is not None for item in found)
         found.add(f"{slug}-{number}" if number else slug)
     return found
 

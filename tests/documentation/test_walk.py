@@ -12,7 +12,7 @@ import pytest
 import keytail
 from tests.documentation.pages import text_of
 
-_PACKAGES = "|".join(one.name for one in pkgutil.iter_modules(keytail.__path__) if one.ispkg)
+_PACKAGES = "|".join(item.name for item in pkgutil.iter_modules(keytail.__path__) if item.ispkg)
 _SECTION = text_of("lib/keytail/README.md").partition("\n## One batch, from bytes to swap\n")[2].partition("\n## ")[0]
 NAMED = sorted(set(re.findall(rf"`((?:{_PACKAGES})\.\w+\.[\w.]+)`", _SECTION)))
 

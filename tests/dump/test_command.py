@@ -16,7 +16,7 @@ from tests.reference.indexing import index_files
 
 def objects(text: str, kind: str = "") -> list[dict]:
     found = [json.loads(line) for line in text.splitlines()]
-    return [one for one in found if one["type"] == kind] if kind else found
+    return [item for item in found if item["type"] == kind] if kind else found
 
 
 def test_a_partition_directory_is_dumped_file_by_file(run: Run, log_dir: Path) -> None:
@@ -25,10 +25,10 @@ def test_a_partition_directory_is_dumped_file_by_file(run: Run, log_dir: Path) -
     assert result.exit_code == 0, result.output
     records = records_of(log_dir / "orders-0")
     found = objects(result.stdout, "record")
-    assert [one["offset"] for one in found] == [record.offset for record in records]
-    assert [one["key"] for one in found] == [record.key.decode() for record in records]
-    assert [one["payload"] for one in found] == [record.value and record.value.decode() for record in records]
-    assert [Path(one["file"]).suffix for one in objects(result.stdout, "file")] == [
+    assert [item["offset"] for item in found] == [record.offset for record in records]
+    assert [item["key"] for item in found] == [record.key.decode() for record in records]
+    assert [item["payload"] for item in found] == [record.value and record.value.decode() for record in records]
+    assert [Path(item["file"]).suffix for item in objects(result.stdout, "file")] == [
         *([".index", ".log", ".timeindex"] * 4),
         "",
     ]
@@ -106,7 +106,7 @@ def test_an_unreadable_record_hides_no_other(run: Run, segment: Path) -> None:
     segment.write_bytes(segment.read_bytes() + spoiled + tail)
     result = run("dump", segment, "--deep-iteration", "--output", "json")
     assert result.exit_code == 1
-    assert [one["offset"] for one in objects(result.stdout, "record")][-3:] == [180, 181, 183]
+    assert [item["offset"] for item in objects(result.stdout, "record")][-3:] == [180, 181, 183]
     [problem] = objects(result.stdout, "problem")
     assert problem["offset"] == 180 and "record 2 of 3" in problem["what"]
 
@@ -117,7 +117,7 @@ def test_bytes_after_the_last_batch_are_reported(run: Run, segment: Path, tail: 
     segment.write_bytes(segment.read_bytes() + tail)
     result = run("dump", segment, "--output", "json")
     assert result.exit_code == 1
-    assert [one["position"] for one in objects(result.stdout, "problem")] == [size]
+    assert [item["position"] for item in objects(result.stdout, "problem")] == [size]
     assert len(objects(result.stdout, "batch")) == 60
     # The active segment of a log dir that a broker has open is longer than its contents.
     with hold([str(segment.parent.parent)]):
@@ -130,16 +130,16 @@ def test_bytes_after_the_last_batch_are_reported(run: Run, segment: Path, tail: 
 def test_a_range_of_offsets_is_printed(run: Run, segment: Path) -> None:
     result = run("dump", segment, "--deep-iteration", "--from-offset", 61, "--to-offset", 65, "--output", "json")
     assert result.exit_code == 0 and result.stderr == ""
-    assert [one["offset"] for one in objects(result.stdout, "record")] == [61, 62, 63, 64]
-    assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [60, 63]
+    assert [item["offset"] for item in objects(result.stdout, "record")] == [61, 62, 63, 64]
+    assert [item["baseOffset"] for item in objects(result.stdout, "batch")] == [60, 63]
 
 
 def test_a_range_of_bytes_is_printed(run: Run, segment: Path) -> None:
     size = len(segment.read_bytes()) // 60
     result = run("dump", segment, "--from-position", 10 * size + 1, "--to-position", 12 * size + 1, "--output", "json")
-    assert [one["position"] for one in objects(result.stdout, "batch")] == [11 * size, 12 * size]
+    assert [item["position"] for item in objects(result.stdout, "batch")] == [11 * size, 12 * size]
     result = run("dump", segment, "--max-bytes", 3 * size - 1, "--output", "json")
-    assert [one["position"] for one in objects(result.stdout, "batch")] == [0, size]
+    assert [item["position"] for item in objects(result.stdout, "batch")] == [0, size]
     assert result.exit_code == 0
 
 
@@ -151,7 +151,7 @@ def test_a_range_is_read_from_the_index_entry_on(run: Run, segment: Path) -> Non
     flags = ("--from-offset", 100, "--to-offset", 102, "--output", "json")
     result = run("dump", segment, *flags)
     assert result.exit_code == 0
-    assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [99]
+    assert [item["baseOffset"] for item in objects(result.stdout, "batch")] == [99]
     segment.with_suffix(".index").unlink()
     result = run("dump", segment, *flags)
     assert result.exit_code == 1
@@ -169,7 +169,7 @@ def test_a_wrong_index_is_not_trusted(run: Run, segment: Path, damage: str) -> N
             data[at + 7] ^= 1  # every position, changed by one byte
     index.write_bytes(data)
     result = run("dump", segment, "--from-offset", 150, "--to-offset", 151, "--output", "json")
-    assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [150]
+    assert [item["baseOffset"] for item in objects(result.stdout, "batch")] == [150]
     assert ("not in ascending order" if damage == "swapped" else "but no batch for it begins there") in result.stderr
     assert "the log is read from its start" in result.stderr
     assert run("dump", index).exit_code == 1

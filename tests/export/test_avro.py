@@ -58,7 +58,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 def plain(schema: Any) -> Any:
     """Write without logical types except decimals, because the inputs are numbers and texts."""
     if isinstance(schema, list):
-        return [plain(one) for one in schema]
+        return [plain(item) for item in schema]
     if isinstance(schema, dict):
         drop = schema.get("logicalType") not in (None, "decimal")
         return {name: plain(value) for name, value in schema.items() if not (drop and name == "logicalType")}
@@ -72,7 +72,7 @@ def framed(schema: Any, value: Any, number: int = 17) -> bytes:
 
 
 def schemas(*of: Any) -> AvroSchemas:
-    return AvroSchemas(tuple((17 + number, json.dumps(one)) for number, one in enumerate(of)))
+    return AvroSchemas(tuple((17 + number, json.dumps(item)) for number, item in enumerate(of)))
 
 
 def decoded(values: Sequence[bytes | None], of: AvroSchemas) -> Any:
@@ -145,17 +145,17 @@ GOOD = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"
 )
 def test_an_invalid_record_is_reported(data: bytes, why: str) -> None:
     values = [framed(GOOD, {"a": "x"}), None, data, framed(GOOD, {"a": "y"}), data]
-    with pytest.raises(Undecodable, match=why) as told:
+    with pytest.raises(Undecodable, match=why) as reported:
         decoded(values, schemas(GOOD))
-    assert told.value.offset == 1002
+    assert reported.value.offset == 1002
 
 
 def test_a_value_that_a_table_cannot_contain_is_reported() -> None:
     schema = {"type": "long", "logicalType": "timestamp-millis"}
     values = [framed(schema, 5), framed(schema, 2**62)]
-    with pytest.raises(Undecodable, match="cannot be stored in a table") as told:
+    with pytest.raises(Undecodable, match="cannot be stored in a table") as reported:
         decoded(values, schemas(schema))
-    assert told.value.offset == 1001
+    assert reported.value.offset == 1001
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_a_value_that_a_table_cannot_contain_is_reported() -> None:
 )
 def test_schemas_without_a_table_type_are_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "s.avsc").write_text(text)
-    with pytest.raises(UsageProblem, match="--value-schema: ") as told:
+    with pytest.raises(UsageProblem, match="--value-schema: ") as reported:
         read_schemas("--value-schema", [f"17={tmp_path / 's.avsc'}"])
-    assert why in told.value.what
+    assert why in reported.value.what
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_a_table_of_avro_keys_and_values_is_exported(
     monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     key = {"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}
-    one, other = framed(key, {"id": 1}), framed(key, {"id": 1}, number=18)
+    item, other = framed(key, {"id": 1}), framed(key, {"id": 1}, number=18)
     value, wanted = random_order(random.Random(4))
-    log.append_records([Rec(0, 5, one, framed(ORDER, value)), Rec(1, 5, other, framed(ORDER, value))])
+    log.append_records([Rec(0, 5, item, framed(ORDER, value)), Rec(1, 5, other, framed(ORDER, value))])
     log.write()
     formats = Formats(Format("avro", schemas(key, key)), Format("avro", schemas(ORDER)))
     assert statuses(run(tmp_path, log, formats=formats)) == [("exported", "full")]
-    log.append_records([Rec(2, 5, one, None), Rec(3, 5, other, framed(ORDER, {**value, "id": 7}))])
+    log.append_records([Rec(2, 5, item, None), Rec(3, 5, other, framed(ORDER, {**value, "id": 7}))])
     log.write()
     assert statuses(run(tmp_path, log, formats=formats)) == [("exported", "incremental")]
     [row] = spark.read.format("delta").load(str(tmp_path / "lake" / "t")).collect()

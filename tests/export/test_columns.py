@@ -29,7 +29,7 @@ from tests.reference.encode import bytes_arrays
 def batches_of(log: GrowingLog, formats: Formats | None = None) -> list[pa.RecordBatch]:
     task = task_of(log)
     [*pieces] = slices_of(task, find_latest(LOCAL, task), 300)
-    return [one for piece in pieces for one in arrow_batches(latest_records(LOCAL, piece), 7, formats or Formats())]
+    return [item for piece in pieces for item in arrow_batches(latest_records(LOCAL, piece), 7, formats or Formats())]
 
 
 def rows_of(log: GrowingLog, formats: Formats | None = None) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def test_formats_are_those_of_kafkas_serializers(name: FormatName) -> None:
     for data in bad:
         for at in (0, 77, 199):
             broken = [*values[:at], data, *values[at + 1 :], data]
-            with pytest.raises(Undecodable) as told:
+            with pytest.raises(Undecodable) as reported:
                 decode(BytesColumn(*bytes_arrays(broken)), Format(name), np.arange(1000, 1201), "value")
-            assert told.value.offset == 1000 + at
-            assert "--value-format" in str(told.value)
+            assert reported.value.offset == 1000 + at
+            assert "--value-format" in str(reported.value)

@@ -205,12 +205,12 @@ PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_full_or_incremental_is_decided(name: str) -> None:
-    changes, way, why = PLANS[name]
+    changes, strategy, why = PLANS[name]
     now = LogNow(**{**NOW.__dict__, **changes})
     plan = plan_export(KNOWN, now)
-    assert plan.way == way
+    assert plan.way == strategy
     assert why in plan.why
-    assert plan.from_offset == (now.log_start_offset if way == "full" else 100)
+    assert plan.from_offset == (now.log_start_offset if strategy == "full" else 100)
     assert plan_export(None, now).way == "full"
 
 

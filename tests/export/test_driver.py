@@ -73,7 +73,7 @@ def table(spark: Any, tmp_path: Path, topic: str = "t", to: str = "lake") -> set
     frame = frame.selectExpr("*", "unix_millis(timestamp) AS ms")
     rows = [
         (row.partition, row.key and bytes(row.key), row.value and bytes(row.value),
-         tuple((one.key, None if one.value is None else bytes(one.value)) for one in row.headers),
+         tuple((item.key, None if item.value is None else bytes(item.value)) for item in row.headers),
          row.ms, row.offset, row.leader_epoch)
         for row in frame.collect()
     ]  # fmt: skip
@@ -313,13 +313,13 @@ def test_states_as_of_a_time(spark: Any, tmp_path: Path, rng: random.Random) -> 
 
 def test_a_pickle_in_the_text_of_an_error_is_not_run(tmp_path: Path) -> None:
     """A record's text gets into errors, and a record may contain what a task would write about a problem."""
-    evil = base64.b64encode(pickle.dumps((0, OpensWhereUnpickled(str(tmp_path / "mark"))))).decode()
-    for text in (evil, base64.b64encode(to_bytes((0, "no problem"))).decode(), "AAAA"):
-        number, known = on_spark._told_by(RuntimeError(on_spark._PROBLEM + text), Formats())
+    hostile = base64.b64encode(pickle.dumps((0, OpensWhereUnpickled(str(tmp_path / "mark"))))).decode()
+    for text in (hostile, base64.b64encode(to_bytes((0, "no problem"))).decode(), "AAAA"):
+        number, known = on_spark._problem_of(RuntimeError(on_spark._PROBLEM + text), Formats())
         assert number is None
         assert type(known) is KeytailError
     assert not (tmp_path / "mark").exists()
     problem = CorruptLog("a byte is wrong", path="/x", offset=3)
     text = base64.b64encode(to_bytes((7, problem))).decode()
-    number, known = on_spark._told_by(RuntimeError(f"...\n{on_spark._PROBLEM}{text}\n..."), Formats())
+    number, known = on_spark._problem_of(RuntimeError(f"...\n{on_spark._PROBLEM}{text}\n..."), Formats())
     assert (number, type(known), str(known)) == (7, CorruptLog, str(problem))

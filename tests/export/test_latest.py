@@ -14,8 +14,8 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.export import latest as module
 from keytail.export.latest import LatestTask, find_latest, latest_records, slices_of
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
-from keytail.log.stride import SegmentReader
 from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.in_pieces import take_in_pieces
@@ -112,11 +112,11 @@ def fixed(tmp_path: Path, batches: int = 40) -> GrowingLog:
 
 def test_keys_that_do_not_fit_into_the_map_are_taken_in_shards(tmp_path: Path) -> None:
     log = fixed(tmp_path)
-    one, many = (find_latest(LOCAL, task_of(log, map_memory_bytes=n)) for n in (ROOM, 36 * 8))
-    assert one.shards == 1
+    item, many = (find_latest(LOCAL, task_of(log, map_memory_bytes=n)) for n in (ROOM, 36 * 8))
+    assert item.shards == 1
     assert many.shards > 1
-    assert many.bits == one.bits
-    assert many.tombstones == one.tombstones > 0
+    assert many.bits == item.bits
+    assert many.tombstones == item.tombstones > 0
     with pytest.raises(Refused, match="--map-memory"):
         find_latest(LOCAL, task_of(log, map_memory_bytes=1))
 
@@ -236,8 +236,8 @@ def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Rando
     file.write_bytes(data + bytes(30))
     assert set(folded(task_of(log))) == set(log.latest())
     # Nothing after the very last batch shows where it should end.
-    [stride] = SegmentReader(LOCAL).strides(str(file), len(data))
-    last = int(stride.table["position"][-1])
+    [chunk] = SegmentReader(LOCAL).chunks(str(file), len(data))
+    last = int(chunk.table["position"][-1])
     for _ in range(20):
         bad = bytearray(data)
         bad[rng.randrange(last)] ^= 1 << rng.randrange(8)

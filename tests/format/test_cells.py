@@ -47,13 +47,13 @@ def rows_of(columns):
 
 @pytest.mark.long
 @given(st.lists(st.lists(part, min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 2))
-def test_each_partition_finds_its_records_in_their_order(chunks, before):
+def test_each_partition_finds_its_records_in_their_order(pieces, before):
     divider = Divider(5)
-    for chunk in chunks:  # all in the same memory
-        parts = [columns_of([given for _, given in rows], with_headers, before) for with_headers, rows in chunk]
-        partitions = [np.array([number for number, _ in rows], np.int32) for _, rows in chunk]
+    for piece in pieces:  # all in the same memory
+        parts = [columns_of([given for _, given in rows], with_headers, before) for with_headers, rows in piece]
+        partitions = [np.array([number for number, _ in rows], np.int32) for _, rows in piece]
         expected = {}
-        for with_headers, rows in chunk:
+        for with_headers, rows in piece:
             for number, (time, key, value, headers) in rows:
                 if number >= 0:
                     expected.setdefault(number, []).append((time, key, value, headers if with_headers else []))

@@ -19,9 +19,9 @@ from keytail.format.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from keytail.format.encode import MAX_BATCH_BYTES, Encoding, RecordColumns
 from keytail.format.encode import encode_batches as encode
 from keytail.kernels import batches as batch_kernels
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader
 from tests.chance import draws
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.encode import bytes_arrays, headers_arrays
@@ -54,7 +54,7 @@ def encode_batches(columns: RecordColumns, *, base_offset: int, first_row: int =
 
 
 def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> bytes:
-    """Return all bytes; checks that each step's rows are those that the stride reader parses from its bytes."""
+    """Return all bytes; checks that each step's rows are those that the chunk reader parses from its bytes."""
     options = {"leader_epoch": 4} | options
     parts = []
     for data, table in encode_batches(columns_of(records), base_offset=base_offset, **options):
@@ -69,9 +69,9 @@ def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> byt
 
 @settings(max_examples=draws(60))
 @given(rows, st.sampled_from(range(len(CODECS))), st.integers(1, 3000), st.integers(1, 5000), st.integers(0, 2**62))
-def test_the_model_reads_what_went_in(drawn, codec, batch_bytes, chunk_bytes, base_offset):
+def test_the_model_reads_what_went_in(drawn, codec, batch_bytes, part_bytes, base_offset):
     records = records_of(drawn, base_offset)
-    data = encoded(records, base_offset, codec=codec, batch_bytes=batch_bytes, chunk_bytes=chunk_bytes)
+    data = encoded(records, base_offset, codec=codec, batch_bytes=batch_bytes, part_bytes=part_bytes)
     batches = decode_log(data)
     assert all_records(batches) == records
     plain = decode_log(b"".join(twin(records, batch_bytes, leader_epoch=4)))
@@ -95,19 +95,19 @@ def test_our_own_readers_read_what_went_in(tmp_path, codec):
     path.write_bytes(data)
     columns, batches = [], 0
     reader = SegmentReader(LOCAL)
-    for stride in reader.strides(str(path), len(data)):
-        batches += len(stride.table)
-        for opened in reader.open_rows(stride, np.ones(len(stride.table), bool)):
-            for chunk in RecordScanner(3).chunks(stride, opened):
-                table = chunk.record_table
+    for chunk in reader.chunks(str(path), len(data)):
+        batches += len(chunk.table)
+        for opened in reader.open_rows(chunk, np.ones(len(chunk.table), bool)):
+            for piece in RecordScanner(3).portions(chunk, opened):
+                table = piece.record_table
                 times = table.records["timestamp_ms"].copy()
                 columns.append(RecordColumns(times, table.keys(), table.values(), table.headers()))
     assert batches > 10
     # Columns gathered from a log can be encoded into a log again.
     offset, again = 0, b""
     for part in columns:
-        for chunk, _ in encode_batches(part, base_offset=offset, leader_epoch=4, batch_bytes=3000):
-            again += chunk.tobytes()
+        for piece, _ in encode_batches(part, base_offset=offset, leader_epoch=4, batch_bytes=3000):
+            again += piece.tobytes()
         offset += len(part)
     assert all_records(decode_log(again)) == records
 
@@ -117,7 +117,7 @@ def test_steps_are_about_as_long_as_asked_for():
     whole = [(len(data), len(table)) for data, table in encode_batches(columns, base_offset=0, leader_epoch=0)]
     assert len(whole) == 1
     sizes = [
-        len(data) for data, _ in encode_batches(columns, base_offset=0, leader_epoch=0, chunk_bytes=40_000)
+        len(data) for data, _ in encode_batches(columns, base_offset=0, leader_epoch=0, part_bytes=40_000)
     ]
     assert sum(sizes) == whole[0][0]
     assert all(40_000 <= size < 40_000 + 16384 for size in sizes[:-1])
@@ -128,7 +128,7 @@ def test_steps_are_about_as_long_as_asked_for():
 def test_what_was_given_stays_as_it_is():
     columns = columns_of(records_of([(5, b"k%d" % i, b"v" * 100, []) for i in range(300)]))
     held, copies = [], []
-    for data, table in encode_batches(columns, base_offset=0, leader_epoch=0, chunk_bytes=1):
+    for data, table in encode_batches(columns, base_offset=0, leader_epoch=0, part_bytes=1):
         held.append((data, table))
         copies.append((data.tobytes(), table.tolist()))
     assert len(held) > 1
@@ -223,7 +223,7 @@ def test_a_record_too_large_even_compressed_is_refused_in_its_turn(codec):
     drawn = [GOOD, GOOD, (5, b"k", noise, [])]
     steps = encode_batches(
         columns_of(records_of(drawn)), base_offset=70, leader_epoch=0, codec=codec, max_message_bytes=900,
-        first_row=10, chunk_bytes=1,
+        first_row=10, part_bytes=1,
     )  # fmt: skip
     data, _ = next(steps)
     assert all_records(decode_log(data.tobytes())) == records_of(drawn[:2], 70)
@@ -293,7 +293,7 @@ def test_levels(codec, levels):
         *({"codec": ZSTD, "level": level} for level in (-131073, 23)),
         *({"batch_bytes": size} for size in (-1, 0, MAX_BATCH_BYTES + 1)),
         *({"batch_records": n} for n in (0, 2**31)),
-        {"chunk_bytes": 0},
+        {"part_bytes": 0},
         *({"base_offset": offset} for offset in (-1, 2**63 - 1)),
     ],
 )

@@ -102,14 +102,14 @@ def table_of(data: bytes, position: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @given(messages())
 def test_summaries_and_records_equal_the_models(case: tuple[int, list[Rec], bytes]) -> None:
     magic, expected, data = case
-    twin = decode_message(data)
-    assert list(twin.records) == expected
+    model = decode_message(data)
+    assert list(model.records) == expected
     batch, records = read(data)
     assert records == expected
-    assert (batch.base_offset, batch.last_offset) == (twin.base_offset, twin.last_offset)
-    assert (batch.attributes, batch.record_count) == (twin.attributes, twin.record_count)
-    assert (batch.base_timestamp_ms, batch.max_timestamp_ms) == (twin.base_timestamp, twin.max_timestamp)
-    assert magic == twin.magic
+    assert (batch.base_offset, batch.last_offset) == (model.base_offset, model.last_offset)
+    assert (batch.attributes, batch.record_count) == (model.attributes, model.record_count)
+    assert (batch.base_timestamp_ms, batch.max_timestamp_ms) == (model.base_timestamp, model.max_timestamp)
+    assert magic == model.magic
 
 
 @settings(deadline=None, max_examples=draws(100))
@@ -121,9 +121,9 @@ def test_deltas_count_from_whatever_is_asked(case: tuple[int, list[Rec], bytes],
 def sequence(cases: list[tuple[int, list[Rec], bytes]]) -> tuple[bytes, list[Batch]]:
     """Join the messages, without those that would go back in offset, with v2 batches between them."""
     data, last = b"", -1
-    for number, (_, records, one) in enumerate(cases):
+    for number, (_, records, item) in enumerate(cases):
         if records[0].offset > last:
-            data, last = data + one, records[-1].offset
+            data, last = data + item, records[-1].offset
         if number % 2 and last < 2**60:
             data += encode_batch([Rec(last + 1, T0, b"k", b"v"), Rec(last + 2, T0, b"k", None)])
             last += 2
@@ -133,19 +133,19 @@ def sequence(cases: list[tuple[int, list[Rec], bytes]]) -> tuple[bytes, list[Bat
 @settings(deadline=None, max_examples=draws(150))
 @given(st.lists(messages(), min_size=1, max_size=8), st.booleans())
 def test_rows_of_a_stride_equal_the_models_batches(cases: list[Any], small_arena: bool) -> None:
-    data, twins = sequence(cases)
+    data, models = sequence(cases)
     raw, table = table_of(data, position=1000)
     before = table.copy()
     legacy.summarize_rows(raw, 1000, table)
     assert np.array_equal(table[table["magic"] == 2], before[table["magic"] == 2])
-    for row, twin in zip(table, twins, strict=True):
-        assert row["base_offset"] == twin.base_offset and row["last_offset"] == twin.last_offset
-        assert row["attributes"] & ~NOT_COPIED == twin.attributes and row["record_count"] == twin.record_count
+    for row, expected in zip(table, models, strict=True):
+        assert row["base_offset"] == expected.base_offset and row["last_offset"] == expected.last_offset
+        assert row["attributes"] & ~NOT_COPIED == expected.attributes and row["record_count"] == expected.record_count
         if row["magic"] < 2:
             at = int(row["position"]) - 1000
             message = data[at : at + int(row["size_bytes"])]
-            assert bool(row["attributes"] & NOT_COPIED) == (not is_uniform(twin, message))
-        assert row["base_timestamp_ms"] == twin.base_timestamp and row["max_timestamp_ms"] == twin.max_timestamp
+            assert bool(row["attributes"] & NOT_COPIED) == (not is_uniform(expected, message))
+        assert row["base_timestamp_ms"] == expected.base_timestamp and row["max_timestamp_ms"] == expected.max_timestamp
     plain = (table["magic"] < 2) & (table["attributes"] & 7 == 0)
     where = np.where(np.arange(len(table)) % 3 == 2, record_kernels.CLOSED, record_kernels.IN_RAW).astype(np.int8)
     wanted = plain & (where != record_kernels.CLOSED)
@@ -161,7 +161,7 @@ def test_rows_of_a_stride_equal_the_models_batches(cases: list[Any], small_arena
                 assert where[row] == record_kernels.IN_ARENA
                 block = arena[start[row] : start[row] + size[row]].tobytes()
                 time = int(table["base_timestamp_ms"][row])
-                assert decode_records(block, 1, int(table["base_offset"][row]), time) == list(twins[row].records)
+                assert decode_records(block, 1, int(table["base_offset"][row]), time) == list(models[row].records)
         assert used == size[first:done][wanted[first:done]].sum()
         if done == len(table):
             return

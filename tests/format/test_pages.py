@@ -43,9 +43,9 @@ def test_batch_header(name: str) -> None:
     assert header["batch_length"] + LENGTH_PREFIX_BYTES == len(data)
     assert header["magic"] == 2
     assert header["crc"] == crc32c(np.frombuffer(data, np.uint8), CRC_START, len(data) - CRC_START)
-    (twin,) = decode_log(data)
-    assert (twin.base_offset, twin.base_timestamp) == (header["base_offset"], header["base_timestamp"])
-    assert (twin.producer_id, twin.base_sequence) == (header["producer_id"], header["base_sequence"])
+    (expected,) = decode_log(data)
+    assert (expected.base_offset, expected.base_timestamp) == (header["base_offset"], header["base_timestamp"])
+    assert (expected.producer_id, expected.base_sequence) == (header["producer_id"], header["base_sequence"])
 
 
 @pytest.mark.parametrize("name", BATCHES)

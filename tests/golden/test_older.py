@@ -91,7 +91,7 @@ def test_the_bytes_have_what_a_newer_broker_does_not_write(version: str, log_dir
 def test_which_kafka_wrote_it_is_inferred(version: str, expected: str, log_dirs: dict[str, Path]) -> None:
     inferred = which_kafka(LOCAL, survey_log_dirs(LOCAL, [str(log_dirs[version])]), None)
     assert inferred.sentence == expected
-    seen = [one.seen for one in inferred.evidence]
+    seen = [item.seen for item in inferred.evidence]
     assert "version=0 in meta.properties" in seen
     assert "an empty clean-shutdown file" in seen
     assert ("messages of format v0 (v0-0) and v1 (v1-0)" in seen) == (version == "2.8.2")
@@ -119,7 +119,7 @@ def test_segments_are_cut_into_slices_by_such_indexes(version: str, topic: str, 
     for task in tasks_of(facts_of(log_dirs[version], f"{topic}-0")):
         parts = cut(LOCAL, task, 1000)
         scans = [scan(LOCAL, task, part) for part in parts]
-        assert all(one.batches for one in scans) or not task.log_bytes
+        assert all(item.batches for item in scans) or not task.log_bytes
         assert finish(LOCAL, task, scans).next_offset == index_segment(LOCAL, task).next_offset
 
 
@@ -142,7 +142,7 @@ def test_look_ups_answer_as_the_broker_did(version: str, topic: str, log_dirs: d
     for offset in range(start, end, 7):
         found = lookup_offset(LOCAL, facts, offset)
         assert not found.notes
-        assert (found.record and found.record.offset) == next((one for one in there if one >= offset), None)
+        assert (found.record and found.record.offset) == next((item for item in there if item >= offset), None)
 
 
 @pytest.mark.parametrize(("version", "topic"), ALL)

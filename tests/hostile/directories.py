@@ -97,14 +97,16 @@ def make(rng: random.Random, root: Path, of: Corpus) -> Case:
         (case.logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
     else:
         (case.logs / "recovery-point-offset-checkpoint").write_text("0\n1\nsound 0 0\n")
-    ways = [rng.choice(_WAYS) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
-    ways.sort(key=lambda way: way in _LAST)  # last, because damaging the bytes of a pipe would take forever
-    if any(way in _LAST for way in ways):
-        ways = [way for way in ways if way is not changing]
-    for way in ways:
-        case.story.append(way.__name__)
+    strategies = [rng.choice(_SPOILERS) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
+    strategies.sort(
+        key=lambda strategy: strategy in _LAST
+    )  # last, because damaging the bytes of a pipe would take forever
+    if any(strategy in _LAST for strategy in strategies):
+        strategies = [strategy for strategy in strategies if strategy is not changing]
+    for strategy in strategies:
+        case.story.append(strategy.__name__)
         with contextlib.suppress(OSError):  # one may prevent another
-            way(rng, case, of)
+            strategy(rng, case, of)
     return case
 
 
@@ -220,17 +222,17 @@ def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
     file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
     if file.exists():
         file.unlink()
-    way = rng.randrange(6)
-    if way == 0:
+    strategy = rng.randrange(6)
+    if strategy == 0:
         file.symlink_to(rng.choice((case.root / "outside" / "file", Path("/dev/zero"), Path("gone"), file)))
-    elif way == 1:
+    elif strategy == 1:
         os.mkfifo(file)
-    elif way == 2:
+    elif strategy == 2:
         file.mkdir()
-    elif way == 3:
+    elif strategy == 3:
         file.mkdir()
         (file / "inside").write_bytes(b"x")
-    elif way == 4:
+    elif strategy == 4:
         file.symlink_to(case.root / "outside")
     else:
         # A broker would truncate it in place, under both names.
@@ -265,12 +267,12 @@ def changing(rng: random.Random, case: Case, of: Corpus) -> None:
 
     def meddle() -> None:
         with contextlib.suppress(OSError):
-            way = len(more) % 4
-            if way == 0:
+            strategy = len(more) % 4
+            if strategy == 0:
                 file.write_bytes(data + more)
-            elif way == 1:
+            elif strategy == 1:
                 os.truncate(file, len(data) // 2)
-            elif way == 2:
+            elif strategy == 2:
                 file.unlink()
                 file.write_bytes(more)
             else:
@@ -281,18 +283,18 @@ def changing(rng: random.Random, case: Case, of: Corpus) -> None:
 
 def replaced_partition(rng: random.Random, case: Case, of: Corpus) -> None:
     """Replace the partition directory itself by a link, a file or an empty directory."""
-    way = rng.randrange(3)
+    strategy = rng.randrange(3)
     elsewhere = case.root / "outside" / "t-0"
     shutil.move(case.partition, elsewhere)
-    if way == 0:
+    if strategy == 0:
         case.partition.symlink_to(elsewhere)
-    elif way == 1:
+    elif strategy == 1:
         case.partition.write_bytes(b"x")
     else:
         case.partition.mkdir()
 
 
-_WAYS = (spoiled_log,) * 9 + (spoiled_index,) * 3 + (spoiled_small_file, checkpoint_at_a_limit) * 2 + (
+_SPOILERS = (spoiled_log,) * 9 + (spoiled_index,) * 3 + (spoiled_small_file, checkpoint_at_a_limit) * 2 + (
     spoiled_snapshot, odd_name, odd_name, renamed, renamed, gone, other_kind, other_kind, odd_directory, sparse,
     unreadable, changing, changing, replaced_partition,
 )  # fmt: skip
@@ -499,21 +501,21 @@ def _run(arguments: list[str], case: Case) -> Answer:
 
 
 def _judge(answer: Answer, arguments: list[str]) -> None:
-    verb = arguments[0]
-    expect("Traceback" not in answer.err and "internal error" not in answer.err, f"{verb}: {answer.err[-3000:]}")
-    expect(answer.status in (0, 1, 2, 3), f"{verb}: exit status {answer.status}")
+    command = arguments[0]
+    expect("Traceback" not in answer.err and "internal error" not in answer.err, f"{command}: {answer.err[-3000:]}")
+    expect(answer.status in (0, 1, 2, 3), f"{command}: exit status {answer.status}")
     if "json" not in arguments:
         return
     if answer.status == 2:
-        expect(bool(answer.err), f"{verb}: wrong usage, and nothing said")
+        expect(bool(answer.err), f"{command}: wrong usage, and nothing said")
         return
     for row in answer.rows():
         text = json.dumps(row)
-        expect("internal error" not in text and "Traceback" not in text, f"{verb}: {text[:3000]}")
+        expect("internal error" not in text and "Traceback" not in text, f"{command}: {text[:3000]}")
         status = row.get("status")
         if status is not None:
-            expect(status in STATUSES, f"{verb}: status {status}")
-            expect(status not in BAD or bool(row.get("error")), f"{verb}: {status} without a reason: {text[:500]}")
+            expect(status in STATUSES, f"{command}: status {status}")
+            expect(status not in BAD or bool(row.get("error")), f"{command}: {status} without a reason: {text[:500]}")
 
 
 def _dump(rng: random.Random, case: Case) -> None:
@@ -612,8 +614,13 @@ def _compacted(
         expect(rec.offset in now or gone_rightly, f"{name}: lost {rec}")
 
 
-def _same(one: Rec, other: Rec) -> bool:
-    return (one.offset, one.timestamp, one.key, one.value) == (other.offset, other.timestamp, other.key, other.value)
+def _same(item: Rec, other: Rec) -> bool:
+    return (item.offset, item.timestamp, item.key, item.value) == (
+        other.offset,
+        other.timestamp,
+        other.key,
+        other.value,
+    )
 
 
 def _rebuilt(name: str, before: Segments, after: Segments) -> None:

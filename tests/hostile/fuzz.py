@@ -45,9 +45,9 @@ class Tally:
     defects: dict[str, list[int]] = field(default_factory=dict)
     stories: dict[str, str] = field(default_factory=dict)
 
-    def add_defect(self, key: str, number: int, story: str) -> None:
+    def add_defect(self, key: str, number: int, scenario: str) -> None:
         self.defects.setdefault(key, []).append(number)
-        self.stories.setdefault(key, story)
+        self.stories.setdefault(key, scenario)
 
     def __str__(self) -> str:
         lines = [
@@ -64,8 +64,8 @@ One = Callable[[int, int], str]  # seed and number -> kind of input
 class Runner:
     """Runs `one` on numbered inputs in forked processes."""
 
-    def __init__(self, one: One, seed: int, *, memory_bytes: int = MEMORY_BYTES, stuck_s: float = STUCK_S) -> None:
-        self._one, self._seed, self._memory, self._stuck_s = one, seed, memory_bytes, stuck_s
+    def __init__(self, item: One, seed: int, *, memory_bytes: int = MEMORY_BYTES, stuck_s: float = STUCK_S) -> None:
+        self._one, self._seed, self._memory, self._stuck_s = item, seed, memory_bytes, stuck_s
         self.tally = Tally()
 
     def run(self, first: int, count: int, jobs: int = 1, batch: int = BATCH) -> Tally:
@@ -90,10 +90,10 @@ class Runner:
 
 
 class _Child:
-    def __init__(self, one: One, seed: int, first: int, end: int, memory_bytes: int) -> None:
+    def __init__(self, item: One, seed: int, first: int, end: int, memory_bytes: int) -> None:
         self._first, self._end = first, end
         self._at = mmap.mmap(-1, _NUMBER.size)
-        self._told = tempfile.TemporaryFile()
+        self._reported = tempfile.TemporaryFile()
         self._seen, self._since, self._cpu_before_s = -1, time.monotonic(), 0.0
         self._why = ""
         sys.stdout.flush()
@@ -101,12 +101,12 @@ class _Child:
         if self._pid == 0:
             status = 1
             try:
-                self._work(one, seed, memory_bytes)
+                self._work(item, seed, memory_bytes)
                 status = 0
             finally:
                 os._exit(status)
 
-    def _work(self, one: One, seed: int, memory_bytes: int) -> None:
+    def _work(self, item: One, seed: int, memory_bytes: int) -> None:
         faulthandler.enable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
@@ -114,15 +114,15 @@ class _Child:
         for number in range(self._first, self._end):
             self._at[:] = _NUMBER.pack(number)
             try:
-                line = f"ok {one(seed, number)}"
+                line = f"ok {item(seed, number)}"
             except BaseException as problem:
                 frames = [f for f in traceback.extract_tb(problem.__traceback__) if f.name != "expect"]
                 place = frames[-1]
                 key = f"{type(problem).__name__} at {os.path.basename(place.filename)}:{place.lineno}"
                 text = traceback.format_exc()[-3000:].replace("\n", "\x1e")
                 line = f"defect {number} {key}\x1f{text}"
-            self._told.write(f"{line}\n".encode(errors="backslashreplace"))
-        self._told.flush()
+            self._reported.write(f"{line}\n".encode(errors="backslashreplace"))
+        self._reported.flush()
 
     @property
     def _number(self) -> int:
@@ -153,8 +153,8 @@ class _Child:
 
     def finish(self, tally: Tally) -> tuple[int, int] | None:
         """Collect the results; return the remaining range if the process did not complete."""
-        self._told.seek(0)
-        for line in self._told.read().decode().split("\n"):
+        self._reported.seek(0)
+        for line in self._reported.read().decode().split("\n"):
             if line.startswith("ok "):
                 tally.inputs[line[3:]] += 1
             elif line.startswith("defect "):
@@ -162,7 +162,7 @@ class _Child:
                 _, number, key = head.split(" ", 2)
                 tally.inputs["defective"] += 1
                 tally.add_defect(key, int(number), text.replace("\x1e", "\n"))
-        self._told.close()
+        self._reported.close()
         if not self._why:
             return None
         # Its last results may have been in its buffer: then the previous inputs are not counted.
@@ -205,7 +205,7 @@ def directories(root: str) -> One:
 _warm_kernels = functools.cache(warm_kernels)
 
 
-def warm(one: One, seed: int, n: int = 400) -> None:
+def warm(item: One, seed: int, n: int = 400) -> None:
     """Compile all kernels before processes are forked, whose time would otherwise include it, and run some inputs
     here.
 
@@ -214,7 +214,7 @@ def warm(one: One, seed: int, n: int = 400) -> None:
     _warm_kernels()
     for number in range(n):
         try:
-            one(seed, number)
+            item(seed, number)
         except Exception:  # reported by the run
             continue
 
@@ -232,15 +232,15 @@ def main() -> int:
     worst = 0
     with tempfile.TemporaryDirectory(prefix="hostile-") as work:
         root = str(golden.unpack(work))
-        for one, count in ((parsers(root), given.inputs), (directories(root), given.directories)):
+        for item, count in ((parsers(root), given.inputs), (directories(root), given.directories)):
             if not count:
                 continue
             if given.only is not None:
-                print(one(given.seed, given.only))
+                print(item(given.seed, given.only))
                 continue
             started = time.monotonic()
-            warm(one, given.seed, min(count, 400 if one.__module__.endswith("fuzz") else 30))
-            tally = Runner(one, given.seed).run(given.first, count, given.jobs, min(BATCH, max(count // 20, 50)))
+            warm(item, given.seed, min(count, 400 if item.__module__.endswith("fuzz") else 30))
+            tally = Runner(item, given.seed).run(given.first, count, given.jobs, min(BATCH, max(count // 20, 50)))
             print(tally)
             print(f"{time.monotonic() - started:.0f} s", flush=True)
             worst |= bool(tally.defects)

@@ -312,12 +312,12 @@ def _read_back(target: np.ndarray, wanted: np.ndarray, raw: np.ndarray, arena: n
     assert out[records.CODE] == records.OK and out[records.COUNT] == len(wanted), f"rebuilt records: {out}"
     for field in ("offset", "timestamp_ms", "key_bytes", "value_bytes"):
         assert np.array_equal(found[field], wanted[field]), f"a rebuilt batch has another {field}"
-    for one, other in zip(found, wanted, strict=True):
+    for item, other in zip(found, wanted, strict=True):
         source = arena if where[other["row"]] == records.IN_ARENA else raw
-        n = max(int(one["key_bytes"]), 0)
-        assert np.array_equal(target[one["key_start"] :][:n], source[other["key_start"] :][:n]), "another key"
-        a, b = int(one["body_start"] + one["value_skip"]), int(other["body_start"] + other["value_skip"])
-        n = max(int(one["value_bytes"]), 0)
+        n = max(int(item["key_bytes"]), 0)
+        assert np.array_equal(target[item["key_start"] :][:n], source[other["key_start"] :][:n]), "another key"
+        a, b = int(item["body_start"] + item["value_skip"]), int(other["body_start"] + other["value_skip"])
+        n = max(int(item["value_bytes"]), 0)
         assert np.array_equal(target[a : a + n], source[b : b + n]), "another value"
 
 
@@ -341,9 +341,9 @@ def _old(raw: np.ndarray, table: np.ndarray) -> None:
     done, _ = legacy.transcode_plain(raw, 0, rows, 0, good, where, start, size, room, 0)
     assert done == good, "no room for messages as long as they were"
     for row in np.flatnonzero((rows["magic"] < 2) & ~plain):
-        one = rows[row]
+        item = rows[row]
         try:
-            transcode(raw, int(one["position"]), int(one["size_bytes"]), int(one["base_offset"]),
-                      int(one["base_timestamp_ms"]), LIMIT_BYTES)  # fmt: skip
+            transcode(raw, int(item["position"]), int(item["size_bytes"]), int(item["base_offset"]),
+                      int(item["base_timestamp_ms"]), LIMIT_BYTES)  # fmt: skip
         except ValueError as reason:
             raise AssertionError(f"summarized, but not transcoded: {reason}") from reason

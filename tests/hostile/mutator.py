@@ -148,8 +148,8 @@ class Mutator:
         if not parts:
             return log
         at = rng.randrange(len(parts))
-        way = rng.choice(_OF_A_BATCH)
-        spoiled = way(rng, parts[at])
+        strategy = rng.choice(_OF_A_BATCH)
+        spoiled = strategy(rng, parts[at])
         if rng.random() < 0.75:
             spoiled = signed(spoiled)
         parts[at] = spoiled
@@ -377,21 +377,21 @@ _OF_THE_WHOLE: tuple[Callable[[random.Random, bytes, list[bytes]], bytes], ...] 
 def spoil_entries(rng: random.Random, data: bytes, entry_bytes: int) -> bytes:
     """Damage an index: entries at every limit, truncated, repeated, swapped, or bits flipped anywhere."""
     n = len(data) // entry_bytes
-    way = rng.randrange(6)
-    if n == 0 or way == 0:
+    strategy = rng.randrange(6)
+    if n == 0 or strategy == 0:
         return rng.choice((flip_bits(rng, data), data + rng.randbytes(rng.choice((1, 7, entry_bytes))), data[:-1], b""))
     at = rng.randrange(n) * entry_bytes
     entry = data[at : at + entry_bytes]
-    if way == 1:
+    if strategy == 1:
         size = 8 if entry_bytes >= 12 and rng.random() < 0.5 else 4
         spot = rng.randrange(0, entry_bytes - size + 1)
         entry = entry[:spot] + _fitting(rng.choice(_LIMITS[size]), size) + entry[spot + size :]
         return data[:at] + entry + data[at + entry_bytes :]
-    if way == 2:
+    if strategy == 2:
         return data[:at] + entry + data[at:]
-    if way == 3:
+    if strategy == 3:
         return data[:at] + data[at + entry_bytes :]
-    if way == 4:
+    if strategy == 4:
         other = rng.randrange(n) * entry_bytes
         parts = [data[i : i + entry_bytes] for i in range(0, n * entry_bytes, entry_bytes)]
         a, b = at // entry_bytes, other // entry_bytes
@@ -402,12 +402,12 @@ def spoil_entries(rng: random.Random, data: bytes, entry_bytes: int) -> bytes:
 
 def spoil_snapshot(rng: random.Random, data: bytes) -> bytes:
     """Damage a producer snapshot; its checksum (from byte 6 on) is often corrected."""
-    way = rng.randrange(4)
-    if way == 0 or len(data) < 10:
+    strategy = rng.randrange(4)
+    if strategy == 0 or len(data) < 10:
         data = flip_bits(rng, data)
-    elif way == 1:
+    elif strategy == 1:
         data = data[:6] + _fitting(rng.choice(LIMITS_32), 4) + data[10:]
-    elif way == 2:
+    elif strategy == 2:
         data = data[: rng.randrange(len(data) + 1)]
     elif len(data) >= 18:
         at = rng.randrange(10, len(data) - 7)
@@ -426,21 +426,21 @@ _WORDS = (b"0", b"1", b"2", b"-1", b"+1", b"00", b"2147483647", b"2147483648", b
 def spoil_text(rng: random.Random, data: bytes) -> bytes:
     """Damage a checkpoint: its words and lines, counts at every limit, bytes that are not text."""
     lines = data.split(b"\n")
-    way = rng.randrange(7)
+    strategy = rng.randrange(7)
     at = rng.randrange(len(lines))
-    if way == 0:
+    if strategy == 0:
         return flip_bits(rng, data)
-    if way == 1:
+    if strategy == 1:
         words = lines[at].split(b" ")
         words[rng.randrange(len(words))] = rng.choice(_WORDS)
         lines[at] = rng.choice((b" ", b" ", b"  ", b"\t")).join(words)
-    elif way == 2:
+    elif strategy == 2:
         lines.insert(at, rng.choice((lines[rng.randrange(len(lines))], *_WORDS)))
-    elif way == 3:
+    elif strategy == 3:
         del lines[at]
-    elif way == 4:
+    elif strategy == 4:
         return data[: rng.randrange(len(data) + 1)]
-    elif way == 5 and len(lines) > 1:
+    elif strategy == 5 and len(lines) > 1:
         lines[1] = rng.choice(_WORDS)
     else:
         return rng.choice(
@@ -454,14 +454,14 @@ def spoil_message_bytes(rng: random.Random, data: bytes) -> bytes:
     if not data:
         return rng.randbytes(rng.randrange(8))
     at = rng.randrange(len(data))
-    way = rng.randrange(5)
-    if way == 0:
+    strategy = rng.randrange(5)
+    if strategy == 0:
         return flip_bits(rng, data)
-    if way == 1:
+    if strategy == 1:
         return data[:at]
-    if way == 2:
+    if strategy == 2:
         size = rng.choice((1, 2, 4, 8))
         return data[:at] + _fitting(rng.choice(_LIMITS[size]), size) + data[at + size :]
-    if way == 3:
+    if strategy == 3:
         return data[:at] + rng.choice((b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x7f", *ODD_VARINTS)) + data[at + 1 :]
     return data + data[at:]

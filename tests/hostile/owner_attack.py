@@ -35,10 +35,10 @@ OF_PARTITION = (
 )  # fmt: skip
 
 
-def exchange(one: Path, other: Path) -> None:
+def exchange(item: Path, other: Path) -> None:
     """Exchange two names atomically. Raises OSError if one does not exist."""
-    if _LIBC.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(one))
+    if _LIBC.renameat2(_HERE, os.fsencode(item), _HERE, os.fsencode(other), _EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(item))
 
 
 class Attacker:

@@ -23,13 +23,13 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import compression, control, coordinator, index, metadata, names, producers
 from keytail.format.codecs import errors
 from keytail.log.checkpoint import read_epochs, read_offsets
+from keytail.log.chunk import SegmentReader
 from keytail.log.cluster.metadata import read_metadata, read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.log_end import log_end
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import newest_snapshot
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader
 from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.indexes import SegmentTask, index_segment
 from keytail.verify.task import verify_partition
@@ -68,8 +68,8 @@ def placed(problem: KeytailError) -> None:
 # Logs
 
 
-_STRIDE_BYTES = 4096  # several per log
-_reader = SegmentReader(InMemory({}), _STRIDE_BYTES, arena_bytes=2 * _STRIDE_BYTES)
+_CHUNK_BYTES = 4096  # several per log
+_reader = SegmentReader(InMemory({}), _CHUNK_BYTES, arena_bytes=2 * _CHUNK_BYTES)
 _scanner = RecordScanner(64)
 
 
@@ -78,12 +78,12 @@ def read_log(data: bytes) -> list[Rec] | CorruptLog:
     _reader._fs = InMemory({LOG: data})
     found: list[Rec] = []
     try:
-        for stride in _reader.unhurried_strides(LOG, len(data)):
-            stride.check()
-            for opened in _reader.open_rows(stride, np.ones(len(stride.table), bool)):
-                for chunk in _scanner.chunks(stride, opened):
-                    chunk.hash_keys(7)
-                    found += _as_recs(chunk.record_table)
+        for chunk in _reader.chunks_without_prefetch(LOG, len(data)):
+            chunk.check()
+            for opened in _reader.open_rows(chunk, np.ones(len(chunk.table), bool)):
+                for part in _scanner.portions(chunk, opened):
+                    part.hash_keys(7)
+                    found += _as_recs(part.record_table)
     except CorruptLog as damage:
         placed(damage)
         return damage
@@ -103,7 +103,7 @@ def _as_recs(table: Any) -> list[Rec]:
     ]  # fmt: skip
 
 
-def stride_reader(data: bytes, rng: random.Random) -> None:
+def chunk_reader(data: bytes, rng: random.Random) -> None:
     found = read_log(data)
     if isinstance(found, CorruptLog):
         return
@@ -111,10 +111,10 @@ def stride_reader(data: bytes, rng: random.Random) -> None:
     if any(batch[16] != 2 or batch[22] & 7 for batch in kernel_drive.batches_of(data)):
         return  # compressed and old batches are compared with the other reader
     try:
-        twin = all_records(decode_log(data))
+        expected = all_records(decode_log(data))
     except ValueError as reason:
         raise Defect(f"read, but the reference model finds damage: {reason}") from reason
-    wrapped = [Rec(r.offset, (r.timestamp + 2**63) % 2**64 - 2**63, r.key, r.value, r.headers) for r in twin]
+    wrapped = [Rec(r.offset, (r.timestamp + 2**63) % 2**64 - 2**63, r.key, r.value, r.headers) for r in expected]
     expect(wrapped == found, "other records than the reference model reads")
 
 
@@ -145,8 +145,8 @@ def dumped(data: bytes, rng: random.Random) -> None:
     if not report.wrong:
         found = read_log(data)
         # A dump reads batches one by one: it does not check the order of their offsets.
-        told = isinstance(found, CorruptLog) and ("offset" not in found.what)
-        expect(not told, f"nothing wrong in the dump of what cannot be read: {found}")
+        reported = isinstance(found, CorruptLog) and ("offset" not in found.what)
+        expect(not reported, f"nothing wrong in the dump of what cannot be read: {found}")
 
 
 def facts_of(files: dict[str, bytes], base: int = 0) -> PartitionFacts:
@@ -273,10 +273,10 @@ def indexes(material: tuple[bytes, bytes, bytes, bytes], rng: random.Random) -> 
     for finding in verify_partition(InMemory(files), DIR).findings:
         expect(bool(finding.path and finding.what), f"a finding without a place: {finding}")
     lines = bytearray()
-    told = Report(lines.extend, lambda text: None, as_json=rng.random() < 0.5)
+    reported = Report(lines.extend, lambda text: None, as_json=rng.random() < 0.5)
     checks = IndexChecks(rng.random() < 0.5, rng.random() < 0.5)
     for name in list(files)[1:]:
-        dump(InMemory(files), [name], DumpOptions(index_checks=checks), told)
+        dump(InMemory(files), [name], DumpOptions(index_checks=checks), reported)
     looked_up(files, base, rng)
 
 
@@ -346,10 +346,13 @@ def codec(material: tuple[int, bytes], rng: random.Random) -> None:
         return
     expect(len(opened) <= LIMIT_BYTES, f"{len(opened)} bytes, {LIMIT_BYTES} allowed")
     try:
-        twin = codecs.decompress(number, data)
+        expected = codecs.decompress(number, data)
     except Exception:  # another library, which accepts less than Kafka does
         return
-    expect(opened == twin or opened.startswith(twin) or twin.startswith(opened), "other bytes than another library's")
+    expect(
+        opened == expected or opened.startswith(expected) or expected.startswith(opened),
+        "other bytes than another library's",
+    )
 
 
 # The targets by name: a function that makes damaged input with a generator, and the parser.
@@ -375,7 +378,7 @@ def targets(of: Corpus) -> dict[str, tuple[int, Callable[[random.Random], Any], 
 
     return {
         "kernels": (30, logs.log, kernel_drive.drive),
-        "stride reader": (10, logs.log, stride_reader),
+        "chunk reader": (10, logs.log, chunk_reader),
         "inspection": (10, logs.log, inspection),
         "dump": (4, logs.log, dumped),
         "survey": (8, logs.log, survey),

@@ -23,7 +23,7 @@ from keytail.log.cluster.metadata import read_metadata
 from keytail.log.files.existing import MOST_SMALL_BYTES
 from keytail.log.fs import LOCAL
 from keytail.log.log_end import log_end
-from keytail.run.tasks import attempt_one
+from keytail.run.tasks import run_attempt
 from keytail.verify.task import verify_partition
 from tests.hostile.directories import run
 from tests.hostile.in_memory import InMemory
@@ -119,17 +119,17 @@ def _peak_kib() -> int:
 
 
 def dumped(log: bytes) -> tuple[bool, list[str]]:
-    said: list[str] = []
-    report = Report(lambda part: None, said.append)
+    message: list[str] = []
+    report = Report(lambda part: None, message.append)
     dump(InMemory({LOG: log}), [LOG], DumpOptions(print_data_log=True), report)
-    return report.wrong, said
+    return report.wrong, message
 
 
 @pytest.mark.parametrize("magic", [3, 127, 200])
 def test_a_dump_says_that_a_magic_byte_is_of_no_format(magic: int) -> None:
-    wrong, said = dumped(signed(ONE[:16] + bytes([magic]) + ONE[17:]))
+    wrong, message = dumped(signed(ONE[:16] + bytes([magic]) + ONE[17:]))
     assert wrong
-    assert any("magic" in text for text in said)
+    assert any("magic" in text for text in message)
 
 
 def test_a_dump_says_that_bytes_lie_behind_a_batch_without_records() -> None:
@@ -139,9 +139,9 @@ def test_a_dump_says_that_bytes_lie_behind_a_batch_without_records() -> None:
 
 def test_a_dump_says_that_a_message_inside_another_has_a_wrong_checksum() -> None:
     inner = encode_message(0, b"k", b"v", magic=0, crc=7)
-    wrong, said = dumped(encode_wrapper([Rec(0, -1, b"k", b"v")], 1, magic=0, inner=inner))
+    wrong, message = dumped(encode_wrapper([Rec(0, -1, b"k", b"v")], 1, magic=0, inner=inner))
     assert wrong
-    assert any("inside" in text for text in said)
+    assert any("inside" in text for text in message)
 
 
 def test_a_file_of_any_size_takes_no_memory(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_an_error_of_the_system_is_no_traceback() -> None:
         raise payload
 
     for error in (PermissionError(13, "Permission denied", "/x"), MemoryError()):
-        outcome = attempt_one(task, error, "a")
+        outcome = run_attempt(task, error, "a")
         assert isinstance(outcome.problem, KeytailError)
         assert not outcome.trace
 

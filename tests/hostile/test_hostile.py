@@ -29,18 +29,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.long
 def test_spoiled_bytes_are_refused_or_read_rightly(root: str) -> None:
-    one = fuzz.parsers(root)
-    fuzz.warm(one, SEED, 100)
-    tally = fuzz.Runner(one, SEED).run(0, INPUTS)
+    item = fuzz.parsers(root)
+    fuzz.warm(item, SEED, 100)
+    tally = fuzz.Runner(item, SEED).run(0, INPUTS)
     assert not tally.defects, f"seed {SEED}: {tally}"
     assert sum(tally.inputs.values()) == INPUTS
 
 
 @pytest.mark.long
 def test_spoiled_directories_are_refused_or_done_rightly(root: str) -> None:
-    one = fuzz.directories(root)
-    fuzz.warm(one, SEED, 3)
-    tally = fuzz.Runner(one, SEED).run(0, DIRECTORIES)
+    item = fuzz.directories(root)
+    fuzz.warm(item, SEED, 3)
+    tally = fuzz.Runner(item, SEED).run(0, DIRECTORIES)
     assert not tally.defects, f"seed {SEED}: {tally}"
 
 
@@ -107,6 +107,6 @@ def test_an_oracle_that_is_wrong_is_seen(root: str, monkeypatch: pytest.MonkeyPa
         return [Rec(rec.offset, rec.timestamp + 1, rec.key, rec.value, rec.headers) for rec in real(table)]
 
     monkeypatch.setattr(parsers, "_as_recs", wrong)
-    monkeypatch.setenv("KEYTAIL_HOSTILE_TARGET", "stride reader")
+    monkeypatch.setenv("KEYTAIL_HOSTILE_TARGET", "chunk reader")
     tally = fuzz.Runner(fuzz.parsers(root), SEED).run(0, 40)
     assert tally.defects

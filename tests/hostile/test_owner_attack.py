@@ -58,11 +58,11 @@ def one_attack(seed: str, here: Path) -> int:
     for folder, mode in zip(outside, (0o700, 0o755), strict=True):
         make_outside(folder, mode, partitions)
     before = everything(outside)
-    watch, attacker, done, said = Watch(outside), Attacker(seed, log_dir, backups, outside), 0, []
+    watch, attacker, done, message = Watch(outside), Attacker(seed, log_dir, backups, outside), 0, []
     try:
         for command in commands(rng, log_dir, backups, of_root):
             run = subprocess.run([str(KEYTAIL), *command], capture_output=True, cwd="/", check=False)
-            said.append(run.stdout + run.stderr)
+            message.append(run.stdout + run.stderr)
             done += run.returncode == 0
             assert b"Traceback" not in run.stderr, f"seed {seed}: {run.stderr.decode()}"
     finally:
@@ -71,9 +71,9 @@ def one_attack(seed: str, here: Path) -> int:
     watch.close()
     assert not seen, f"seed {seed}: {seen[:5]}"
     assert everything(outside) == before, f"seed {seed}: outside changed"
-    said += [path.read_bytes() for path in of_root.rglob("*") if path.is_file()]
-    said += [path.read_bytes() for path in here.rglob("*") if _is_in(path, log_dir, backups) and _is_file(path)]
-    assert not any(b"secret-of-root" in text for text in said), f"seed {seed}: a secret was read"
+    message += [path.read_bytes() for path in of_root.rglob("*") if path.is_file()]
+    message += [path.read_bytes() for path in here.rglob("*") if _is_in(path, log_dir, backups) and _is_file(path)]
+    assert not any(b"secret-of-root" in text for text in message), f"seed {seed}: a secret was read"
     for path in [*log_dir.rglob("*"), *backups.rglob("*")]:
         facts = path.lstat()
         assert facts.st_uid == OWNER, f"seed {seed}: {path} belongs to {facts.st_uid}"

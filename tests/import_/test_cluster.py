@@ -84,8 +84,8 @@ def test_one_undisturbed_import(
     """
     logs = log_dir(tmp_path / "logs")
     rows, notes = run(two_workers, source, logs, tmp_path / "notes", how, *flags)
-    for one in how.split(","):
-        step, _, kind = one.partition(":")
+    for item in how.split(","):
+        step, _, kind = item.partition(":")
         workers = [name.rpartition(".")[2] for name in notes if name.startswith(f"{step}.s")]
         assert len(workers) >= 2, f"nothing went wrong: {notes}"
         if kind != "worker":  # which its executor restarts

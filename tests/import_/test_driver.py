@@ -54,7 +54,7 @@ def parquet(path: Path, **columns: Any) -> Source:
 
 
 def unknown_topics(*settings: str) -> Configuration:
-    policy = () if any("cleanup.policy" in one for one in settings) else ("orders:cleanup.policy=delete",)
+    policy = () if any("cleanup.policy" in setting for setting in settings) else ("orders:cleanup.policy=delete",)
     return read_configuration(None, (*policy, *settings), topics_have_no_overrides=True)
 
 
@@ -133,7 +133,7 @@ def test_a_partition_column_decides_and_columns_can_have_other_names(go: Callabl
     got = {n: [(rec.key, rec.timestamp) for rec in recs] for n, recs in found(tmp_path).items()}
     of_d = partition_of(b"d", 2)
     wanted: dict[int, list[tuple[bytes | None, int]]] = {0: [(b"c", 20)], 1: [(None, 0), (b"b", 30), (b"a", 40)]}
-    wanted[of_d] = sorted([*wanted[of_d], (b"d", 10)], key=lambda one: one[1])
+    wanted[of_d] = sorted([*wanted[of_d], (b"d", 10)], key=lambda item: item[1])
     assert got == wanted
     assert [row.status for row in rows] == ["imported", "imported"]
 
@@ -277,7 +277,7 @@ def by_hand(table: Path) -> None:
     described = {"id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema}
     described |= {"partitionColumns": [], "configuration": {}, "createdTime": 0}
     protocol = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
-    gone = {"deletionTimestamp": 1, "dataChange": True}
+    removed = {"deletionTimestamp": 1, "dataChange": True}
 
     def added(name: str, numbers: Sequence[int]) -> dict[str, Any]:
         columns = {"key": [str(n) for n in numbers], "value": [b"%d" % (2 * n) for n in numbers], "timestamp": numbers}
@@ -291,7 +291,7 @@ def by_hand(table: Path) -> None:
 
     commit(0, protocol, {"metaData": described}, added("first", range(600)))
     commit(1, added("second", range(600, 1000)))
-    commit(2, {"remove": {"path": "first", **gone}}, {"remove": {"path": "second", **gone}},
+    commit(2, {"remove": {"path": "first", **removed}}, {"remove": {"path": "second", **removed}},
            added("third", [n for n in range(1000) if n % 10]))  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def run_with_jars(command: list[str]) -> None:
     Delta splits the state of a table, and Spark groups, into 50 and 200 tasks; here few tasks suffice.
     """
     few = ("spark.databricks.delta.snapshotPartitions=2", "spark.sql.shuffle.partitions=2")
-    arguments = " ".join([*(f"--conf {one}" for one in few), "pyspark-shell"])
+    arguments = " ".join([*(f"--conf {item}" for item in few), "pyspark-shell"])
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False,
                           env=os.environ | {"PYSPARK_SUBMIT_ARGS": arguments})  # fmt: skip
     if done.returncode and ("unresolved dependency" in done.stderr or "download failed" in done.stderr):

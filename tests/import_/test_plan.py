@@ -278,7 +278,7 @@ def test_batches_do_not_depend_on_where_pieces_end(seed: int, tmp_path: Path, mo
     assert expected is not None
     assert found(root) == records
     for number in range(5):
-        monkeypatch.setattr(import_segments, "CHUNK_BYTES", rng.choice((1, 300, 1 << 20)))
+        monkeypatch.setattr(import_segments, "PART_BYTES", rng.choice((1, 300, 1 << 20)))
         writer = SegmentsWriter(LOCAL, replace(task, batch_bytes=200), f"b{number}")
         at = 0
         while at < len(records):
@@ -289,8 +289,8 @@ def test_batches_do_not_depend_on_where_pieces_end(seed: int, tmp_path: Path, mo
             at += size
         written = writer.finish()
         assert written is not None
-        assert [[replace(file, name="") for file in one.files] for one in written.segments] == [
-            [replace(file, name="") for file in one.files] for one in expected.segments
+        assert [[replace(file, name="") for file in segment.files] for segment in written.segments] == [
+            [replace(file, name="") for file in segment.files] for segment in expected.segments
         ]
         assert replace(written, segments=()) == replace(expected, segments=())
 
@@ -298,7 +298,7 @@ def test_batches_do_not_depend_on_where_pieces_end(seed: int, tmp_path: Path, mo
 def test_a_record_that_no_consumer_could_read_is_refused_and_no_file_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_segments, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(import_segments, "PART_BYTES", 1)
     records = [replace(rec, value=bytes(3000)) if rec.offset == 15 else rec for rec in some_records(20, 0)]
     root = made(EMPTY, tmp_path)
     before = sorted(partition(root).iterdir())

@@ -156,7 +156,7 @@ class BrokerClient:
 
     def consume(self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted") -> list[Served]:
         """Return every record of these partitions, from the start to the current end of each."""
-        rows = self._ask("consume", partitions=[list(one) for one in partitions], isolation=isolation)
+        rows = self._ask("consume", partitions=[list(partition) for partition in partitions], isolation=isolation)
         return sorted((from_wire(row) for row in rows), key=lambda record: record[:3])
 
     def first_from(self, topic: str, partition: int, offsets: Iterable[int]) -> list[int | None]:
@@ -170,7 +170,7 @@ class BrokerClient:
     ) -> dict[str, tuple[int, int]]:
         """Return log start and log end offset, by "topic-partition"; for read_committed the end is the last stable one.
         """
-        answer = self._ask("offsets", partitions=[list(one) for one in partitions], isolation=isolation)
+        answer = self._ask("offsets", partitions=[list(partition) for partition in partitions], isolation=isolation)
         return {name: (start, end) for name, (start, end) in answer.items()}
 
     def wait_until_decided(self, partitions: Iterable[tuple[str, int]]) -> None:

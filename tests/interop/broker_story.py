@@ -55,9 +55,9 @@ def start_client() -> BrokerClient:
         pytest.skip(f"no broker to start: {reason}")
 
 
-def keytail(verb: str, *arguments: str | Path) -> list[dict[str, Any]]:
+def keytail(name: str, *arguments: str | Path) -> list[dict[str, Any]]:
     """Run the command as a user does; return its rows."""
-    command = [str(KEYTAIL), verb, *map(str, arguments), "--output", "json"]
+    command = [str(KEYTAIL), name, *map(str, arguments), "--output", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 3), f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"
     rows: list[dict[str, Any]] = json.loads(done.stdout)

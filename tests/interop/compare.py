@@ -18,12 +18,12 @@ TIMED = (".log", ".index", ".timeindex")
 
 def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[str]:
     """Return every difference as text; empty if the directories contain the same result."""
-    theirs, mine = sorted(os.listdir(kafka)), sorted(os.listdir(ours))
+    theirs, own = sorted(os.listdir(kafka)), sorted(os.listdir(ours))
     found = []
-    if theirs != mine:
-        only_kafka, only_ours = sorted(set(theirs) - set(mine)), sorted(set(mine) - set(theirs))
+    if theirs != own:
+        only_kafka, only_ours = sorted(set(theirs) - set(own)), sorted(set(own) - set(theirs))
         found.append(f"names: only Kafka's {only_kafka}, only ours {only_ours}")
-    both = [name for name in theirs if name in mine]
+    both = [name for name in theirs if name in own]
     logs = [name for name in both if name.endswith(".log")]
     for name in logs:
         found += _segment_differences(kafka, ours, name.removesuffix(".log"), index_interval_bytes)
@@ -54,18 +54,18 @@ def _segment_differences(kafka: Path, ours: Path, stem: str, index_interval_byte
 
 
 def _batch_differences(
-    stem: str, theirs: list[Batch], mine: list[Batch], log: tuple[bytes, bytes]
+    stem: str, theirs: list[Batch], own: list[Batch], log: tuple[bytes, bytes]
 ) -> list[str]:
     found = []
-    for ordinal, (their, my) in enumerate(zip(theirs, mine, strict=False)):
+    for ordinal, (their, my) in enumerate(zip(theirs, own, strict=False)):
         where = f"{stem}.log, batch {ordinal} at offset {their.base_offset}"
         if replace(their, position=0, size=0, crc=0) != replace(my, position=0, size=0, crc=0):
             found.append(f"{where}: Kafka's {their} with {their.records}, ours {my} with {my.records}")
         elif their.codec == 0 and _raw(log[0], their) != _raw(log[1], my):
             found.append(f"{where}: not compressed, and the bytes differ")
-    if len(theirs) != len(mine):
-        extra = [batch.base_offset for batch in (theirs[len(mine) :] or mine[len(theirs) :])]
-        found.append(f"{stem}.log: Kafka's has {len(theirs)} batches, ours {len(mine)}; beyond both: {extra}")
+    if len(theirs) != len(own):
+        extra = [batch.base_offset for batch in (theirs[len(own) :] or own[len(theirs) :])]
+        found.append(f"{stem}.log: Kafka's has {len(theirs)} batches, ours {len(own)}; beyond both: {extra}")
     return found
 
 

@@ -68,7 +68,7 @@ def _signed(batch: bytes) -> bytes:
     return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
-def _recovery_cuts(log: Path) -> Witness:
+def _recovery_truncates(log: Path) -> Witness:
     return lambda kafka, partition: kafka.recover(partition, int(log.stem)).truncated_bytes > 0
 
 
@@ -99,7 +99,7 @@ def flipped_bit(rng: random.Random, partition: Path) -> Damage | None:
     at = rng.randrange(17 if batch[16] == 2 else 12, len(batch))
     _write_at(log, position + at, bytes([batch[at] ^ 1 << rng.randrange(8)]))
     kinds = ("checksum", "magic", "size", "legacy", "record")
-    return Damage(kinds, log, position, _recovery_cuts(log) if at != 16 else None)
+    return Damage(kinds, log, position, _recovery_truncates(log) if at != 16 else None)
 
 
 def wrong_length(rng: random.Random, partition: Path) -> Damage | None:
@@ -110,7 +110,7 @@ def wrong_length(rng: random.Random, partition: Path) -> Damage | None:
     stated = len(batch) - 12
     wrong = rng.choice([0, -1, 5, 13, 2**31 - 1, stated - 1, stated + 1, stated ^ 1 << rng.randrange(31)])
     _write_at(log, position + 8, struct.pack(">i", wrong))
-    return Damage(("size", "cut", "cut-active", "checksum", "record"), log, position, _recovery_cuts(log))
+    return Damage(("size", "cut", "cut-active", "checksum", "record"), log, position, _recovery_truncates(log))
 
 
 def cut_file(rng: random.Random, partition: Path) -> Damage | None:
@@ -119,7 +119,7 @@ def cut_file(rng: random.Random, partition: Path) -> Damage | None:
         return None
     log, position, batch = chosen
     log.write_bytes(log.read_bytes()[: position + rng.randrange(1, len(batch))])
-    return Damage(("cut", "cut-active"), log, position, _recovery_cuts(log))
+    return Damage(("cut", "cut-active"), log, position, _recovery_truncates(log))
 
 
 def zeros_behind(rng: random.Random, partition: Path) -> Damage | None:
@@ -128,7 +128,7 @@ def zeros_behind(rng: random.Random, partition: Path) -> Damage | None:
         return None
     size = log.stat().st_size
     log.write_bytes(log.read_bytes() + bytes(rng.randrange(17, 5000)))
-    return Damage(("zeros",), log, size, _recovery_cuts(log))
+    return Damage(("zeros",), log, size, _recovery_truncates(log))
 
 
 def wrong_max_timestamp(rng: random.Random, partition: Path) -> Damage | None:

@@ -116,9 +116,9 @@ def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
     run = opened.segments[first : first + rng.randint(2, 4)]
     changed: dict[str, Any] = {}
     if rng.random() < 0.2:
-        changed["internal.segment.bytes"] = max(1, sum(one.log_bytes for one in run) - rng.randint(0, 1))
+        changed["internal.segment.bytes"] = max(1, sum(item.log_bytes for item in run) - rng.randint(0, 1))
     if rng.random() < 0.1:
-        largest = max(sum(one.index_bytes for one in run), sum(one.time_index_bytes for one in run))
+        largest = max(sum(item.index_bytes for item in run), sum(item.time_index_bytes for item in run))
         # Kafka cannot even load an active segment whose indexes exceed the limit.
         active = opened.segments[-1]
         least = max(active.index_bytes, active.time_index_bytes) + 24

@@ -268,19 +268,19 @@ class Case:
 
     def _served_alike(self, now: Circumstances) -> None:
         """Kafka opens keytail's result without repairs and reads the same as from its own."""
-        theirs, mine = self.loaded(self.kafka, now), self.loaded(self.ours, now)
-        if mine.repaired or mine.fetch_mismatches:
-            raise Difference(f"our result was repaired: {mine.repaired}, or misread: {mine.fetch_mismatches}")
+        theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
+        if own.repaired or own.fetch_mismatches:
+            raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")
         names = ["log_start_offset", "log_end_offset", "last_stable_offset"]
         if self.mode == "damaged":
-            self._committed_alike(theirs, mine, now)
+            self._committed_alike(theirs, own, now)
         else:
             names += ["committed", "records", "producers", "aborted"] + (["files"] if self.mode != "measured" else [])
         for name in names:
-            if getattr(mine, name) != getattr(theirs, name):
-                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(mine, name)}")
-        if self.mode != "damaged" and _headers(mine) != _headers(theirs):
-            raise Difference(f"batches: Kafka's {_headers(theirs)}, ours {_headers(mine)}")
+            if getattr(own, name) != getattr(theirs, name):
+                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(own, name)}")
+        if self.mode != "damaged" and _headers(own) != _headers(theirs):
+            raise Difference(f"batches: Kafka's {_headers(theirs)}, ours {_headers(own)}")
         self._count_batches(theirs)
 
     def _count_batches(self, theirs: Loaded) -> None:
@@ -295,34 +295,34 @@ class Case:
         self.seen["segments that span 2^31 offsets"] += sum(end - base >= 2**31 for base, end in spans)
         self.seen["compressed batches"] += sum(batch["codec"] != "none" for batch in headers)
 
-    def _committed_alike(self, theirs: Loaded, mine: Loaded, now: Circumstances) -> None:
+    def _committed_alike(self, theirs: Loaded, own: Loaded, now: Circumstances) -> None:
         """Assert the same committed records, except superseded ones after a round that begins inside a segment.
 
         There an entry whose data is removed, or none, decides what Kafka's map leaves out (CLEANING.md 11.4), and the
         log does not show whether such an entry is valid.
         """
-        by_marker = sorted(mine.aborted, key=lambda entry: entry[2])
+        by_marker = sorted(own.aborted, key=lambda entry: entry[2])
         for number, (_, _, _, stable) in enumerate(by_marker):
             if any(first < stable for _, first, _, _ in by_marker[number + 1 :]):
                 raise Difference(f"a search of the transaction indexes stops too early: {by_marker}")
-        different = set(theirs.committed) ^ set(mine.committed)
+        different = set(theirs.committed) ^ set(own.committed)
         if not different:
             return
         # Those that neither side considers aborted, and of which both retained a later one.
         before = set(self.harness.load(self.source / "t-0", transactions=True, **self._opening(now)).committed)
-        both = set(theirs.committed) & set(mine.committed)
+        both = set(theirs.committed) & set(own.committed)
         newest: dict[bytes | None, int] = {}
         for record in theirs.records:
             if record.offset in both:
                 newest[record.key] = record.offset
         superseded = {
             record.offset
-            for record in (*theirs.records, *mine.records)
+            for record in (*theirs.records, *own.records)
             if record.key is not None and record.offset in before and record.offset < newest.get(record.key, -1)
         }
         inside = now.checkpoint is not None and not self._is_base(now.checkpoint)
         if not inside or not different <= superseded:
-            raise Difference(f"committed served: Kafka's {theirs.committed}, ours {mine.committed}")
+            raise Difference(f"committed served: Kafka's {theirs.committed}, ours {own.committed}")
         self.seen["rounds that kept other superseded records"] += 1
 
     def loaded(self, log_dir: Path, now: Circumstances) -> Loaded:

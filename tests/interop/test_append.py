@@ -171,7 +171,7 @@ class Writer:
                 parts.append(self.plain())
         self.give(b"".join(parts), "follower")
 
-    def do_crowd(self) -> None:
+    def do_one_place(self) -> None:
         """Many producers in one set: their number makes a broker's table double."""
         senders = self.rng.sample(self.senders, min(self.rng.choice([7, 8, 12, 13, 14]), len(self.senders)))
         records = [Rec(self.end + i, self.clock_ms, None, b"") for i in range(len(senders))]
@@ -350,8 +350,8 @@ class Replay:
                 self.compare(files(self.path), answer["files"])
                 self.kafka_files = set(answer["files"])
             except Exception as problem:
-                told = {key: value for key, value in step.items() if key != "batches"}
-                problem.add_note(f"step {number} {told}, Kafka: {answer}")
+                reported = {key: value for key, value in step.items() if key != "batches"}
+                problem.add_note(f"step {number} {reported}, Kafka: {answer}")
                 raise
         if self.log is not None:
             self.log.abandon()

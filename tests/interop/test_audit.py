@@ -81,7 +81,7 @@ def test_replicas_cleaned_by_either_cleaner_at_any_time_do_not_differ(
         )  # fmt: skip
         traffic.tombstone_share = 0.5
         traffic.configs |= {"delete.retention.ms": 60_000, "min.compaction.lag.ms": 0}
-        brokers = [Broker(kafka, fast_dir / f"{number}" / who, who) for who in ("nobody", "kafka", "keytail")]
+        brokers = [Broker(kafka, fast_dir / f"{number}" / user, user) for user in ("nobody", "kafka", "keytail")]
         for _ in range(rng.randint(1, 3)):
             steps = traffic.steps()
             if rng.random() < 0.5:
@@ -99,8 +99,8 @@ def test_replicas_cleaned_by_either_cleaner_at_any_time_do_not_differ(
                     seen[f"rounds of {broker.cleaner}"] += broker.clean(traffic, end)
                 broker.write_checkpoints(end)
         [row] = audit(Request(tuple(f"{broker.cleaner}={broker.path}" for broker in brokers)))
-        told = f"KEYTAIL_SEED={SEED}, log {number}: {row}"
-        assert (row.status, row.divergences, row.not_compared) == ("alike", {}, ()), told
+        reported = f"KEYTAIL_SEED={SEED}, log {number}: {row}"
+        assert (row.status, row.divergences, row.not_compared) == ("alike", {}, ()), reported
         assert row.records_compared is not None
         seen["records compared"] += row.records_compared
         seen.update({f"explained: {reason}": count for reason, count in (row.explained or {}).items()})

@@ -63,7 +63,7 @@ class Story:
         self.committed[when] = client.consume([("transactional", 0)], isolation="read_committed")
         self.producers[when] = {f"{t}-{n}": client.describe_producers(t, n) for t, n in everything}
         self.groups[when] = {f"group-{n}": client.committed_offsets(f"group-{n}") for n in range(8)}
-        self.log_dir_errors[when] = [one["error"] for one in client.describe_log_dirs().values()]
+        self.log_dir_errors[when] = [item["error"] for item in client.describe_log_dirs().values()]
 
     def of(self, when: str, topic: str) -> list[Served]:
         return [record for record in self.served[when] if record.topic == topic]
@@ -79,11 +79,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     log_dir = golden.unpack(root)
     seen = Story(log_dir)
     with start_client() as client:
-        _tell(seen, root, client)
+        _produce_all(seen, root, client)
     yield seen
 
 
-def _tell(seen: Story, root: Path, client: BrokerClient) -> None:
+def _produce_all(seen: Story, root: Path, client: BrokerClient) -> None:
     broker = Broker(seen.log_dir, root / "work")  # one object, so that producers find it on the same port
     with broker:
         client.connect(broker)
@@ -187,9 +187,9 @@ def _go_on(seen: Story, client: BrokerClient) -> None:
     """More traffic to every partition: the same producers, and a new one; a transaction; offset commits."""
     now_ms = int(time.time() * 1000)
     for topic in LIVE:
-        for who in ("early", "late"):
-            records = [(now_ms, b"went on", who.encode())]
-            seen.went_on[f"{topic} {who}"] = client.produce(f"{topic} {who}", topic, 0, records)
+        for user in ("early", "late"):
+            records = [(now_ms, b"went on", user.encode())]
+            seen.went_on[f"{topic} {user}"] = client.produce(f"{topic} {user}", topic, 0, records)
     for topic, number in golden.partitions():
         if topic in INTERNAL:
             continue
@@ -328,7 +328,7 @@ def test_idempotent_producers_continue(story: Story) -> None:
 
 
 def test_new_records_go_to_every_partition_and_survive_a_restart(story: Story) -> None:
-    assert story.produced.keys() == {one for one in golden.partitions() if one[0] not in INTERNAL}
+    assert story.produced.keys() == {partition for partition in golden.partitions() if partition[0] not in INTERNAL}
     later = {record[:3]: record for record in story.served["later"]}
     for (topic, number), records in story.produced.items():
         assert records[0].offset >= story.offsets["after"][f"{topic}-{number}"][1]

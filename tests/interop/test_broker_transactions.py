@@ -146,8 +146,8 @@ class View:
             served=client.consume(EVERYTHING),
             committed=client.consume(EVERYTHING, isolation="read_committed"),
             groups={group: client.committed_offsets(group) for group in (*GROUPS, "group-open")},
-            producers=[client.describe_producers(*one) for one in (*LEDGER, MOMENTS)],
-            errors=[one["error"] for one in client.describe_log_dirs().values()],
+            producers=[client.describe_producers(*item) for item in (*LEDGER, MOMENTS)],
+            errors=[item["error"] for item in client.describe_log_dirs().values()],
         )
 
     def records(self, partition: tuple[str, int], isolation: str = "read_uncommitted") -> list[Served]:
@@ -196,41 +196,41 @@ def _by_name(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[Story]:
     root = tmp_path_factory.mktemp("transactions")
     with start_client() as client:
-        story = Story(root / "logs", Ledger(client, random.Random(SEED)))
-        _tell(story, root, client, kafka)
-    yield story
+        scenario = Story(root / "logs", Ledger(client, random.Random(SEED)))
+        _produce_all(scenario, root, client, kafka)
+    yield scenario
     shutil.rmtree(root)
 
 
-def _tell(story: Story, root: Path, client: BrokerClient, kafka: Kafka) -> None:
-    broker = Broker(story.log_dir, root / "work")  # one object, so that producers find it on the same port
+def _produce_all(scenario: Story, root: Path, client: BrokerClient, kafka: Kafka) -> None:
+    broker = Broker(scenario.log_dir, root / "work")  # one object, so that producers find it on the same port
     properties = root / "work" / "server.properties"
     with broker:
         client.connect(broker)
-        _before(story, client)
-        story.look("before", client)
-        story.answers["before"] = client.offsets_for_times(*MOMENTS, story.times)
-    story.bases = sorted(int(path.stem) for path in (story.log_dir / "ledger-0").glob("*.log"))
-    story.answers["kafka"] = _kafkas_own(kafka, story, root)
-    story.compact("after", properties)
+        _before(scenario, client)
+        scenario.look("before", client)
+        scenario.answers["before"] = client.offsets_for_times(*MOMENTS, scenario.times)
+    scenario.bases = sorted(int(path.stem) for path in (scenario.log_dir / "ledger-0").glob("*.log"))
+    scenario.answers["kafka"] = _kafkas_own(kafka, scenario, root)
+    scenario.compact("after", properties)
     with broker:
         client.connect(broker)
-        story.look("after", client)
-        story.answers["keytail"] = client.offsets_for_times(*MOMENTS, story.times)
-        _go_on(story, client)
-        story.look("before again", client)
-    story.log["after"] = broker.log_lines()
-    story.compact("after again", properties)
+        scenario.look("after", client)
+        scenario.answers["keytail"] = client.offsets_for_times(*MOMENTS, scenario.times)
+        _go_on(scenario, client)
+        scenario.look("before again", client)
+    scenario.log["after"] = broker.log_lines()
+    scenario.compact("after again", properties)
     with broker:
         client.connect(broker)
-        story.look("after again", client)
-    story.log["after again"] = broker.log_lines()
+        scenario.look("after again", client)
+    scenario.log["after again"] = broker.log_lines()
 
 
-def _before(story: Story, client: BrokerClient) -> None:
+def _before(scenario: Story, client: BrokerClient) -> None:
     client.create_topic("ledger", 2, SMALL_SEGMENTS)
     client.create_topic("moments", 1, SMALL_SEGMENTS)
-    ledger = story.ledger
+    ledger = scenario.ledger
     ledger.begin("tx-0")  # creates the coordinators' topics
     ledger.note("tx-0", GROUPS[0], 1)
     ledger.end("tx-0", "commit")
@@ -240,13 +240,13 @@ def _before(story: Story, client: BrokerClient) -> None:
         client.commit_offsets(group, "ledger", 1, range(1, 40))
     ledger.traffic(260)
     for producer in ("open-a", "open-b"):
-        story.left_open.append(ledger.begin(producer))
+        scenario.left_open.append(ledger.begin(producer))
         ledger.send(producer, 0, 30)
         if producer == "open-a":
             ledger.note(producer, "group-open", 7)
         ledger.traffic(60)
     ledger.send("open-a", 0, 30)
-    story.times = _moments(client)
+    scenario.times = _moments(client)
 
 
 def _moments(client: BrokerClient) -> list[int]:
@@ -262,35 +262,35 @@ def _moments(client: BrokerClient) -> list[int]:
     return [START_MS + count * step_ms * number // LOOKUPS for number in range(LOOKUPS)]
 
 
-def _kafkas_own(kafka: Kafka, story: Story, root: Path) -> list[tuple[int, int] | None]:
+def _kafkas_own(kafka: Kafka, scenario: Story, root: Path) -> list[tuple[int, int] | None]:
     """Return what Kafka answers after a first round of its own cleaner on a copy of the same log."""
     copy = root / "copy" / "moments-0"
-    shutil.copytree(story.log_dir / "moments-0", copy)
+    shutil.copytree(scenario.log_dir / "moments-0", copy)
     kafka.clean(copy, configs=SMALL_SEGMENTS)
-    found = kafka.load(copy, configs=SMALL_SEGMENTS, records=False, timestamps=story.times).timestamps
-    answers = (found[asked] for asked in story.times)
+    found = kafka.load(copy, configs=SMALL_SEGMENTS, records=False, timestamps=scenario.times).timestamps
+    answers = (found[asked] for asked in scenario.times)
     return [None if answer is None else (answer[1], answer[0]) for answer in answers]
 
 
-def _go_on(story: Story, client: BrokerClient) -> None:
+def _go_on(scenario: Story, client: BrokerClient) -> None:
     """Use coordinators and producers of old and new names; then abort what was left open, in two ways."""
-    ledger = story.ledger
+    ledger = scenario.ledger
     ledger.traffic(60)
     ledger.begin("new")
     ledger.send("new", 0, 5)
     ledger.note("new", GROUPS[1], 4711)
     ledger.end("new", "commit")
     client.commit_offsets(GROUPS[2], "ledger", 1, [4712])
-    first, second = story.left_open
+    first, second = scenario.left_open
     # The same transactional id in another producer, as when the client was restarted.
     ledger.ended_as(first, "abort")
     client.transaction("open-a again", "begin", transactional_id="open-a")
     ledger.running["open-a again"] = "open-a again"
     ledger.pending["open-a again"] = {}
-    story.stable_after_abort.append(_stable(client))
+    scenario.stable_after_abort.append(_stable(client))
     client.abort_transaction("ledger", 0, ledger.first_offset(second))
     ledger.ended_as(second, "abort")
-    story.stable_after_abort.append(_stable(client))
+    scenario.stable_after_abort.append(_stable(client))
     ledger.send("open-a again", 0, 20)
     ledger.end("open-a again", "commit")
     ledger.traffic(150)
@@ -390,7 +390,7 @@ def test_offsets_producers_and_last_stable_offsets_did_not_change(story: Story, 
     assert after.offsets == before.offsets
     assert after.stable == before.stable
     assert after.producers == before.producers
-    assert any(one["transaction_start_offset"] >= 0 for one in before.producers[0]) == (when == "after")
+    assert any(item["transaction_start_offset"] >= 0 for item in before.producers[0]) == (when == "after")
 
 
 @pytest.mark.parametrize("when", ROUNDS)
@@ -421,11 +421,11 @@ def test_group_offsets_are_the_same_after_compaction(story: Story) -> None:
 @pytest.mark.parametrize("when", ROUNDS)
 def test_the_coordinators_logs_retain_the_latest_of_each_key(story: Story, when: str) -> None:
     before, after = story.views[f"before{when[5:]}"], story.views[when]
-    for one in INTERNAL:
-        assert newest_of(after.records(one, "read_committed")) == newest_of(before.records(one, "read_committed"))
-        if story.rows[when][f"{one[0]}-{one[1]}"]["status"] == "compacted":
-            assert len(after.records(one)) < len(before.records(one))
-            assert {*_seen(after.records(one))} <= {*_seen(before.records(one))}
+    for item in INTERNAL:
+        assert newest_of(after.records(item, "read_committed")) == newest_of(before.records(item, "read_committed"))
+        if story.rows[when][f"{item[0]}-{item[1]}"]["status"] == "compacted":
+            assert len(after.records(item)) < len(before.records(item))
+            assert {*_seen(after.records(item))} <= {*_seen(before.records(item))}
 
 
 def test_open_transactions_can_be_aborted(story: Story) -> None:
@@ -460,8 +460,8 @@ def test_time_lookups_are_correct_after_the_first_round(
     assert story.answers["before"] == _right_answers(before, story.times)
     right = _right_answers(after, story.times)
     wrong = {
-        who: sum(answer != expected for answer, expected in zip(story.answers[who], right, strict=True))
-        for who in ("keytail", "kafka")
+        user: sum(answer != expected for answer, expected in zip(story.answers[user], right, strict=True))
+        for user in ("keytail", "kafka")
     }
     with capsys.disabled():
         print(f"\nwrong answers to {LOOKUPS} time lookups, by whose round it was: {wrong}")

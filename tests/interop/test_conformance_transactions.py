@@ -13,7 +13,7 @@ import pytest
 
 from keytail.format.index import parse_txn_index
 from tests.interop.kafka import Kafka, Loaded, step_raw
-from tests.interop.test_oddities import DAY_MS, NOW, RETENTION_MS, ROLL, Pair, data, marker, newer, one
+from tests.interop.test_quirks import DAY_MS, NOW, RETENTION_MS, ROLL, Pair, data, marker, newer, one
 from tests.reference.batches import Batch, Rec
 from tests.reference.codecs import GZIP
 from tests.reference.legacy import encode_wrapper

@@ -79,14 +79,14 @@ def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, model: 
         assert loaded.fetch_mismatches == ()
         assert loaded.segment_bases == sorted(model.segments)
         assert records == model.records(), "the model of the loader finds something else"
-        judge_transactions(log, loaded)
+        check_transactions(log, loaded)
         for base, segment in model.segments.items():
             assert (copy / f"{base:020d}.log").read_bytes() == segment.log
     finally:
         shutil.rmtree(copy.parent)
 
 
-def judge_transactions(log: Log, loaded: Loaded) -> None:
+def check_transactions(log: Log, loaded: Loaded) -> None:
     """Return the open transactions, the last stable offset, and what readers of committed data get."""
     open_from = log.transactions.open_from
     stable = min(open_from.values(), default=log.end)

@@ -23,8 +23,8 @@ print(spark.read.format("delta").load(sys.argv[2]).count())
 def test_jars_are_downloaded_and_sufficient(tmp_path: Path) -> None:
     """In separate processes: they end the JVM that they have started."""
     jars = tmp_path / "jars"
-    told = run("-m", "keytail.run.delta_jars", str(jars))
-    assert told.split() == sorted(path.name for path in jars.iterdir())
+    reported = run("-m", "keytail.run.delta_jars", str(jars))
+    assert reported.split() == sorted(path.name for path in jars.iterdir())
     assert run("-c", _WRITE, str(jars), str(tmp_path / "table")) == "7\n"
 
 

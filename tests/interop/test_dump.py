@@ -32,8 +32,8 @@ class Ours:
 
     def __init__(self, files: Sequence[Path], flags: Sequence[str]) -> None:
         out = bytearray()
-        said: list[str] = []
-        report = Report(out.extend, said.append)
+        message: list[str] = []
+        report = Report(out.extend, message.append)
         decoder = next((DECODERS[flag] for flag in flags if flag in DECODERS), None)
         options = DumpOptions(
             print_data_log="--print-data-log" in flags,
@@ -45,7 +45,7 @@ class Ours:
         dump(LOCAL, [str(file) for file in files], options, report)
         # Kafka's tool reads bytes as text and prints it again; so does keytail, for lines that contain others' bytes.
         self.out = out.decode()
-        self.said = said
+        self.said = message
         self.wrong = report.wrong
 
 
@@ -61,8 +61,8 @@ def assert_same(theirs: str, ours: str) -> None:
     """Compare line by line, so that a difference is short."""
     if theirs == ours:
         return
-    for number, (one, other) in enumerate(zip(theirs.split("\n"), ours.split("\n"), strict=False)):
-        assert other == one, f"line {number + 1}"
+    for number, (item, other) in enumerate(zip(theirs.split("\n"), ours.split("\n"), strict=False)):
+        assert other == item, f"line {number + 1}"
     assert len(ours) == len(theirs)
 
 

@@ -94,8 +94,8 @@ def subscription(rng: random.Random, data: bytes) -> bytes:
                 members += encoded(rng, field, version, False)
                 continue
             protocol = coordinator._CONSUMER_PROTOCOL[field.name]
-            spoken = rng.randrange(4)
-            content = struct.pack(">h", spoken) + message(rng, protocol, spoken)
+            format_number = rng.randrange(4)
+            content = struct.pack(">h", format_number) + message(rng, protocol, format_number)
             content = rng.choice([content, content, content[:3], b""])
             members += struct.pack(">i", len(content)) + content
     return struct.pack(">h", version) + head + struct.pack(">i", 2) + members

@@ -89,7 +89,7 @@ def test_the_same_bytes_as_kafkas_builder(kafka: Kafka, rng: random.Random) -> N
     for _ in range(LOGS):
         records = random_records(rng, rng.choice([0, 5, 2**40, 2**62]))
         batch_bytes = rng.choice([1, 100, 500, 16384, rng.randrange(60, 2000)])
-        data = ours(records, batch_bytes=batch_bytes, chunk_bytes=rng.choice([1, 3000, 10**6]))
+        data = ours(records, batch_bytes=batch_bytes, part_bytes=rng.choice([1, 3000, 10**6]))
         assert data == kafkas(kafka, records, batch_bytes), batch_bytes
         batches, back = read_by_kafka(kafka, data)
         assert back == records

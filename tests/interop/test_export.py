@@ -51,21 +51,21 @@ def traffic(client: BrokerClient, rng: random.Random, batches: int, tag: str) ->
             for _ in range(rng.randrange(1, 30))
         ]  # fmt: skip
 
-    begun: set[str] = set()
+    started: set[str] = set()
     for number in range(batches):
         codec, partition = CODECS[number % len(CODECS)], rng.randrange(PARTITIONS)
         if rng.random() < 0.4:
             client.produce(f"plain-{codec}-{tag}", TOPIC, partition, records(), codec=codec)
             continue
         name = f"txn-{codec}-{tag}"
-        if name not in begun:
+        if name not in started:
             client.transaction(name, "begin", name)
-            begun.add(name)
+            started.add(name)
         client.produce(name, TOPIC, partition, records(), codec=codec, transactional_id=name)
         if rng.random() < 0.4:
             client.transaction(name, rng.choice(["commit", "abort"]))
-            begun.discard(name)
-    for name in sorted(begun):
+            started.discard(name)
+    for name in sorted(started):
         client.transaction(name, rng.choice(["commit", "abort"]))
     client.wait_until_decided([(TOPIC, n) for n in range(PARTITIONS)])
 
@@ -75,9 +75,9 @@ def folded(records: Iterable[Served]) -> State:
     for record in records:
         newest[record.partition, record.key] = record
     return {
-        (one.partition, one.key, one.value, one.headers, one.timestamp_ms, one.offset)
-        for one in newest.values()
-        if one.value is not None
+        (item.partition, item.key, item.value, item.headers, item.timestamp_ms, item.offset)
+        for item in newest.values()
+        if item.value is not None
     }
 
 
@@ -89,7 +89,8 @@ def table(spark: Any, path: Path) -> State:
     frame = spark.read.format("delta").load(str(path / TOPIC)).selectExpr("*", "unix_millis(timestamp) AS ms")
     rows = [
         (row.partition, bytes(row.key), bytes(row.value),
-         tuple((one.key, None if one.value is None else bytes(one.value)) for one in row.headers), row.ms, row.offset)
+         tuple((item.key, None if item.value is None else bytes(item.value)) for item in row.headers), row.ms,
+         row.offset)
         for row in frame.collect()
     ]  # fmt: skip
     assert len(set(rows)) == len(rows)

@@ -96,7 +96,7 @@ def partitions(topic: str) -> list[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
-    told = Story(from_ms=time.time_ns() // 1_000_000)
+    reported = Story(from_ms=time.time_ns() // 1_000_000)
     with start_client() as client, pytest.MonkeyPatch.context() as patch:
         broker = Broker(root / "logs", root / "work", properties={"message.max.bytes": "1000000"})
         topics = [*CODECS, COMPACTED]
@@ -105,55 +105,55 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             for topic in topics:
                 policy = "compact" if topic == COMPACTED else "delete"
                 client.create_topic(topic, PARTITIONS, {"cleanup.policy": policy, "segment.bytes": "1048576"})
-            records = [(told.from_ms, b"key-before", b"value")] * 7
+            records = [(reported.from_ms, b"key-before", b"value")] * 7
             client.produce("kept", LED_BEFORE, 0, records, idempotent=True)
-            told.before = client.consume(partitions(LED_BEFORE))
+            reported.before = client.consume(partitions(LED_BEFORE))
         patch.setattr(import_, "session_of_run", lambda *_, **__: SparkEngine(shared_session()))
-        _import(told, topics, root)
-        told.to_ms = time.time_ns() // 1_000_000
+        _import(reported, topics, root)
+        reported.to_ms = time.time_ns() // 1_000_000
         with broker:
             client.connect(broker)
-            told.served = {topic: client.consume(partitions(topic)) for topic in topics}
-            told.produced_after = client.produce("kept", LED_BEFORE, 0, records)
-            told.lines = broker.log_lines()
-        _restart_and_let_the_broker_clean(told, broker, client)
-    yield told
+            reported.served = {topic: client.consume(partitions(topic)) for topic in topics}
+            reported.produced_after = client.produce("kept", LED_BEFORE, 0, records)
+            reported.lines = broker.log_lines()
+        _restart_and_let_the_broker_clean(reported, broker, client)
+    yield reported
 
 
-def _import(told: Story, topics: Sequence[str], root: Path) -> None:
+def _import(reported: Story, topics: Sequence[str], root: Path) -> None:
     for number, topic in enumerate(topics):
-        told.rows[topic] = rows_of(RECORDS // len(topics), number, keyless=topic != COMPACTED)
-        source = Source(str(write_parquet(root / f"{topic}.parquet", told.rows[topic])), "parquet")
+        reported.rows[topic] = rows_of(RECORDS // len(topics), number, keyless=topic != COMPACTED)
+        source = Source(str(write_parquet(root / f"{topic}.parquet", reported.rows[topic])), "parquet")
         request = Request(source, topic, (str(root / "logs"),), codec=topic if topic in CODECS else "lz4", execute=True)
         if topic == LED_BEFORE:
             refused = import_records(request)
             assert [row.status for row in refused] == ["refused", "failed", "failed"]
             assert all("not empty" in row.error for row in refused)
             request = Request(**{**request.__dict__, "append": True})
-        told.reports[topic] = import_records(request)
+        reported.reports[topic] = import_records(request)
 
 
-def _restart_and_let_the_broker_clean(told: Story, broker: Broker, client: BrokerClient) -> None:
+def _restart_and_let_the_broker_clean(reported: Story, broker: Broker, client: BrokerClient) -> None:
     """The cleaner is on, but nothing is dirty enough before the topic's ratio says so."""
     on = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200", "log.cleaner.min.cleanable.ratio": "1"}
     broker._properties |= {**on, "log.initial.task.delay.ms": "500"}
     with broker:
         client.connect(broker)
-        told.restarted = {topic: client.consume(partitions(topic)) for topic in told.rows}
-        told.restart_lines = broker.log_lines()
+        reported.restarted = {topic: client.consume(partitions(topic)) for topic in reported.rows}
+        reported.restart_lines = broker.log_lines()
         # The active segment is not cleaned: one more record after a roll makes the imported ones closed segments.
         client.alter_configs(COMPACTED, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0"})
         for round_ in range(2):
             for number in range(PARTITIONS):
-                later = [(told.to_ms + 1000 * (round_ + 1), b"last", b"value")]
+                later = [(reported.to_ms + 1000 * (round_ + 1), b"last", b"value")]
                 client.produce(f"roll-{round_}", COMPACTED, number, later)
         ends = client.offsets(partitions(COMPACTED))
         give_up = time.monotonic() + 60
         while any(_cleaned_to(broker, number) < ends[f"{COMPACTED}-{number}"][1] - 2 for number in range(PARTITIONS)):
             assert time.monotonic() < give_up, "the broker's cleaner did not clean what was imported"
             time.sleep(0.2)
-        told.compacted = client.consume(partitions(COMPACTED))
-        told.cleaner_lines = broker.log_lines()
+        reported.compacted = client.consume(partitions(COMPACTED))
+        reported.cleaner_lines = broker.log_lines()
 
 
 def _cleaned_to(broker: Broker, number: int) -> int:

@@ -76,11 +76,11 @@ def test_messages_built_by_kafka_are_read_as_kafka_reads_them(
     for _ in range(12):
         data = built(kafka, random_records(rng, rng.randint(1, 12)), magic, codec, append_time)
         theirs = kafkas(kafka, data)
-        twins = decode_any_log(data)
-        assert len(theirs) == len(twins)
-        for their, twin in zip(theirs, twins, strict=True):
-            batch, records = ours(data[twin.position : twin.position + twin.size])
-            assert records == their["records"] == list(twin.records)
+        models = decode_any_log(data)
+        assert len(theirs) == len(models)
+        for their, expected in zip(theirs, models, strict=True):
+            batch, records = ours(data[expected.position : expected.position + expected.size])
+            assert records == their["records"] == list(expected.records)
             assert (batch.base_offset, batch.last_offset) == (their["base_offset"], their["last_offset"])
             assert batch.max_timestamp_ms == their["max_timestamp"]
             assert bool(batch.attributes & 8) == (their["timestamp_type"] == "LogAppendTime")

@@ -36,18 +36,18 @@ class Paused(FileSystem):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.reached, self.continue_ = threading.Event(), threading.Event()
 
     def rename(self, source, target):
         self.reached.set()
-        assert self.go_on.wait(timeout=300)
+        assert self.continue_.wait(timeout=300)
         super().rename(source, target)
 
 
-def run(verb: str, log_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(KEYTAIL), verb, "--log-dirs", str(log_dir), *golden.topic_config_arguments(), *flags]
-    if verb == "rebuild-index":
-        command = [str(KEYTAIL), verb, "--log-dirs", str(log_dir), *flags]
+def run(name: str, log_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [str(KEYTAIL), name, "--log-dirs", str(log_dir), *golden.topic_config_arguments(), *flags]
+    if name == "rebuild-index":
+        command = [str(KEYTAIL), name, "--log-dirs", str(log_dir), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -68,7 +68,7 @@ def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
         assert fs.reached.wait(timeout=60)
         yield rows
     finally:
-        fs.go_on.set()
+        fs.continue_.set()
         thread.join()
 
 
@@ -93,9 +93,11 @@ def test_a_broker_beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> None
     broker = Broker(log_dir, root / "work")
     with start_client() as client, broker:
         client.connect(broker)
-        assert client.consume([INDEXED]) == [one for one in map(from_wire, golden.record_rows()) if one[:2] == INDEXED]
-        for verb in ("rebuild-index", "compact"):
-            beside = run(verb, log_dir, "--execute")
+        assert client.consume([INDEXED]) == [
+            item for item in map(from_wire, golden.record_rows()) if item[:2] == INDEXED
+        ]
+        for name in ("rebuild-index", "compact"):
+            beside = run(name, log_dir, "--execute")
             assert beside.returncode == 1, beside.stdout
             pid = broker._process.pid  # type: ignore[union-attr]
             assert f"in use by process {pid}, with a lock like that of a running broker" in beside.stderr

@@ -46,8 +46,8 @@ class Story:
     log_dir: Path
     times: dict[Partition, list[int]] = field(default_factory=dict)
     offsets: dict[Partition, list[int]] = field(default_factory=dict)
-    told_times: dict[Partition, list[Lookup]] = field(default_factory=dict)
-    told_offsets: dict[Partition, list[int | None]] = field(default_factory=dict)
+    reported_times: dict[Partition, list[Lookup]] = field(default_factory=dict)
+    reported_offsets: dict[Partition, list[int | None]] = field(default_factory=dict)
     beside_times: dict[Partition, list[Lookup]] = field(default_factory=dict)
     beside_offsets: dict[Partition, list[int | None]] = field(default_factory=dict)
     broker_times: dict[Partition, list[tuple[int, int] | None]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Story:
         facts = _survey(seen.log_dir)
         for partition, fact in facts.items():
             _choose(rng, seen, partition, fact)
-        seen.told_times, seen.told_offsets = _ask_keytail(seen, facts)
+        seen.reported_times, seen.reported_offsets = _ask_keytail(seen, facts)
         with broker:
             client.connect(broker)
             for topic, number in facts:
@@ -151,8 +151,8 @@ def _choose(rng: random.Random, seen: Story, partition: Partition, facts: Partit
 def _ask_keytail(
     seen: Story, facts: dict[Partition, PartitionFacts]
 ) -> tuple[dict[Partition, list[Lookup]], dict[Partition, list[int | None]]]:
-    times = {p: [lookup_time(LOCAL, facts[p], one) for one in asked] for p, asked in seen.times.items()}
-    return times, {p: [_first_from(facts[p], one) for one in asked] for p, asked in seen.offsets.items()}
+    times = {p: [lookup_time(LOCAL, facts[p], item) for item in asked] for p, asked in seen.times.items()}
+    return times, {p: [_first_from(facts[p], item) for item in asked] for p, asked in seen.offsets.items()}
 
 
 def _first_from(facts: PartitionFacts, offset: int) -> int | None:
@@ -179,20 +179,20 @@ def _of_a_broker(result: Lookup) -> tuple[int, int] | None:
 
 def test_answers_by_time_equal_the_brokers(story: Story) -> None:
     compared = found = 0
-    for partition, results in story.told_times.items():
-        mine = dict(zip(story.times[partition], map(_of_a_broker, results), strict=True))
-        assert mine == dict(zip(story.times[partition], story.broker_times[partition], strict=True)), partition
-        compared += len(mine)
-        found += sum(answer is not None for answer in mine.values())
+    for partition, results in story.reported_times.items():
+        own = dict(zip(story.times[partition], map(_of_a_broker, results), strict=True))
+        assert own == dict(zip(story.times[partition], story.broker_times[partition], strict=True)), partition
+        compared += len(own)
+        found += sum(answer is not None for answer in own.values())
     assert compared > 800
     assert found > compared / 3
 
 
 def test_fetches_begin_where_the_brokers_begin(story: Story) -> None:
-    assert story.told_offsets == story.broker_offsets
-    assert sum(map(len, story.told_offsets.values())) > 200
+    assert story.reported_offsets == story.broker_offsets
+    assert sum(map(len, story.reported_offsets.values())) > 200
     gaps = [asked - found for p in (("created", 0), ("appended", 0)) for asked, found in
-            zip(story.offsets[p], story.told_offsets[p], strict=True) if found is not None]  # fmt: skip
+            zip(story.offsets[p], story.reported_offsets[p], strict=True) if found is not None]  # fmt: skip
     assert any(gaps)  # compaction had removed the requested record
 
 
@@ -204,7 +204,7 @@ def test_answers_beside_the_running_broker_equal_its_own(story: Story) -> None:
 
 @pytest.mark.parametrize("number", range(len(DAMAGES)), ids=DAMAGES)
 def test_damaged_indexes_are_reported(number: int, story: Story) -> None:
-    results = story.told_times[DAMAGED, number]
+    results = story.reported_times[DAMAGED, number]
     notes = {note for result in results for note in result.notes}
     says = {"zeros": "ends with zeros", "untrimmed": "was not trimmed", "empty time index": "is empty"}
     assert any(says.get(DAMAGES[number], "is missing") in note for note in notes)
@@ -222,10 +222,10 @@ def test_after_an_unclean_shutdown_recovered_indexes_are_predicted(
     (partition.parent / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {recovery_point}\n")
     facts = survey(partition, clean=False)
     times = [NOW - 2, NOW + 5, NOW + 19, NOW + 25, NOW + 39, NOW + 41, NOW + 59, NOW + 60]
-    told = [_of_a_broker(lookup_time(LOCAL, facts, one)) for one in times]
+    reported = [_of_a_broker(lookup_time(LOCAL, facts, item)) for item in times]
     theirs = kafka.load(partition, clean=False, recovery_point=recovery_point, timestamps=times).timestamps
-    answers = (theirs[one] for one in times)
-    assert told == [None if answer is None else (answer[1], answer[0]) for answer in answers]
+    answers = (theirs[item] for item in times)
+    assert reported == [None if answer is None else (answer[1], answer[0]) for answer in answers]
 
 
 def test_records_and_their_positions_are_correct(story: Story) -> None:

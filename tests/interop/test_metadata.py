@@ -116,28 +116,28 @@ def change(broker: Broker, *commands: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _without_old_segments(story: Story, copy: Path) -> Path:
+def _without_old_segments(scenario: Story, copy: Path) -> Path:
     """Copy the log dir's metadata log in the state in which its broker has removed what the snapshot contains."""
-    shutil.copytree(story.log_dir / METADATA_DIR, copy / METADATA_DIR)
+    shutil.copytree(scenario.log_dir / METADATA_DIR, copy / METADATA_DIR)
     logs = sorted((copy / METADATA_DIR).glob("*.log"))
-    contained = [path for path, after in pairwise(logs) if int(after.stem) <= story.newest_snapshot]
+    contained = [path for path, after in pairwise(logs) if int(after.stem) <= scenario.newest_snapshot]
     assert contained
     for path in contained:
         path.unlink()
     return copy
 
 
-def _until_stopped(story: Story, client: BrokerClient, work_dir: Path) -> None:
-    with Broker(story.log_dir, work_dir, properties={**OFTEN, **SYNONYMS}) as broker:
+def _until_stopped(scenario: Story, client: BrokerClient, work_dir: Path) -> None:
+    with Broker(scenario.log_dir, work_dir, properties={**OFTEN, **SYNONYMS}) as broker:
         client.connect(broker)
         change(broker, *FIRST)
         change(broker, *MADE_AGAIN)
-        end = story.read_beside().as_of_offset
-        story.wait(lambda _: story.newest_snapshot > end and len(story.beside) > 20)
-        story.described["stopped"] = client.describe_topics()
-    story.look("stopped")
-    story.settings = _settings(work_dir / "server.properties")
-    story.without_old_segments = read(_without_old_segments(story, work_dir / "copy"))
+        end = scenario.read_beside().as_of_offset
+        scenario.wait(lambda _: scenario.newest_snapshot > end and len(scenario.beside) > 20)
+        scenario.described["stopped"] = client.describe_topics()
+    scenario.look("stopped")
+    scenario.settings = _settings(work_dir / "server.properties")
+    scenario.without_old_segments = read(_without_old_segments(scenario, work_dir / "copy"))
 
 
 def _settings(config: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -147,20 +147,20 @@ def _settings(config: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return {row["topic"]: row["settings"] for row in json.loads(done.stdout)}
 
 
-def _until_killed(story: Story, client: BrokerClient, work_dir: Path) -> None:
+def _until_killed(scenario: Story, client: BrokerClient, work_dir: Path) -> None:
     """This broker writes no snapshot, so its records may still be uncommitted."""
-    with Broker(story.log_dir, work_dir) as broker:
+    with Broker(scenario.log_dir, work_dir) as broker:
         client.connect(broker)
         change(broker, *LATER)
-        story.described["killed"] = client.describe_topics()
+        scenario.described["killed"] = client.describe_topics()
         broker.kill()
-    story.look("killed")
+    scenario.look("killed")
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     work_dir = tmp_path_factory.mktemp("metadata")
-    story = Story(work_dir / "logs")
+    scenario = Story(work_dir / "logs")
     try:
         client = BrokerClient()
     except KafkaUnavailable as reason:
@@ -168,10 +168,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no broker to start: {reason}")
         pytest.skip(f"no broker to start: {reason}")
     with client:
-        _until_stopped(story, client, work_dir / "stopped")
-        _until_killed(story, client, work_dir / "killed")
+        _until_stopped(scenario, client, work_dir / "stopped")
+        _until_killed(scenario, client, work_dir / "killed")
     shutil.rmtree(work_dir)
-    yield story
+    yield scenario
 
 
 def test_the_latest_snapshot_replaces_the_segments_before_it(story: Story) -> None:
@@ -201,8 +201,8 @@ def test_every_effective_setting_and_its_source_are_the_brokers_own(story: Story
             found = settings[key.name]
             text = ",".join(found["value"]) if isinstance(found["value"], list) else str(found["value"])
             assert text.lower() == value.lower(), (topic, key.name)
-            said = IN_HOURS_AND_MINUTES.get(key.name, SOURCES[source])
-            assert said in found["source"], (topic, key.name, source)
+            message = IN_HOURS_AND_MINUTES.get(key.name, SOURCES[source])
+            assert message in found["source"], (topic, key.name, source)
             compared.add(source)
     assert story.settings.keys() == {"kept", "plain", "again"}
     assert compared >= {"DYNAMIC_TOPIC_CONFIG", "DYNAMIC_BROKER_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"}

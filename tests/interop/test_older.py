@@ -20,5 +20,5 @@ def test_look_ups_through_old_indexes_are_correct(kafka: Kafka, version: str, tm
         loaded = kafka.load(log_dir / f"{topic}-0", records=False, fetch=True, timestamps=[at_ms for at_ms, _ in asked])
         assert not loaded.repaired
         assert not loaded.fetch_mismatches, topic
-        found = {at_ms: one and [one[1], one[0]] for at_ms, one in loaded.timestamps.items()}
+        found = {at_ms: item and [item[1], item[0]] for at_ms, item in loaded.timestamps.items()}
         assert found == dict(asked), topic

@@ -49,14 +49,14 @@ def run_as(uid: int, commands: list[list[str]]) -> list[tuple[int, str]]:
 
 def owners(path: Path) -> dict[str, tuple[int, int, int]]:
     return {
-        str(one.relative_to(path)): (one.stat().st_uid, one.stat().st_gid, one.stat().st_mode & 0o777)
-        for one in [path, *path.rglob("*")]
+        str(item.relative_to(path)): (item.stat().st_uid, item.stat().st_gid, item.stat().st_mode & 0o777)
+        for item in [path, *path.rglob("*")]
     }
 
 
 def everything(path: Path) -> dict[str, tuple[int, int, int, int]]:
     """Times of directories show that files were created and removed again."""
-    found = {str(one): one.stat() for one in [path, *path.rglob("*")]}
+    found = {str(item): item.stat() for item in [path, *path.rglob("*")]}
     return {name: (facts.st_mtime_ns, facts.st_ino, facts.st_uid, facts.st_size) for name, facts in found.items()}
 
 
@@ -87,7 +87,7 @@ def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
         assert client.produce("new", "zstd", 0, [(1, b"k", b"v")])
     before = [from_wire(row) for row in golden.record_rows() if (row[0], row[1]) in partitions]
     newest, newest_before = newest_of(served), newest_of(before)
-    kept = {key: one for key, one in newest_before.items() if one.value is not None}
+    kept = {key: item for key, item in newest_before.items() if item.value is not None}
     assert {key: newest.get(key) for key in kept} == kept
     assert complaints(broker.log_lines()) == []
     assert repairs(broker.log_lines()) == []
@@ -95,7 +95,7 @@ def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
 
 def test_another_user_is_refused_before_the_first_write_with_the_user_to_run_as(open_dir: Path) -> None:
     commands, what = [], []
-    for verb in ("compact", "rebuild-index"):
+    for command in ("compact", "rebuild-index"):
         for mode in (0o755, 0o777):
             for has_lock in (False, True):
                 log_dir = open_dir / f"logs-{len(commands)}"
@@ -105,11 +105,11 @@ def test_another_user_is_refused_before_the_first_write_with_the_user_to_run_as(
                     (log_dir / ".lock").touch()
                 give(log_dir, BROKER, mode)
                 policy = ["--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides"]
-                policy = policy if verb == "compact" else []
-                commands.append([verb, "--log-dirs", str(log_dir), *policy, "--output", "json", "--execute"])
-                what.append((verb, mode, has_lock))
+                policy = policy if command == "compact" else []
+                commands.append([command, "--log-dirs", str(log_dir), *policy, "--output", "json", "--execute"])
+                what.append((command, mode, has_lock))
     before = everything(open_dir)
-    for (status, said), case in zip(run_as(OTHER, commands), what, strict=True):
-        assert status == 1, (case, said)
-        assert f"Run as user id {BROKER}" in said, (case, said)
+    for (status, message), case in zip(run_as(OTHER, commands), what, strict=True):
+        assert status == 1, (case, message)
+        assert f"Run as user id {BROKER}" in message, (case, message)
     assert everything(open_dir) == before

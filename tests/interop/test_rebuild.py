@@ -86,13 +86,13 @@ def test_rebuilt_indexes_equal_those_of_kafkas_recovery(kafka: Kafka, fast_dir: 
         theirs = copy_without(source, fast_dir / f"{number}-kafka" / "t-0")
         loaded = kafka.load(theirs, records=False, clean=False, **traffic.options)
         assert any("Recovering unflushed segment" in line for line in loaded.repaired)
-        mine = copy_without(source, fast_dir / f"{number}-keytail" / "t-0")
-        found = rebuild(mine.parent, traffic, execute=True).result
+        own = copy_without(source, fast_dir / f"{number}-keytail" / "t-0")
+        found = rebuild(own.parent, traffic, execute=True).result
         assert found is not None
-        assert index_files(mine) == index_files(theirs), f"log {number}, {traffic.configs}"
-        aborted += sum(name.endswith(".txnindex") for name in index_files(mine))
-        assert len(found.wrong) == len(index_files(mine))
-        again = rebuild(mine.parent, traffic, rebuild_all=True).result
+        assert index_files(own) == index_files(theirs), f"log {number}, {traffic.configs}"
+        aborted += sum(name.endswith(".txnindex") for name in index_files(own))
+        assert len(found.wrong) == len(index_files(own))
+        again = rebuild(own.parent, traffic, rebuild_all=True).result
         assert again is not None and not again.wrong
         # Files that a broker had written are valid, and its others are changed to what a recovery writes.
         assert not rebuild(source.parent, traffic).result.wrong  # type: ignore[union-attr]
@@ -120,9 +120,9 @@ def test_cleaned_logs_are_valid_and_lose_no_aborted_transaction(kafka: Kafka, fa
         assert outcome.rest == Rest()
         theirs = copy_without(partition, fast_dir / f"{number}-kafka" / "t-0")
         kafka.load(theirs, records=False, clean=False, **traffic.options)
-        mine = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0", (".index", ".timeindex"))
-        rebuild(mine.parent, traffic, execute=True)
-        after = index_files(mine)
+        own = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0", (".index", ".timeindex"))
+        rebuild(own.parent, traffic, execute=True)
+        after = index_files(own)
         for name, data in after.items():
             if name.endswith(".txnindex"):
                 assert data == before[name]
@@ -144,10 +144,10 @@ def test_a_rebuilt_transaction_index_is_served_alike(kafka: Kafka, fast_dir: Pat
             kafka.append(partition, traffic.steps(), **options)
         if rng.random() < 0.5:
             kafka.clean(partition, only_if_cleanable=True, **traffic.options)
-        mine = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0")
-        rebuild(mine.parent, traffic, execute=True)
+        own = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0")
+        rebuild(own.parent, traffic, execute=True)
         before = kafka.load(partition, transactions=True, fetch=True, **traffic.options)
-        after = kafka.load(mine, transactions=True, fetch=True, **traffic.options)
+        after = kafka.load(own, transactions=True, fetch=True, **traffic.options)
         assert after.repaired == before.repaired
         assert (after.committed, after.records) == (before.committed, before.records)
         assert after.fetch_mismatches == ()
@@ -161,10 +161,10 @@ def test_times_are_found_through_rebuilt_indexes(kafka: Kafka, fast_dir: Path) -
         options = traffic.options
         kafka.append(partition, traffic.steps(), **options)
         asked = [traffic.clock_ms + rng.randint(-25_000, 2_000) for _ in range(20)]
-        mine = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0")
-        rebuild(mine.parent, traffic, execute=True)
+        own = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0")
+        rebuild(own.parent, traffic, execute=True)
         before = kafka.load(partition, timestamps=asked, **traffic.options)
-        after = kafka.load(mine, timestamps=asked, **traffic.options)
+        after = kafka.load(own, timestamps=asked, **traffic.options)
         assert after.timestamps == before.timestamps
         assert [s.largest_timestamp_ms for s in after.segments if s.log_bytes] == [
             s.largest_timestamp_ms for s in before.segments if s.log_bytes

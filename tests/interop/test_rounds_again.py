@@ -161,8 +161,8 @@ def check_only_horizons_of_markers(
         old, old_raw = before[base]
         if raw != old_raw:
             assert batch.control and old.delete_horizon_ms is None, f"{old} has become {batch}"
-            told = {"attributes": old.attributes | 0x40, "base_timestamp": horizon_ms}
-            assert batch == replace(old, size=batch.size, crc=batch.crc, **told), f"{old} has become {batch}"
+            reported = {"attributes": old.attributes | 0x40, "base_timestamp": horizon_ms}
+            assert batch == replace(old, size=batch.size, crc=batch.crc, **reported), f"{old} has become {batch}"
             seen["horizons of markers"] += 1
 
 

@@ -78,8 +78,8 @@ def test_kafkas_loader_accepts_the_result_unchanged(kafka: Kafka, fast_dir: Path
         # The transactions that the result leaves open are those that are reported.
         still_open = {producer[0]: producer[7] for producer in after.producers if producer[7] >= 0}
         if found.certain and not any(path.suffix == ".snapshot" for path in source.iterdir()):
-            told = {one.producer_id: one.first_offset for one in found.transactions if one.at_offset is None}
-            assert still_open == told, what
+            reported = {item.producer_id: item.first_offset for item in found.transactions if item.at_offset is None}
+            assert still_open == reported, what
     assert lost
 
 
@@ -92,7 +92,7 @@ def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFa
     log_dir = golden.unpack(root)
     rng = random.Random(SEED)
     for topic, number in PARTITIONS:
-        [path] = [max((log_dir / f"{topic}-{number}").glob("*.log"), key=lambda one: one.stat().st_size)]
+        [path] = [max((log_dir / f"{topic}-{number}").glob("*.log"), key=lambda item: item.stat().st_size)]
         data = bytearray(path.read_bytes())
         at = rng.randrange(len(data) // 4, len(data) * 3 // 4)
         data[at : at + 300] = rng.randbytes(300)
@@ -103,7 +103,7 @@ def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFa
     for row in rows:
         name = f"{row['topic']}-{row['partition']}"
         assert row["status"] == "salvaged" and row["to"] == str(root / "saved" / name)
-        losses[row["topic"]] = [(one["first_offset"], one["end_offset"]) for one in row["losses"] if one["certain"]]
+        losses[row["topic"]] = [(item["first_offset"], item["end_offset"]) for item in row["losses"] if item["certain"]]
         assert losses[row["topic"]]
         shutil.move(log_dir / name, root / f"{name}-damaged")
         shutil.move(row["to"], log_dir / name)
@@ -115,10 +115,10 @@ def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFa
         offsets = client.offsets(PARTITIONS)
     everything = [from_wire(row) for row in golden.record_rows()]
     for topic, number in PARTITIONS:
-        wanted = [one for one in everything if one[:2] == (topic, number)]
-        wanted = [one for one in wanted if not any(first <= one[2] < end for first, end in losses[topic])]
-        assert [one[2] for one in served if one[:2] == (topic, number)] == [one[2] for one in wanted]
-        assert [one for one in served if one[:2] == (topic, number)] == wanted
+        wanted = [item for item in everything if item[:2] == (topic, number)]
+        wanted = [item for item in wanted if not any(first <= item[2] < end for first, end in losses[topic])]
+        assert [item[2] for item in served if item[:2] == (topic, number)] == [item[2] for item in wanted]
+        assert [item for item in served if item[:2] == (topic, number)] == wanted
         end = golden.TOPICS[topic].offsets[number][1]
         assert new[topic] == [end], "the log goes on where it ended"
         assert offsets[f"{topic}-{number}"][1] == end + 1

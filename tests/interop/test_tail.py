@@ -14,9 +14,9 @@ import pytest
 
 from keytail.format.producers import parse_snapshot
 from keytail.log.checkpoint import read_epochs
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts
-from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.epochs import epochs_seen, plan_epochs, write_plan
 from keytail.rebuild_index.partition import plan_partition
 from keytail.rebuild_index.snapshots import (
@@ -84,8 +84,8 @@ def put_right(facts: PartitionFacts) -> list[SnapshotRow]:
     """Rebuild leader epochs and snapshots, as a run does."""
     reader, seen = SegmentReader(LOCAL), []
     for segment in facts.segments:
-        for stride in reader.strides(f"{facts.path}/{segment.base_offset:020d}.log", segment.log_bytes):
-            seen += epochs_seen(stride.table)
+        for chunk in reader.chunks(f"{facts.path}/{segment.base_offset:020d}.log", segment.log_bytes):
+            seen += epochs_seen(chunk.table)
     epochs = read_epochs(LOCAL, f"{facts.path}/leader-epoch-checkpoint")
     write_plan(LOCAL, facts.path, plan_epochs(epochs, seen, facts.log_end_offset))
     wanted = wanted_snapshots(
@@ -220,7 +220,7 @@ def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) ->
                 run_id="r",
             )
             [outcome] = Rebuild([plan], hosted={str(ours): [("orders", 0)]}).run()
-            assert outcome.problem is None and outcome.done_cut is not None and not outcome.rest.refused
+            assert outcome.problem is None and outcome.done_truncation is not None and not outcome.rest.refused
             found, expected = files_of(ours), files_of(theirs)
             at_end = f"{loaded.log_end_offset:020d}.snapshot"
             if found.keys() != expected.keys():
@@ -266,12 +266,12 @@ def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafk
             shutil.copytree(path, fast_dir / "as written" / str(number) / PARTITION)
             copy = fast_dir / "as written" / str(number) / PARTITION
             expected = kafka.load(copy, transactions=True, **traffic.options)
-            original = {
+            before = {
                 int(file.name[:20]): sorted(parse_snapshot(file.read_bytes()), key=lambda entry: entry.producer_id)
                 for file in path.glob("*.snapshot")
             }
             epochs = (path / "leader-epoch-checkpoint").read_bytes()
-            for offset in original:
+            for offset in before:
                 if number % 3 == 0 or rng.random() < 0.5:
                     file = path / f"{offset:020d}.snapshot"
                     file.unlink() if rng.random() < 0.7 else file.write_bytes(file.read_bytes()[:-1] + b"\xaa")
@@ -279,10 +279,10 @@ def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafk
             for row in rows:
                 seen[row.problem.partition(": ")[0] or f"made, source {row.source is not None}"] += 1
                 if not row.problem:
-                    gone = forgotten(path, row, traffic)
+                    removed = forgotten(path, row, traffic)
                     entries = parse_snapshot((path / f"{row.offset:020d}.snapshot").read_bytes())
-                    assert [entry for entry in entries if entry.producer_id not in gone] == [
-                        entry for entry in original[row.offset] if entry.producer_id not in gone
+                    assert [entry for entry in entries if entry.producer_id not in removed] == [
+                        entry for entry in before[row.offset] if entry.producer_id not in removed
                     ], row
             assert not any(row.problem for row in rows) or traffic.follower_share
             assert (path / "leader-epoch-checkpoint").read_bytes() == epochs
@@ -323,15 +323,15 @@ def test_the_snapshot_at_the_end_of_a_cleaned_log_equals_kafkas(kafka: Kafka, fa
             seen[f"cleaned {cleaned.cleaned}, {row.problem.partition(': ')[0] or 'made'}"] += 1
             if row.problem or row.source is None:  # without any, Kafka loses every producer
                 continue
-            gone = forgotten(path, row, traffic)
-            seen["with expired producers"] += bool(gone)
+            removed = forgotten(path, row, traffic)
+            seen["with expired producers"] += bool(removed)
             made, kafkas = (
                 {
                     entry.producer_id: entry
-                    for entry in parse_snapshot((one / last.name).read_bytes())
-                    if entry.producer_id not in gone
+                    for entry in parse_snapshot((item / last.name).read_bytes())
+                    if entry.producer_id not in removed
                 }
-                for one in (path, theirs)
+                for item in (path, theirs)
             )
             assert made == kafkas
         except BaseException as problem:

@@ -78,8 +78,8 @@ def test_a_broker_serves_the_old_records_and_the_later_ones(tmp_path_factory: py
     log_dir, kept = golden.unpack(root), root / "kept"
     before = files(log_dir)
     given = ("--log-dirs", log_dir, "--config", root / "server.properties", *golden.topic_config_arguments())
-    told = keytail("compact", *given, "--keep-originals", kept, "--execute")
-    [run_id] = re.findall(r"backup of run (\w+) is", told)
+    reported = keytail("compact", *given, "--keep-originals", kept, "--execute")
+    [run_id] = re.findall(r"backup of run (\w+) is", reported)
     compacted = files(log_dir)
     assert len({name for name in before if before[name] != compacted.get(name)}) > 30
     broker = Broker(log_dir, root / "work")

@@ -64,7 +64,7 @@ def expect_nothing(
     seen["healthy logs"] += 1
 
 
-def looked_at(log_dir: Path, now: Circumstances, *, ours: Side, seen: Counter[str], far_jumps: bool) -> Outcome:
+def examined(log_dir: Path, now: Circumstances, *, ours: Side, seen: Counter[str], far_jumps: bool) -> Outcome:
     """One of keytail's rounds, with a check of what Kafka appended, of what its cleaner left, and of what keytail
     leaves."""
     expect_nothing(log_dir, now, seen, far_jumps=far_jumps)
@@ -91,7 +91,7 @@ def test_healthy_logs_have_no_findings(
     seen: Counter[str] = Counter()
     far_jumps = options.get("far_jumps", True)
     ours = measured_round if mode == "measured" else keytail_round
-    side = partial(looked_at, ours=ours, seen=seen, far_jumps=far_jumps)
+    side = partial(examined, ours=ours, seen=seen, far_jumps=far_jumps)
     logs = max(1, round(LOGS * share))
     run_cases(kafka, fast_dir, side, logs=logs, mode=mode, from_inside=mode != "measured", **options)
     assert seen["healthy logs"] >= 3 * logs

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[Path], object], bool | None]] = {
     "epochs in disorder": (lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n0 32\n"), False),
 }
 # Reported although the load itself loses nothing: the broker's later work does, or another of the same kind does.
-SAID_ALL_THE_SAME = {"a name that is no number", "size of zero of the last batch"}
+REPORTED_ANYWAY = {"a name that is no number", "size of zero of the last batch"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -106,7 +106,7 @@ def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -
     _write_log(kafka, directory)
     damage, loses = CASES[name]
     damage(directory)
-    said = any(finding.start_loses for finding in verify_partition(LOCAL, str(directory)))
+    message = any(finding.start_loses for finding in verify_partition(LOCAL, str(directory)))
     sizes = {file.name: file.stat().st_size for file in directory.glob("0*.log") if len(file.stem) == 20}
     lost: bool | None
     try:
@@ -117,7 +117,7 @@ def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -
         shorter = any((directory / file).stat().st_size < size for file, size in sizes.items())
         lost = loaded.log_end_offset < END or shorter
     assert lost is loses
-    assert said is (bool(loses) or name in SAID_ALL_THE_SAME)
+    assert message is (bool(loses) or name in REPORTED_ANYWAY)
     shutil.rmtree(directory)
 
 

@@ -196,9 +196,9 @@ def test_sizes_past_32_bits_are_sizes():
     data = np.zeros(0, np.uint8)
     huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (2**33,), (1,))
     huge.flags.writeable = False
-    one = np.zeros(1, np.bool_)
-    null = (data, np.zeros(2, np.int64), one)
-    value = (huge, np.array([0, 2**32 + 5]), ~one)
+    item = np.zeros(1, np.bool_)
+    null = (data, np.zeros(2, np.int64), item)
+    value = (huge, np.array([0, 2**32 + 5]), ~item)
     columns = (np.zeros(1, np.int64), null, value, (np.zeros(0, np.int64), null, null))
     code, row, _ = encode.check_records(*columns, 2**31 - 1)
     assert (code, row) == (encode.RECORD_TOO_LARGE, 0)

@@ -98,11 +98,11 @@ def test_a_folder_that_is_read_only_is_read(tmp_path):
         compiles = _run(_USE, before=_AS_ANY_USER, **other)
         assert compiles.stdout.split() == [str(folder), "10", "0"], compiles.stderr
         assert snapshot(cache) == before
-        for one in (cache, folder):
-            one.chmod(0o575)  # others could have put code there
+        for item in (cache, folder):
+            item.chmod(0o575)  # others could have put code there
             refuses = _run(_USE, before=_AS_ANY_USER, **settings)
             assert refuses.stdout.split() == ["None", "10", "0"], refuses.stderr
-            one.chmod(0o555)
+            item.chmod(0o555)
         if os.geteuid() == 0:
             os.chown(folder, 65534, -1)
             refuses = _run(_USE, before=_AS_ANY_USER, **settings)
@@ -119,7 +119,7 @@ def filled(tmp_path_factory):
     return cache
 
 
-WAYS = [
+STRATEGIES = [
     ("", "another user's"),
     ("*", "another user's"),
     ("*", "writable for others"),
@@ -152,32 +152,32 @@ _USE_EACH = """
 def used(filled, tmp_path_factory):
     """Return, by which and way, the path that is not trusted, and the results of a process that uses the cache."""
     paths, caches = {}, {}
-    for which, way in [*WAYS, ("", "")]:
-        cache = caches[which, way] = tmp_path_factory.mktemp("ways") / "cache"
+    for which, strategy in [*STRATEGIES, ("", "")]:
+        cache = caches[which, strategy] = tmp_path_factory.mktemp("ways") / "cache"
         shutil.copytree(filled, cache)
         [path] = cache.glob(which) if which else [cache]
-        paths[which, way] = path
-        if way == "another user's":
+        paths[which, strategy] = path
+        if strategy == "another user's":
             if os.geteuid() == 0:
                 os.chown(path, 65534, 65534)
-        elif way:
-            path.chmod(path.stat().st_mode | (0o002 if way == "writable for others" else 0o020))
+        elif strategy:
+            path.chmod(path.stat().st_mode | (0o002 if strategy == "writable for others" else 0o020))
     command = [sys.executable, "-c", textwrap.dedent(_USE_EACH), json.dumps([str(cache) for cache in caches.values()])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=600)
     results = dict(zip(caches, json.loads(done.stdout), strict=True))
     assert results["", ""] == [10, 1, []]
-    return {key: (paths[key], *results[key]) for key in WAYS}
+    return {key: (paths[key], *results[key]) for key in STRATEGIES}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("which", "way"), WAYS)
+@pytest.mark.parametrize(("which", "way"), STRATEGIES)
 def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(which, way, used):
     """Loading compiled code would run it."""
     if way == "another user's" and os.geteuid() != 0:
         pytest.skip("gives files to other users, which only root may")
-    path, total, hits, said = used[which, way]
+    path, total, hits, message = used[which, way]
     assert (total, hits) == (10, 0)
-    [text] = said
+    [text] = message
     assert "the cache of compiled kernels is not used" in text
     assert f"{path} belongs to user id" in text
     assert "set KEYTAIL_CACHE_DIR" in text
@@ -315,11 +315,11 @@ def test_the_folders_name_changes_with_any_kernel_source(tmp_path, monkeypatch):
     assert jit._digest() == before
     (tmp_path / "some.py").write_text("x = 1\n")
     monkeypatch.setattr(jit.resources, "files", lambda package: tmp_path)
-    one = jit._digest()
+    item = jit._digest()
     (tmp_path / "some.py").write_text("x = 2\n")
-    assert len({before, one, jit._digest()}) == 3
+    assert len({before, item, jit._digest()}) == 3
     monkeypatch.setattr(jit.native, "CHOICE", "another")
-    assert jit._digest() not in {before, one}
+    assert jit._digest() not in {before, item}
 
 
 def test_kernels_release_the_gil():

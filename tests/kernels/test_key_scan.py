@@ -81,8 +81,8 @@ def test_damaged_records_have_the_code_that_the_other_walk_gives(batch, data):
     table["size_bytes"], table["last_offset"], table["record_count"] = len(block), len(batch) - 1, len(batch)
     table["magic"] = 2
     _, theirs = scan_rows(raw, table, 100)
-    _, _, _, mine = scan_keys(raw, table, np.zeros(1, np.int64), capacity=100)
-    assert mine[records.CODE] == theirs[records.CODE] and mine[records.BAD_ROW] == theirs[records.BAD_ROW]
+    _, _, _, own = scan_keys(raw, table, np.zeros(1, np.int64), capacity=100)
+    assert own[records.CODE] == theirs[records.CODE] and own[records.BAD_ROW] == theirs[records.BAD_ROW]
 
 
 @pytest.mark.parametrize("capacity, at_once, rows", [(7, 9, 2), (9, 9, 3), (9, 3, 3), (2, 9, 0), (9, 2, 0)])

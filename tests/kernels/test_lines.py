@@ -90,11 +90,11 @@ def test_headers(headers):
     assert one_span(kernels.HEADER_KEYS, block).decode() == f"[{keys}]"
     assert json.loads(one_span(kernels.JSON_HEADER_KEYS, block)) == [{"key": key} for key, _ in headers]
     found = json.loads(one_span(kernels.JSON_HEADERS, block))
-    assert [one["key"] for one in found] == [key for key, _ in headers]
+    assert [item["key"] for item in found] == [key for key, _ in headers]
     values = [
-        one["value"].encode() if one.get("value") is not None else
-        base64.b64decode(one["value_base64"]) if "value_base64" in one else None
-        for one in found
+        item["value"].encode() if item.get("value") is not None else
+        base64.b64decode(item["value_base64"]) if "value_base64" in item else None
+        for item in found
     ]  # fmt: skip
     assert values == [value for _, value in headers]
 

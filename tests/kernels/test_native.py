@@ -79,10 +79,10 @@ def test_kernels_equal_the_wheels_and_the_models(case):
     assert _crc(array, start, len(part)) == expected_crc
     assert native.crc32c(array, start, len(part)) == expected_crc
     assert _fallback_crc(array, start, len(part)) == expected_crc
-    twin = hashing.fallback_128(part, seed)
-    assert _words(_fallback_hash(array, start, len(part), np.uint64(seed))) == twin
-    assert fallback.hash_128_python(part, seed) == twin
-    expected = _xxh3(part, seed) if native.NATIVE else twin
+    model = hashing.fallback_128(part, seed)
+    assert _words(_fallback_hash(array, start, len(part), np.uint64(seed))) == model
+    assert fallback.hash_128_python(part, seed) == model
+    expected = _xxh3(part, seed) if native.NATIVE else model
     assert _words(_hash(array, start, len(part), np.uint64(seed))) == expected
     assert native.xxh3_128(array, start, len(part), seed) == expected
     assert _words(_hash(array.copy(), start, len(part), np.uint64(seed))) == expected  # writable
@@ -97,8 +97,8 @@ def test_nothing_is_read_outside_the_range(place):
             part = data[start:]
             assert _crc(array, start, len(part)) == hashing.crc32c(part)
             assert _fallback_crc(array, start, len(part)) == hashing.crc32c(part)
-            twin = hashing.fallback_128(part, 5)
-            assert _words(_fallback_hash(array, start, len(part), np.uint64(5))) == twin
+            expected = hashing.fallback_128(part, 5)
+            assert _words(_fallback_hash(array, start, len(part), np.uint64(5))) == expected
             if native.NATIVE:
                 assert _words(_hash(array, start, len(part), np.uint64(5))) == _xxh3(part, 5)
 

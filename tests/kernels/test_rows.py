@@ -72,17 +72,17 @@ def test_rows_are_decided_as_the_rules_say():
         bits = [np.packbits(x, bitorder="little") for x in (survives, nulls)]
         markers = kernels.decide_rows(table, facts, *bits, *flags, *out)
 
-        before, gone = 7, 0
+        before, removed = 7, 0
         for i, row in enumerate(table):
             bit = int(facts[kernels.RECORD_BIT]) + before
-            mine = survives[bit : bit + row["record_count"]].tolist()
+            own = survives[bit : bit + row["record_count"]].tolist()
             rule, by_bits, what, stays_empty, go = _decided(
-                row, facts, mine, nulls[facts[kernels.BATCH_BIT] + i], *(flag[i] for flag in flags)
+                row, facts, own, nulls[facts[kernels.BATCH_BIT] + i], *(flag[i] for flag in flags)
             )
             found = tuple(int(column[i]) for column in out)
             assert found == (rule, bit if by_bits else -1, (3 << 32) + before, stays_empty, go, what), (i, row)
-            gone += bool(row["attributes"] & CONTROL) and row["record_count"] > 0 and what in (EMPTY, DROP)
+            removed += bool(row["attributes"] & CONTROL) and row["record_count"] > 0 and what in (EMPTY, DROP)
             before += int(row["record_count"])
             seen.add((rule, what))
-        assert markers == gone
+        assert markers == removed
     assert seen >= {(BY_BITS, OPEN), (BY_BITS, DROP), (BY_MAP, OPEN), (BEYOND, COPY), (BEYOND, EMPTY)}

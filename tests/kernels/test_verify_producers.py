@@ -22,10 +22,10 @@ def histories(draw: st.DrawFn) -> list[Batch]:
     data, offset = b"", draw(st.integers(0, 5))
     epochs = [0, 0, 0]
     for _ in range(draw(st.integers(1, 25))):
-        who = draw(st.integers(0, 2))
-        epochs[who] += draw(st.sampled_from([0, 0, 0, 1]))
+        user = draw(st.integers(0, 2))
+        epochs[user] += draw(st.sampled_from([0, 0, 0, 1]))
         kind = draw(st.sampled_from(["data", "data", "emptied", "commit", "abort", "no marker"]))
-        fields = {"producer_id": FIRST_ID + who, "producer_epoch": epochs[who]}
+        fields = {"producer_id": FIRST_ID + user, "producer_epoch": epochs[user]}
         last = offset + draw(st.integers(0, 3))
         if kind in ("commit", "abort"):
             last = offset
@@ -64,23 +64,23 @@ def test_it_knows_what_a_broker_knows(batches: list[Batch]) -> None:
     numbers = rows[:, columns.ROW_PRODUCER] - FIRST_ID
     written, end = kernels.follow(rows, numbers, 0, 0, state, markers)
     assert end == len(rows)
-    twin = Producers()
+    expected = Producers()
     for batch in batches:
-        twin.take(batch)
-    for producer_id, known in twin.known.items():
-        mine = state[producer_id - FIRST_ID]
+        expected.take(batch)
+    for producer_id, known in expected.known.items():
+        own = state[producer_id - FIRST_ID]
         newest = known.batches[-1] if known.batches else None
-        assert mine[kernels.LAST_OFFSET] == (newest[1] if newest else -1)
+        assert own[kernels.LAST_OFFSET] == (newest[1] if newest else -1)
         if newest:
-            assert (mine[kernels.LAST_SEQUENCE], mine[kernels.OFFSET_DELTA]) == (newest[0], newest[2])
-        assert mine[kernels.OPEN_FROM] == (-1 if known.txn_first_offset is None else known.txn_first_offset)
-        assert mine[kernels.EPOCH] == known.epoch
+            assert (own[kernels.LAST_SEQUENCE], own[kernels.OFFSET_DELTA]) == (newest[0], newest[2])
+        assert own[kernels.OPEN_FROM] == (-1 if known.txn_first_offset is None else known.txn_first_offset)
+        assert own[kernels.EPOCH] == known.epoch
     ended = [
         (int(m[kernels.MARKER_DATA]), int(m[kernels.MARKER_OFFSET]), bool(m[kernels.MARKER_ABORTS]))
         for m in markers[:written]
         if m[kernels.MARKER_DATA] >= 0
     ]
-    assert ended == [(done.first_offset, done.marker_offset, done.aborted) for done in twin.completed]
+    assert ended == [(done.first_offset, done.marker_offset, done.aborted) for done in expected.completed]
 
 
 def test_data_below_the_log_start_does_not_count_and_data_outside_a_transaction_stops_it() -> None:

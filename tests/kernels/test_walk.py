@@ -110,9 +110,9 @@ def test_headers_that_differ():
         block((b"b", b"b")),
         block((b"a", b"b"), (b"a", b"b")),
     ]
-    for i, one in enumerate(blocks):
+    for i, item in enumerate(blocks):
         for j, other in enumerate(blocks):
-            assert _same_headers(one, len(one), other, len(other)) == (i == j)
+            assert _same_headers(item, len(item), other, len(other)) == (i == j)
     overlong = guarded(b"\x82\x00\x82\x00a\x02b")  # ("a", "b") with two-byte counts
     assert _same_headers(overlong, len(overlong), blocks[1], len(blocks[1]))
 

@@ -46,13 +46,13 @@ class Kills:
 TABLE: list[Kills] = []
 
 
-def judge_killed(log_dir: LogDir, root: Path, begun: Found, kills: Kills) -> Found:
+def check_killed(log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
     """Check promises 1 and 2 for what a broker would find, that no checkpoint is ahead of its segments, and that the
     lock is free."""
     _wait_until_free(root)
-    found, run = find(log_dir, root), expect(log_dir, begun)
+    found, run = find(log_dir, root), expect(log_dir, started)
     judge(log_dir, found, run, ended=False)
-    if found == begun:
+    if found == started:
         kills.before += 1
     elif (found.files(), found.checkpoints) == (run.files, run.checkpoints):
         kills.after += 1
@@ -70,9 +70,9 @@ def _wait_until_free(root: Path) -> None:
         time.sleep(0.002)
 
 
-def judge_ended(log_dir: LogDir, root: Path, begun: Found) -> None:
+def check_ended(log_dir: LogDir, root: Path, started: Found) -> None:
     """Check that a completed run left the result of the reference model, and nothing else (promise 5)."""
-    run, found = expect(log_dir, begun), find(log_dir, root)
+    run, found = expect(log_dir, started), find(log_dir, root)
     judge(log_dir, found, run, ended=True)
     assert found.files() == run.files
     assert read_checkpoint(root / CHECKPOINT) == run.checkpoints

@@ -49,18 +49,23 @@ class Run:
         return found
 
     def jvm(self) -> int:
-        return next(one.pid for one in self.members() if "org.apache.spark.deploy.SparkSubmit" in one.command)
+        return next(item.pid for item in self.members() if "org.apache.spark.deploy.SparkSubmit" in item.command)
 
     def driver(self) -> int:
         """Return the Python process that runs the command."""
-        found = [one.pid for one in self.members() if one.command.partition(" ")[0].rpartition("/")[2].startswith("py")
-                 and "pyspark.daemon" not in one.command and ("keytail" in one.command or "jobs/" in one.command)]
+        found = [
+            item.pid
+            for item in self.members()
+            if item.command.partition(" ")[0].rpartition("/")[2].startswith("py")
+            and "pyspark.daemon" not in item.command
+            and ("keytail" in item.command or "jobs/" in item.command)
+        ]
         return max(found)
 
     def workers(self) -> list[int]:
         """Return the Python workers: forked by a daemon, whose command line they keep."""
-        daemons = [one for one in self.members() if "pyspark.daemon" in one.command]
-        return [one.pid for one in daemons if one.parent in {other.pid for other in daemons}]
+        daemons = [item for item in self.members() if "pyspark.daemon" in item.command]
+        return [item.pid for item in daemons if item.parent in {other.pid for other in daemons}]
 
     def wait(self, there: Callable[[], object]) -> bool:
         """Return whether the condition became true during the run."""
@@ -88,13 +93,13 @@ class Run:
         """Kill the group at once; then, by their ids, the processes of its session that have left the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        for one in self.members():
+        for item in self.members():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+                os.kill(item.pid, signal.SIGKILL)
         self.process.wait()
 
 
-def start(flags: Sequence[str], work_dir: Path, *, submitted: bool = False, verb: str = "compact") -> Run:
+def start(flags: Sequence[str], work_dir: Path, *, submitted: bool = False, name: str = "compact") -> Run:
     """Start a run on two cores."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -102,7 +107,7 @@ def start(flags: Sequence[str], work_dir: Path, *, submitted: bool = False, verb
     if submitted:
         command = [str(SUBMIT), "--master", "local[2]", str(JOB), *flags]
     else:
-        command = [str(KEYTAIL), verb, *flags, "--master", "local[2]"]
+        command = [str(KEYTAIL), name, *flags, "--master", "local[2]"]
     work_dir.mkdir(parents=True, exist_ok=True)
     output, errors = work_dir / "stdout", work_dir / "stderr"
     with output.open("wb") as out, errors.open("wb") as err:

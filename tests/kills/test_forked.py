@@ -22,7 +22,7 @@ from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
 from tests.interop.test_crash_compaction import open_with_kafka
 from tests.kills.forks import SlowFileSystem, compact_here, run_in_child
-from tests.kills.judging import Kills, contents, judge_ended, judge_killed, moment
+from tests.kills.judging import Kills, check_ended, check_killed, contents, moment
 from tests.kills.logs import small_log_dir
 
 KILLS = int(os.environ.get("KEYTAIL_KILLS", "20"))
@@ -101,7 +101,7 @@ def _warm_up(work_dir: Path) -> None:
 
 def _some_groups(log_dir: LogDir) -> int:
     """Return scratch space for the largest group and the data that rounds pass on, but not for a large partition."""
-    sizes = [len(log) for one in log_dir.logs for log in one.segments.values()]
+    sizes = [len(log) for item in log_dir.logs for log in item.segments.values()]
     return log_dir.join * 3 * max(sizes) + 4096
 
 
@@ -123,29 +123,29 @@ def _kill_over_one(
         assert {row.status for row in rows} <= {"compacted", "clean", "skipped"}, rows
 
     shutil.copytree(origin, root)
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     run_in_child(run, None)
-    whole_run_s = time.monotonic() - begun_s
-    judge_ended(log_dir, root, start)
+    whole_run_s = time.monotonic() - started_s
+    check_ended(log_dir, root, start)
     undisturbed = contents(root)
     missing = wanted - kills.killed
     for _ in range(min(KILLS_A_LOG_DIR, missing) if missing > 0 else KILLS_A_LOG_DIR):
         shutil.rmtree(root)
         shutil.copytree(origin, root)
-        begun, is_second = start, False
+        started, is_second = start, False
         while run_in_child(run, moment(rng, whole_run_s)):
             kills.killed += 1
             kills.second += is_second
-            begun, is_second = judge_killed(log_dir, root, begun, kills), True
-            look(log_dir, root, begun)
+            started, is_second = check_killed(log_dir, root, started, kills), True
+            look(log_dir, root, started)
             if rng.random() < 0.6:
                 run_in_child(run, None)
                 break
         else:
             kills.ended += 1
-        judge_ended(log_dir, root, begun)
+        check_ended(log_dir, root, started)
         left = contents(root)
-        if begun == start:
+        if started == start:
             assert left == undisturbed, "not the bytes of an undisturbed run"
         run_in_child(run, None)
         assert contents(root) == left, "one more run changes something"

@@ -98,9 +98,9 @@ def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPa
             shutil.rmtree(root)
             shutil.copytree(origin, root)
             kill_after_s = moment(rng, whole_run_s) if whole_run_s else None
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             killed = run_in_child(lambda: action(SlowFileSystem(PAUSE_S), root), kill_after_s)
-            whole_run_s = whole_run_s or time.monotonic() - begun_s
+            whole_run_s = whole_run_s or time.monotonic() - started_s
             kills.killed += killed
             kills.ended += not killed and kill_after_s is not None
             kills.states.add(digest_without_scratch(root))

@@ -38,8 +38,10 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
                 life.step()
                 life.check()
             except AssertionError as error:
-                story = ", ".join(life.story)
-                raise AssertionError(f"KEYTAIL_SEED={SEED}, life {number}, step {step} ({story}): {error}") from error
+                scenario = ", ".join(life.story)
+                raise AssertionError(
+                    f"KEYTAIL_SEED={SEED}, life {number}, step {step} ({scenario}): {error}"
+                ) from error
         print(f"life {number} of seed {SEED}: {', '.join(life.story)}")
         assert life.kills, "no run was killed"
 
@@ -119,10 +121,10 @@ class Life:
             *([] if command == "rebuild-index" else ["--topics-have-no-overrides"]),
         ]  # fmt: skip
         kill_after_s = self.rng.uniform(0, self.run_s) if self.run_s and self.rng.random() < 0.5 else None
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         killed = run_in_child(lambda: _invoke(words), kill_after_s)
         if kill_after_s is None:
-            self.run_s = time.monotonic() - begun_s
+            self.run_s = time.monotonic() - started_s
         self.kills += killed
         self.story.append(f"{command}{' killed' if killed else ''}")
         if not killed and kill_after_s is None:
@@ -132,7 +134,7 @@ class Life:
     def check(self) -> None:
         """Check: no record was added, each key's latest committed record, the log end, and aborted data marked."""
         loaded = loader.load(self.log.path)
-        appended = {one.record.offset: one for one in self.log._appended}
+        appended = {item.record.offset: item for item in self.log._appended}
         found: dict[int, Rec] = {}
         entries = [entry for segment in loaded.segments.values() for entry in _aborted(segment.txn_index or b"")]
         is_rebuilt = any(segment.index is None for segment in loaded.segments.values())
@@ -147,10 +149,10 @@ class Life:
                 for record in batch.records:
                     if record.offset < self.log.start:
                         continue
-                    one = appended.get(record.offset)
-                    assert one is not None and one.record == record, f"{record} was never appended"
-                    is_right = hidden == one.aborted or is_rebuilt
-                    assert is_right, f"offset {record.offset}: aborted {one.aborted}, hidden {hidden}"
+                    item = appended.get(record.offset)
+                    assert item is not None and item.record == record, f"{record} was never appended"
+                    is_right = hidden == item.aborted or is_rebuilt
+                    assert is_right, f"offset {record.offset}: aborted {item.aborted}, hidden {hidden}"
                     found[record.offset] = record
         assert last_offset == self.log.end - 1, f"the log ends at {last_offset + 1}, not {self.log.end}"
         for key, (record, _) in self.log.latest().items():

@@ -22,7 +22,7 @@ from tests.chance import SEED
 from tests.cli.test_stopping import inode_of
 from tests.crash.compactions import Found, LogDir, expect, find
 from tests.kills.forks import compact_here
-from tests.kills.judging import Kills, contents, judge_ended, judge_killed
+from tests.kills.judging import Kills, check_ended, check_killed, contents
 from tests.kills.logs import flags, random_log_dir
 from tests.kills.processes import Run, has_open, kill, start
 
@@ -48,8 +48,8 @@ def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytes
             kill_one(tmp_path / "here", victim, moment, rng, kills)
         except AssertionError as error:
             kills.losses += 1
-            said = (tmp_path / "here" / "stderr").read_text(errors="replace")
-            text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{said}"
+            message = (tmp_path / "here" / "stderr").read_text(errors="replace")
+            text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{message}"
             raise AssertionError(text) from error
         shutil.rmtree(tmp_path / "here")
         if kills.killed % 10 == 0:  # so that a stopped soak has reported its progress
@@ -77,9 +77,9 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
     root, undisturbed = here / "root", here / "undisturbed"
     log_dir.make(root)
     shutil.copytree(root, undisturbed)
-    begun = find(log_dir, root)
+    started = find(log_dir, root)
     compact_here(log_dir, undisturbed)
-    judge_ended(log_dir, undisturbed, begun)
+    check_ended(log_dir, undisturbed, started)
     run = start(flags(log_dir, root, *more), here, submitted=victim.startswith("submitted"))
     try:
         if not (wait_for(moment, root, run, rng) and kill_victim(victim, run)):
@@ -88,15 +88,15 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
             return
         kills.killed += 1
         if victim.endswith("jvm"):  # the driver is alive: it reports this, and cleans up
-            left = judge_orphan(run, log_dir, root, begun, kills)
+            left = check_orphan(run, log_dir, root, started, kills)
         else:
             run.process.wait()
-            left = judge_killed(log_dir, root, begun, kills)
+            left = check_killed(log_dir, root, started, kills)
             if rng.random() < 0.5:
                 run.end()  # otherwise the next run begins while workers of this one may still write
-        was_killed_twice = left != begun and rng.random() < 0.3
+        was_killed_twice = left != started and rng.random() < 0.3
         check_next_run(log_dir, root, left, run, begin_really=kills.killed % REAL_RUN_AFTER == 0 or was_killed_twice)
-        if left == begun:
+        if left == started:
             assert contents(root) == contents(undisturbed), "not the bytes of an undisturbed run"
     finally:
         run.kill_all()
@@ -139,11 +139,11 @@ def kill_victim(victim: str, run: Run) -> bool:
     return True
 
 
-def judge_orphan(run: Run, log_dir: LogDir, root: Path, begun: Found, kills: Kills) -> Found:
+def check_orphan(run: Run, log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
     """Check that a driver without its JVM ends with a message, and leaves nothing that must be resolved."""
     status = run.end()
-    left = judge_killed(log_dir, root, begun, kills)
-    if (left.files(), left.checkpoints) != _all_done(log_dir, begun):
+    left = check_killed(log_dir, root, started, kills)
+    if (left.files(), left.checkpoints) != _all_done(log_dir, started):
         assert status != 0, "a run that did not do everything says that it has"
         assert "safe to start the broker" in run.said() or "a broker may start" in run.said()
     assert not is_held(str(root))
@@ -152,8 +152,8 @@ def judge_orphan(run: Run, log_dir: LogDir, root: Path, begun: Found, kills: Kil
     return left
 
 
-def _all_done(log_dir: LogDir, begun: Found) -> tuple[object, object]:
-    run = expect(log_dir, begun)
+def _all_done(log_dir: LogDir, started: Found) -> tuple[object, object]:
+    run = expect(log_dir, started)
     return run.files, run.checkpoints
 
 
@@ -167,7 +167,7 @@ def check_next_run(log_dir: LogDir, root: Path, left: Found, killed: Run, *, beg
     killed.end()
     if list(root.rglob("*.clean")):  # workers of the killed run wrote during this run; the next one cleans up
         compact_here(log_dir, root)
-    judge_ended(log_dir, root, left)
+    check_ended(log_dir, root, left)
 
 
 @pytest.mark.soak("run/test_without_spark.py, compact/test_driver.py: a killed worker")
@@ -178,7 +178,7 @@ def test_the_partition_that_kills_its_worker_again_fails_and_the_others_are_done
     log_dir = random_log_dir(rng, sizes=(6, 12, 6), value_bytes=12_000, join=2)
     root, victim = tmp_path / "root", tmp_path / "root" / "orders-1"
     log_dir.make(root)
-    begun, before = find(log_dir, root), contents(root)
+    started, before = find(log_dir, root), contents(root)
     shutil.copytree(root, tmp_path / "undisturbed")
     compact_here(log_dir, tmp_path / "undisturbed")
     run, killed = start(flags(log_dir, root, *THROTTLE), tmp_path), set[int]()
@@ -198,6 +198,6 @@ def test_the_partition_that_kills_its_worker_again_fails_and_the_others_are_done
     assert len(killed) == 2
     after = contents(root)
     assert {n: d for n, d in after.items() if "orders-1/" in n} == {n: d for n, d in before.items() if "orders-1/" in n}
-    assert find(log_dir, root).checkpoints.get("orders-1") == begun.checkpoints.get("orders-1")
+    assert find(log_dir, root).checkpoints.get("orders-1") == started.checkpoints.get("orders-1")
     compact_here(log_dir, root)
     assert contents(root) == contents(tmp_path / "undisturbed")

@@ -42,12 +42,12 @@ def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) ->
         )
         for log_dir in log_dirs
     ]  # fmt: skip
-    told = [one.communicate() for one in runs]
-    assert [one.returncode for one in runs] == [0, 0], told
+    reported = [item.communicate() for item in runs]
+    assert [item.returncode for item in runs] == [0, 0], reported
     known = history(run, ledger)
     assert [row["status"] for row in known] == ["done", "done"]
     assert sorted(row["log_dirs"][0] for row in known) == sorted(map(str, log_dirs))
-    for (out, err), log_dir in zip(told, log_dirs, strict=True):
+    for (out, err), log_dir in zip(reported, log_dirs, strict=True):
         [row] = [row for row in known if row["log_dirs"] == [str(log_dir)]]
         assert f"--run {row['run_id']}" in err, "it says what the ledger calls it"
         assert "found io.delta" not in err, "Ivy is not heard"
@@ -61,10 +61,10 @@ def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) ->
             assert {name: row[name] for name in same} == {name: of_result[name] for name in same}
     over_time = history(run, ledger, "--partitions", "orders-1")
     assert [(row["partition"], row["status"]) for row in over_time] == [(1, "compacted"), (1, "compacted")]
-    for flags, said in (([], "2 of 2 partitions compacted."), (["--since", "2020-01-01"], "4 of 4 partitions")):
+    for flags, message in (([], "2 of 2 partitions compacted."), (["--since", "2020-01-01"], "4 of 4 partitions")):
         done = run("report", "--ledger", ledger, *flags, tmp_path / "page.html")
         assert done.exit_code == 0, done.stderr
-        assert said in (tmp_path / "page.html").read_text()
+        assert message in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.spark
@@ -84,13 +84,13 @@ def test_rebuild_index_and_expire_are_recorded_too(run: Run, on_spark: None, tmp
     runs = [(row["command"], row["status"]) for row in history(run, ledger)]
     assert runs == [("rebuild-index", "done"), ("expire", "done")]
     rows = history(run, ledger, "--partitions", "orders-0,users-0")
-    told = [(row["command"], row["topic"], row["status"]) for row in rows]
-    assert told == [
+    reported = [(row["command"], row["topic"], row["status"]) for row in rows]
+    assert reported == [
         ("rebuild-index", "orders", "rebuilt"), ("rebuild-index", "users", "rebuilt"),
         ("expire", "orders", "expired"), ("expire", "users", "expired"),
     ]  # fmt: skip
     for row in removed:
-        [of_ledger] = [one for one in rows if (one["command"], one["topic"]) == ("expire", row["topic"])]
+        [of_ledger] = [item for item in rows if (item["command"], item["topic"]) == ("expire", row["topic"])]
         assert (of_ledger["bytes_before"], of_ledger["bytes_after"]) == (row["bytes_before"], row["bytes_after"])
     [segment] = read_rows(str(ledger), "segments", {})
     assert (segment["topic"], segment["base_offset"], segment["index_status"]) == ("orders", 100, "good")

@@ -104,14 +104,14 @@ def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: P
     assert (run.status, run.partitions, run.counts) == ("done", 4, {"compacted": 3, "skipped": 1})
     assert run.bytes_before == sum(row.bytes_before or 0 for row in rows)
     assert run.records_after == sum(row.records_after or 0 for row in rows)
-    told = partitions(path, "one")
-    assert told.pop("u-0").status == "skipped"
+    reported = partitions(path, "one")
+    assert reported.pop("u-0").status == "skipped"
     for row in rows:
-        of_ledger = told.pop(row.name)
+        of_ledger = reported.pop(row.name)
         for name in ("status", "bytes_before", "bytes_after", "records_before", "records_after", "end_dirty_offset"):
             assert getattr(of_ledger, name) == getattr(row, name)
         assert of_ledger.bundle is not None
-    assert not told
+    assert not reported
     assert_segments_are_on_disk(path, "one", log_dir, cleaned_bases(log_dir))
 
 
@@ -184,9 +184,9 @@ def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_i
         with pytest.raises(Killed):
             one_run(engine, path, log_dir, tasks, dying)
         dying.at = None
-        told = partitions(path, "killed")
+        reported = partitions(path, "killed")
         moved = checkpoint(log_dir)
-        for name, row in told.items():
+        for name, row in reported.items():
             if row.status == "compacted":
                 assert ("t", int(name[2:])) in moved, f"at {at}: reported as done, and is not"
             else:
@@ -194,7 +194,7 @@ def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_i
         for task in tasks:
             recover(FileSystem(), task.partition_path)
             if (task.topic, task.partition) in moved:
-                assert f"t-{task.partition}" in told, f"at {at}: begun without an intent"
+                assert f"t-{task.partition}" in reported, f"at {at}: begun without an intent"
         known = runs(path)
         next_run = Ledger(engine, path, "next")
         repair(next_run, [str(log_dir)])
@@ -254,11 +254,11 @@ def test_a_lost_outcome_changes_the_exit_status_and_is_repaired_from_the_disk(
     assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "of other log dirs"
     assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "of another host"
     assert repair(Ledger(engine, path, "two"), [str(log_dir)]) == 3
-    told = partitions(path, "one")
+    reported = partitions(path, "one")
     for row in rows:
-        assert (told[row.name].status, told[row.name].repaired_by) == ("compacted", "two")
-        assert told[row.name].bytes_after == row.bytes_after
-        assert told[row.name].end_dirty_offset == row.end_dirty_offset
+        assert (reported[row.name].status, reported[row.name].repaired_by) == ("compacted", "two")
+        assert reported[row.name].bytes_after == row.bytes_after
+        assert reported[row.name].end_dirty_offset == row.end_dirty_offset
     assert runs(path)["one"].status == "interrupted"
     assert_segments_are_on_disk(path, "one", log_dir, cleaned_bases(log_dir))
 
@@ -365,9 +365,9 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
     stamp = Stamp("it's", "here", 1_700_000_000_123)
     run = {**stamp.fields(), "event": "intent", "config": {"a": "b"}, "log_dirs": ["/x", "/y"], "counts": {"clean": 2}}
     LedgerTable(spark, path, "runs", "one").append([run, {**run, "run_id": "other"}])
-    one = read_rows(path, "runs", {"run_id": "it's"})
-    assert one == read_rows(path, "runs", {"run_id": "it's"}, spark)
-    assert [row["config"] for row in one] == [{"a": "b"}]
+    item = read_rows(path, "runs", {"run_id": "it's"})
+    assert item == read_rows(path, "runs", {"run_id": "it's"}, spark)
+    assert [row["config"] for row in item] == [{"a": "b"}]
     assert len(read_rows(path, "runs", {"run_id": ["it's", "other"]}, spark)) == 2
     assert len(read_rows(path, "runs", {"run_id": ["it's", "other"]})) == 2
     for reader in (None, spark):
@@ -403,7 +403,7 @@ def test_maintenance_removes_old_days_and_merges_files(
     before = spark.read.format("delta").load(f"{path}/runs").where("day >= '1970-03-01'").sort("at")
     kept = spark.createDataFrame(before.toArrow())
     [row, *others] = maintain(engine, path, today, 30, execute=False)
-    assert [one.status for one in others] == ["would-maintain"] * 2
+    assert [item.status for item in others] == ["would-maintain"] * 2
     assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
     assert len(read_rows(path, "runs", {})) == 5
     monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))  # the others in the same way, and no faster

@@ -9,9 +9,9 @@ import pytest
 import xxhash
 
 from keytail.errors import CorruptLog
+from keytail.log.chunk import SegmentReader
 from keytail.log.contents import SegmentContents, contents_of
 from keytail.log.fs import LOCAL
-from keytail.log.stride import SegmentReader
 from tests.golden import unpack
 from tests.log_dirs import random_records, write_log_dir
 from tests.reference.batches import decode_log
@@ -19,8 +19,8 @@ from tests.reference.batches import decode_log
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
-def of(partition: Path, base: int, stride_bytes: int = 1 << 23) -> SegmentContents:
-    return contents_of(LOCAL, str(partition), base, SegmentReader(LOCAL, stride_bytes=stride_bytes))
+def of(partition: Path, base: int, chunk_bytes: int = 1 << 23) -> SegmentContents:
+    return contents_of(LOCAL, str(partition), base, SegmentReader(LOCAL, chunk_bytes=chunk_bytes))
 
 
 @pytest.mark.long
@@ -32,7 +32,7 @@ def test_all_golden_segments_equal_the_reference_reader(tmp_path: Path) -> None:
         data = log.read_bytes()
         batches = decode_log(data)
         records = [record for batch in batches if not batch.control for record in batch.records]
-        found = of(log.parent, int(log.stem), stride_bytes=4096)
+        found = of(log.parent, int(log.stem), chunk_bytes=4096)
         times = [record.timestamp for record in records]
         assert found.log_bytes == len(data)
         assert found.next_offset == (batches[-1].last_offset + 1 if batches else int(log.stem))

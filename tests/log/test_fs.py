@@ -245,7 +245,7 @@ def test_the_acl_of_a_directory_comes_without_execute(tmp_path: Path) -> None:
     )
     _set_acl(tmp_path, _acl(*entries))
     LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(tmp_path)))
-    wanted = _acl(*((tag, bits & 6, who) for tag, bits, who in entries))
+    wanted = _acl(*((tag, bits & 6, user) for tag, bits, user in entries))
     assert os.getxattr(tmp_path / "new", ACCESS_ACL) == wanted
 
 
@@ -367,8 +367,8 @@ def test_the_type_of_a_subvolume_is_that_of_its_mount(tmp_path: Path) -> None:
 
 def test_the_type_of_a_file_system_is_the_kernels_name(tmp_path: Path) -> None:
     assert LOCAL.file_system_type("/proc") == "proc"
-    told = subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True, check=True)
-    if told.stdout.strip() == "tmpfs":
+    reported = subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True, check=True)
+    if reported.stdout.strip() == "tmpfs":
         assert LOCAL.file_system_type("/dev/shm") == "tmpfs"
     assert LOCAL.file_system_type(str(tmp_path)) not in ("proc", "")
     assert LOCAL.free_bytes(str(tmp_path)) > 0

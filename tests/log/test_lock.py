@@ -245,7 +245,7 @@ def test_never_two_at_a_time_in_a_race_of_runs_and_starting_brokers(tmp_path: Pa
     start, found = spawn.Barrier(4), spawn.Queue()
     runs = [spawn.Process(target=_take_turns, args=(str(tmp_path), SEED + n, TURNS, start, found)) for n in range(2)]
     brokers = [(str(tmp_path), SEED - n, TURNS, start, found) for n in range(1, 3)]
-    runs += [spawn.Process(target=_start_and_stop, args=one) for one in brokers]
+    runs += [spawn.Process(target=_start_and_stop, args=broker) for broker in brokers]
     for process in runs:
         process.start()
     counts = [found.get(timeout=600) for _ in runs]

@@ -85,11 +85,11 @@ def test_a_file_that_is_cut_while_it_is_walked_has_no_end(tmp_path: Path) -> Non
     path = tmp_path / f"{0:020d}.log"
     path.write_bytes(log_of(range(4000)))
 
-    class Cut(FileSystem):
+    class Truncation(FileSystem):
         def read_into(self, fd, buffer, position):
             return super().read_into(fd, memoryview(buffer)[: 100_000 - position], position)
 
     assert log_end(LOCAL, str(path), 0).next_offset == 4000
     assert path.stat().st_size > 110_000
     with pytest.raises(CorruptLog, match="became shorter while it was read: 100000 of"):
-        log_end(Cut(), str(path), 0)
+        log_end(Truncation(), str(path), 0)

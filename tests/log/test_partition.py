@@ -265,20 +265,20 @@ def test_a_foreign_directory_stops_the_broker_and_so_us(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_is_moving(tmp_path: Path) -> None:
-    one, two = _log_dir(tmp_path, "orders-0", "orders-1"), _log_dir(tmp_path, name="two")
+    item, two = _log_dir(tmp_path, "orders-0", "orders-1"), _log_dir(tmp_path, name="two")
     (two / "orders-0.0a1b2c3d4e5f60718293a4b5c6d7e8f9-future").mkdir()
-    facts = _survey(one, two)
+    facts = _survey(item, two)
     assert "moving to another log dir" in facts["orders-0"].problems[0]
     assert facts["orders-1"].problems == ()
 
 
 def test_a_partition_in_two_log_dirs(tmp_path: Path) -> None:
-    one, two = _log_dir(tmp_path, "orders-0", "orders-1"), _log_dir(tmp_path, "orders-0", name="two")
-    found = survey_log_dirs(LOCAL, [str(one), str(two)])
+    item, two = _log_dir(tmp_path, "orders-0", "orders-1"), _log_dir(tmp_path, "orders-0", name="two")
+    found = survey_log_dirs(LOCAL, [str(item), str(two)])
     problems = {entry.path: entry.problems for facts in found for entry in facts.partitions}
-    assert "several log dirs" in problems[str(one / "orders-0")][0]
+    assert "several log dirs" in problems[str(item / "orders-0")][0]
     assert "several log dirs" in problems[str(two / "orders-0")][0]
-    assert problems[str(one / "orders-1")] == ()
+    assert problems[str(item / "orders-1")] == ()
 
 
 def test_a_linked_partition_directory(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import first_unstable, load_producers, newest_snapshot
-from keytail.log.stride import SegmentReader
 from tests.chance import draws
 from tests.reference import producers as twin
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
@@ -132,7 +132,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
     for raw, found in zip(batches, decoded, strict=True):
         segments[max(base for base in segments if base <= found.base_offset)] += raw
     snapshots: dict[int, bytes] = {}
-    told: dict[int, dict[int, twin.Producer] | None] = {}
+    reported: dict[int, dict[int, twin.Producer] | None] = {}
     for offset in [*sorted(bases - {0}), end, end + 7]:
         if rng.random() < 0.5:
             state = twin.Producers()
@@ -140,10 +140,10 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
                 if found.last_offset < offset:
                     state.take(found)
             snapshots[offset] = encode_snapshot(entries_of(state.known))
-            told[offset] = as_loaded(parse_snapshot(snapshots[offset]))
+            reported[offset] = as_loaded(parse_snapshot(snapshots[offset]))
             if rng.random() < 0.3:
                 snapshots[offset] = snapshots[offset][:-1] + bytes([snapshots[offset][-1] ^ 1])
-                told[offset] = None
+                reported[offset] = None
     log_start = rng.choice([0, rng.randint(0, end)])
     path = tmp_path_factory.mktemp("log") / "t-0"
     facts = partition(
@@ -151,7 +151,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
         high_watermark=rng.choice([None, end, rng.randint(0, end)]),
     )  # fmt: skip
     loaded = twin.loaded(
-        decoded, told, log_start_offset=log_start, log_end_offset=end, clean_shutdown=clean_shutdown,
+        decoded, reported, log_start_offset=log_start, log_end_offset=end, clean_shutdown=clean_shutdown,
         expiration_ms=expiration_ms, now_ms=NOW,
     )  # fmt: skip
     found_states = load_producers(

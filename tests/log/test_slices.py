@@ -58,8 +58,8 @@ def read(pieces: list[module.LogSlice]) -> Iterator[Rec]:
 
 
 def appended(log: GrowingLog, start: int, end: int, *, committed: bool = False) -> list[Rec]:
-    taken = [one for one in log._appended if start <= one.record.offset < end]
-    return [one.record for one in taken if not (committed and one.aborted)]
+    taken = [item for item in log._appended if start <= item.record.offset < end]
+    return [item.record for item in taken if not (committed and item.aborted)]
 
 
 def test_random_logs(rng: random.Random, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_batches_cover_the_range_once(rng: random.Random, tmp_path: Path) -> Non
         log = grown(rng, tmp_path / str(number))
         start, end = sorted((rng.randint(0, log.end), rng.randint(0, log.end)))
         seen = [(row["base_offset"], row["last_offset"])
-                for piece in slices(log, start, end, 300) for stride in batches(LOCAL, piece) for row in stride.table
+                for piece in slices(log, start, end, 300) for chunk in batches(LOCAL, piece) for row in chunk.table
                 if row["last_offset"] >= start and row["base_offset"] < end]  # fmt: skip
         assert seen == sorted(set(seen))
         assert not seen or (seen[0][0] <= start and seen[-1][1] >= end - 1)
@@ -101,11 +101,11 @@ def test_after_compaction(rng: random.Random, tmp_path: Path) -> None:
         log.write()
         log.compact()
         everything = list(read(slices(log, 0, log.end, 1 << 30)))
-        assert {one.offset for one in everything} <= {one.offset for one in appended(log, 0, log.end)}
+        assert {item.offset for item in everything} <= {item.offset for item in appended(log, 0, log.end)}
         for _ in range(5):
             start, end = sorted((rng.randint(0, log.end), rng.randint(0, log.end)))
             found = list(read(slices(log, start, end, rng.choice([1, 500]))))
-            assert found == [one for one in everything if start <= one.offset < end]
+            assert found == [item for item in everything if start <= item.offset < end]
 
 
 def single(rng: random.Random, path: Path, batches: int = 60) -> GrowingLog:
@@ -143,7 +143,7 @@ def test_a_seek_reads_little(rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path, 500)
     [piece] = slices(log, 700, 705, 1 << 20)
     assert piece.size_bytes < piece.segment.log_bytes / 10  # some of its 500 batches, possibly the largest
-    assert [one.offset for one in read([piece])] == list(range(700, 705))
+    assert [item.offset for item in read([piece])] == list(range(700, 705))
 
 
 def test_a_slice_that_does_not_end_at_a_batch(rng: random.Random, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_aborted_transaction_that_the_index_lacks(rng: random.Random, tmp_pat
     log.end_transaction(1, commit=False)
     log.append(1)
     log.write()
-    assert [one.offset for one in read(slices(log, 0, log.end, 1, committed=True))] == [0, 1, 5, 6, 8]
+    assert [item.offset for item in read(slices(log, 0, log.end, 1, committed=True))] == [0, 1, 5, 6, 8]
     (log.path / f"{0:020d}.txnindex").unlink()
     with pytest.raises(CorruptLog, match="would be read as committed") as caught:
         list(read(slices(log, 0, log.end, 1 << 20, committed=True)))
@@ -180,7 +180,7 @@ def test_markers_at_the_edges_of_a_range(rng: random.Random, tmp_path: Path) -> 
     log.write()
     for start in range(log.end):
         for end in range(start, log.end + 1):
-            found = [one.offset for one in read(slices(log, start, end, 1 << 20, committed=True))]
+            found = [item.offset for item in read(slices(log, start, end, 1 << 20, committed=True))]
             assert found == [offset for offset in range(3, 7) if start <= offset < end]
 
 
@@ -209,8 +209,8 @@ def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> Non
     file = log.path / f"{0:020d}.log"
     data = file.read_bytes()
     # No batch follows the last one, so its end cannot be checked: only earlier batches are damaged here.
-    *_, stride = (stride for piece in slices(log, 0, log.end, 1) for stride in batches(LOCAL, piece))
-    last = int(stride.table["position"][-1])
+    *_, chunk = (chunk for piece in slices(log, 0, log.end, 1) for chunk in batches(LOCAL, piece))
+    last = int(chunk.table["position"][-1])
     read_anyway = 0
     for _ in range(60):
         bad = bytearray(data)
@@ -223,7 +223,7 @@ def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> Non
             continue
         read_anyway += 1  # offset and epoch of a batch have no checksum
         wanted = appended(log, 0, log.end)
-        assert [replace(one, offset=0) for one in found] == [replace(one, offset=0) for one in wanted]
+        assert [replace(item, offset=0) for item in found] == [replace(item, offset=0) for item in wanted]
     assert read_anyway < 30
 
 

@@ -110,16 +110,16 @@ def test_a_segment_that_a_running_broker_deletes_is_no_error(
     from keytail.lookup import driver as module
 
     (log_dir / ".kafka_cleanshutdown").unlink()
-    looked = []
+    examined = []
 
     def look(fs, facts, offset):
-        if not looked:
-            looked.append(offset)
+        if not examined:
+            examined.append(offset)
             for file in (log_dir / "orders-0").glob(f"{0:020d}.*"):
                 file.unlink()
-        return original(fs, facts, offset)
+        return before(fs, facts, offset)
 
-    original = module.lookup_offset
+    before = module.lookup_offset
     monkeypatch.setattr(module, "lookup_offset", look)
     result = run("lookup", "--log-dirs", log_dir, "--partitions", "orders-0", "--offset", "3", "--output", "json")
     assert result.exit_code == 0

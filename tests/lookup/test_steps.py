@@ -29,11 +29,11 @@ NOW = 1_750_000_000_000
 Damage = Callable[[Path, Files, random.Random], Files | None]
 
 
-@pytest.fixture(autouse=True, params=["large strides", "tiny strides"])
-def strides(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiny strides, so that a boundary is between any two batches."""
-    if request.param == "tiny strides":
-        monkeypatch.setattr(search, "_STRIDE_BYTES", 200)
+@pytest.fixture(autouse=True, params=["large chunks", "tiny chunks"])
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use tiny chunks, so that a boundary is between any two batches."""
+    if request.param == "tiny chunks":
+        monkeypatch.setattr(search, "_CHUNK_BYTES", 200)
 
 
 def write_segment(partition: Path, segment: Files, interval: int) -> Files:
@@ -280,20 +280,22 @@ def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # entries: 11 at batch 5, and the last time
     write_segment(partition, Files(20, encode_batch([Rec(21, NOW + 99, b"k", None)]), b"", NOW), 4 * size)
     facts = survey(partition)
-    told = lookup_offset(LOCAL, facts, 19).steps
-    assert told[0] == "The log has offsets 0 to 21 in 2 segments."
-    assert told[1].endswith(f"with the largest base offset not above 19 is {0:020d}.log (number 1 of 2).")
-    assert f"{0:020d}.index has 1 entry," in told[2]
-    assert told[2].endswith(f"The last one not above 19 is in slot 0: offset 11, byte {5 * size}.")
-    assert told[3].startswith(
+    reported = lookup_offset(LOCAL, facts, 19).steps
+    assert reported[0] == "The log has offsets 0 to 21 in 2 segments."
+    assert reported[1].endswith(f"with the largest base offset not above 19 is {0:020d}.log (number 1 of 2).")
+    assert f"{0:020d}.index has 1 entry," in reported[2]
+    assert reported[2].endswith(f"The last one not above 19 is in slot 0: offset 11, byte {5 * size}.")
+    assert reported[3].startswith(
         f"4 batches are skipped (last offset below 19). The batch at byte {9 * size} has offsets 18 to 19, 2 records,"
     )
-    assert told[4].startswith(f"The first matching record: offset 19, timestamp {NOW + 18} (2025-06-15T15:06:40.018Z)")
-    told = lookup_time(LOCAL, facts, NOW + 17).steps
-    assert f"is number 1 of 2: {0:020d}.log {NOW + 18} (2025-06-15T15:06:40.018Z) (last entry" in told[1]
-    assert f"in slot 0: up to offset 11 no timestamp is above {NOW + 10} " in told[2]
-    assert told[3].endswith(f"The last one not above 11 is in slot 0: offset 11, byte {5 * size}.")
-    assert told[4].startswith(f"4 batches are skipped (largest timestamp before {NOW + 17} ")
+    assert reported[4].startswith(
+        f"The first matching record: offset 19, timestamp {NOW + 18} (2025-06-15T15:06:40.018Z)"
+    )
+    reported = lookup_time(LOCAL, facts, NOW + 17).steps
+    assert f"is number 1 of 2: {0:020d}.log {NOW + 18} (2025-06-15T15:06:40.018Z) (last entry" in reported[1]
+    assert f"in slot 0: up to offset 11 no timestamp is above {NOW + 10} " in reported[2]
+    assert reported[3].endswith(f"The last one not above 11 is in slot 0: offset 11, byte {5 * size}.")
+    assert reported[4].startswith(f"4 batches are skipped (largest timestamp before {NOW + 17} ")
     gap = lookup_offset(LOCAL, facts, 20)
     assert gap.record is not None and gap.record.offset == 21 and gap.record.value is None
     assert gap.reason == "no record has offset 20 (removed by compaction, or never written): this is the next one"

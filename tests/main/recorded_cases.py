@@ -440,14 +440,20 @@ ON_SPARK: dict[str, tuple[Case, ...]] = {
 }  # fmt: skip
 
 
-def wrong_flags(verb: str) -> Case:
+def wrong_flags(command: str) -> Case:
     """Return wrong usage that any command is asked with: no flags, an unknown one, near misses, a missing value."""
-    lines = (verb, f"{verb} --nosuch", f"{verb} --outputt json", f"{verb} --output xml", f"{verb} --log-format xml")
-    return Case("wrong flags", "nothing", (*lines, f"{verb} --log-dirs", f"{verb} --quiet=1"), False, NARROW)
+    lines = (
+        command,
+        f"{command} --nosuch",
+        f"{command} --outputt json",
+        f"{command} --output xml",
+        f"{command} --log-format xml",
+    )
+    return Case("wrong flags", "nothing", (*lines, f"{command} --log-dirs", f"{command} --quiet=1"), False, NARROW)
 
 
-def cases_of(verb: str) -> tuple[Case, ...]:
-    return (*CASES[verb], wrong_flags(verb))
+def cases_of(command: str) -> tuple[Case, ...]:
+    return (*CASES[command], wrong_flags(command))
 
 
 assert list(CASES) == sorted(CASES, key=list(COMMANDS).index)

@@ -123,8 +123,8 @@ def text_of(case: Case, root: Path, cache: Path, *, on_spark: bool = False) -> s
     lines = [f"==== {case.name} (place: {case.place})"]
     for number, command in enumerate(case.commands):
         statuses, outputs, errors = zip(
-            *((one.exit_code, without_what_varies(one.stdout), without_what_varies(one.stderr))
-              for one in (run[number] for run in runs)),
+            *((item.exit_code, without_what_varies(item.stdout), without_what_varies(item.stderr))
+              for item in (run[number] for run in runs)),
             strict=True,
         )  # fmt: skip
         lines += ["", f"$ keytail {command}", f"exit status {statuses[0]}"]

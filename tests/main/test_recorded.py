@@ -42,10 +42,10 @@ def check(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("verb", ["keytail", *COMMANDS])
-def test_help_is_as_recorded(verb: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["keytail", *COMMANDS])
+def test_help_is_as_recorded(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_terminal(monkeypatch)
-    check(f"{verb}.help-{columns}", printed([*([] if verb == "keytail" else [verb]), "--help"], columns))
+    check(f"{command}.help-{columns}", printed([*([] if command == "keytail" else [command]), "--help"], columns))
 
 
 def test_command_lines_without_a_command_are_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +53,11 @@ def test_command_lines_without_a_command_are_as_recorded(monkeypatch: pytest.Mon
     check("keytail", "\n".join(printed(words, 100) for words in LINES))
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_output_is_as_recorded(verb: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    if verb == "doctor":
+@pytest.mark.parametrize("command", COMMANDS)
+def test_output_is_as_recorded(command: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    if command == "doctor":
         fix_checks(monkeypatch)
-    check(verb, "\n".join(text_of(case, *folders) for case in cases_of(verb)))
+    check(command, "\n".join(text_of(case, *folders) for case in cases_of(command)))
 
 
 @pytest.mark.spark
@@ -68,7 +68,7 @@ def test_output_with_spark_is_as_recorded(name: str, folders: tuple[Path, Path],
 
 def test_each_recording_is_compared() -> None:
     names = {"keytail", *COMMANDS, *(f"{name}.spark" for name in ON_SPARK)}
-    names |= {f"{verb}.help-{columns}" for verb in ["keytail", *COMMANDS] for columns in WIDTHS}
+    names |= {f"{command}.help-{columns}" for command in ["keytail", *COMMANDS] for columns in WIDTHS}
     assert {path.name for path in RECORDED.iterdir()} == {f"{name}.txt" for name in names}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from keytail.cli.rows import NOT_TOLD
+from keytail.cli.rows import NOT_IN_JSON
 from keytail.config.keys import KEYS
 from keytail.main import reference, reference_errors, reference_rows
 from keytail.main.main import COMMANDS, app
@@ -28,25 +28,25 @@ def test_the_page_is_made_from_the_program() -> None:
 
 
 def test_the_page_of_rows_is_made_from_the_program() -> None:
-    assert ROWS.read_text() == reference_rows.page(), "`make reference` makes it anew"
+    assert ROWS.read_text() == reference_rows.page(), "`make reference` writes it again"
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.rows])
 def test_every_field_of_a_row_is_documented(name: str) -> None:
     """Also those of the items of its lists, except fields that no output has."""
-    [section] = [one for one in ROWS.read_text().split("\n## ") if f"`{name}`" in one.partition("\n")[0]]
+    [section] = [item for item in ROWS.read_text().split("\n## ") if f"`{name}`" in item.partition("\n")[0]]
     for row in COMMANDS[name].rows.values():
         listed = set(re.findall(r"^\| `([\w.\[\]]+)` \|", section, re.MULTILINE))
-        assert {field.name for field in dataclasses.fields(row)} - set(NOT_TOLD) <= listed
+        assert {field.name for field in dataclasses.fields(row)} - set(NOT_IN_JSON) <= listed
 
 
 def test_nothing_is_undocumented() -> None:
     page = PAGE.read_text()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for verb in COMMANDS:
-        assert f"## `keytail {verb}`\n" in page
-        for parameter in commands[verb].params:
-            assert parameter.help, f"{verb} {parameter.opts} has no help"
+    for command in COMMANDS:
+        assert f"## `keytail {command}`\n" in page
+        for parameter in commands[command].params:
+            assert parameter.help, f"{command} {parameter.opts} has no help"
             assert parameter.param_type_name == "argument" or all(f"`{name}`" in page for name in parameter.opts)
     for key in KEYS:
         assert f"| `{key}` |" in page
@@ -54,9 +54,9 @@ def test_nothing_is_undocumented() -> None:
 
 def test_every_command_has_an_example() -> None:
     sections = PAGE.read_text().split("\n## ")
-    for verb in COMMANDS:
-        [section] = [one for one in sections if one.startswith(f"`keytail {verb}`\n")]
-        assert f"\n    keytail {verb}" in section
+    for command in COMMANDS:
+        [section] = [item for item in sections if item.startswith(f"`keytail {command}`\n")]
+        assert f"\n    keytail {command}" in section
 
 
 @pytest.mark.parametrize(
@@ -104,19 +104,19 @@ def test_reported_errors_are_found_on_the_page() -> None:
         assert words in page
     found = set(reference_errors.errors())
     assert len(found) > 250
-    assert {one.kind for one in found} == {"Refused", "CorruptLog", "UsageProblem", "KeytailError"}
+    assert {item.kind for item in found} == {"Refused", "CorruptLog", "UsageProblem", "KeytailError"}
 
 
 @pytest.mark.long
 def test_every_refusal_has_a_remedy() -> None:
-    raised = [one for one in reference_errors.errors() if one.is_raised and one.kind != "UsageProblem"]
-    without = {one.text for one in raised if not one.remedy}
+    raised = [error for error in reference_errors.errors() if error.is_raised and error.kind != "UsageProblem"]
+    without = {item.text for item in raised if not item.remedy}
     assert len(without) <= WITHOUT_REMEDY, without
 
 
 @pytest.mark.long
 def test_each_error_has_a_slug_of_words_in_lower_case() -> None:
     assert not list(reference_errors.without_slug())
-    slugs = {one.slug for one in reference_errors.errors() if "…" not in one.slug}
+    slugs = {error.slug for error in reference_errors.errors() if "…" not in error.slug}
     assert len(slugs) > 150
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", slug) for slug in slugs), slugs

@@ -52,13 +52,13 @@ def table_of(events: list[Event]) -> np.ndarray:
 
 def entries_of(known: list[Aborted]) -> np.ndarray:
     entries = np.zeros(len(known), NATIVE_ENTRY)
-    for row, one in zip(entries, known, strict=True):
-        row["producer_id"], row["first_offset"] = one.producer_id, one.first_offset
-        row["last_offset"], row["last_stable_offset"] = one.last_offset, one.last_stable_offset
+    for row, item in zip(entries, known, strict=True):
+        row["producer_id"], row["first_offset"] = item.producer_id, item.first_offset
+        row["last_offset"], row["last_stable_offset"] = item.last_offset, item.last_stable_offset
     return np.sort(entries, order=["first_offset", "last_offset"])
 
 
-def as_twins(entries: np.ndarray) -> list[Aborted]:
+def as_model_entries(entries: np.ndarray) -> list[Aborted]:
     return [
         Aborted(int(e["producer_id"]), int(e["first_offset"]), int(e["last_offset"]), int(e["last_stable_offset"]))
         for e in entries
@@ -66,14 +66,14 @@ def as_twins(entries: np.ndarray) -> list[Aborted]:
 
 
 def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_start: int) -> list[np.ndarray]:
-    """Split into parts, each read in strides."""
+    """Split into parts, each read in chunks."""
     cuts = sorted(rng.randint(0, len(events)) for _ in range(rng.choice([0, 1, 3, 10])))
     parts = []
     for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
         needed = Needed(asked_offsets(known), log_start)
-        stride = rng.randint(1, 12)
-        for at in range(begin, end, stride):
-            needed.add(table_of(events[at : min(at + stride, end)]))
+        chunk = rng.randint(1, 12)
+        for at in range(begin, end, chunk):
+            needed.add(table_of(events[at : min(at + chunk, end)]))
         parts.append(needed.rows())
     return parts
 
@@ -84,21 +84,21 @@ def test_combined_parts_equal_the_model_of_the_whole(case: int, monkeypatch: pyt
     monkeypatch.setattr(aborted, "_MANY_ROWS", rng.choice([3, 1 << 16]))
     events = random_events(rng, rng.randint(1, 120), cleaned=case % 2 == 1)
     known = [] if rng.random() < 0.3 else broker_entries(events)
-    for number, one in enumerate(known):
+    for number, item in enumerate(known):
         if rng.random() < 0.4:
             known[number] = Aborted(
-                one.producer_id,
-                max(one.first_offset - rng.choice([0, 1, 5]), 0),
-                one.last_offset,
-                one.last_stable_offset - rng.choice([0, 1, 4]),
+                item.producer_id,
+                max(item.first_offset - rng.choice([0, 1, 5]), 0),
+                item.last_offset,
+                item.last_stable_offset - rng.choice([0, 1, 4]),
             )
     log_start = 0 if rng.random() < 0.5 or not events else rng.randint(0, events[-1].last_offset)
     entries = entries_of(known)
     parts = in_parts(rng, events, entries, log_start)
-    found = as_twins(right_entries(parts, entries, 0, log_start))
-    assert [one for one in found if one.last_offset >= log_start] == twin(events, known, log_start)
+    found = as_model_entries(right_entries(parts, entries, 0, log_start))
+    assert [item for item in found if item.last_offset >= log_start] == twin(events, known, log_start)
     below = twin(events, known, 0)
-    assert [one for one in found if one.last_offset < log_start] == [o for o in below if o.last_offset < log_start]
+    assert [item for item in found if item.last_offset < log_start] == [o for o in below if o.last_offset < log_start]
 
 
 def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyP
         events = random_events(rng, 100, cleaned=False)
         none = np.empty(0, NATIVE_ENTRY)
         parts = in_parts(rng, events, none, 0)
-        assert as_twins(right_entries(parts, none, 0, 0)) == broker_entries(events)
+        assert as_model_entries(right_entries(parts, none, 0, 0)) == broker_entries(events)
 
 
 def test_the_state_of_a_part_is_small() -> None:

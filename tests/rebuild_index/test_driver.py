@@ -19,7 +19,7 @@ from keytail.rebuild_index.partition import PartitionPlan, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.engine import ThisProcess
 from keytail.run.spark_engine import SparkEngine
-from keytail.run.tasks import Outcome, attempt_one
+from keytail.run.tasks import Outcome, run_attempt
 from tests.log_dirs import random_records, snapshot, write_log_dir
 from tests.run.engines import LikeSpark
 from tests.run.test_submit import submit
@@ -84,7 +84,7 @@ def test_a_torn_tail_is_truncated_and_the_rest_rebuilt_on_spark(engine: SparkEng
     [plan] = plans_of(log_dir, execute=True, truncate=True)
     [outcome] = Rebuild([plan], engine, {str(log_dir): hosted([facts])}).run()
     assert outcome.problem is None
-    assert outcome.done_cut is not None and outcome.done_cut.removed_segments == (300,)
+    assert outcome.done_truncation is not None and outcome.done_truncation.removed_segments == (300,)
     assert outcome.result is not None and outcome.result.log_end_offset == 290
     assert sorted(path.name for path in (log_dir / "t-0").glob("*.log"))[-1] == torn.name
     assert torn.with_suffix(".index").exists()
@@ -114,7 +114,7 @@ def test_work_in_the_bundle_of_a_killed_worker_is_repeated_alone(tmp_path: Path)
         return [
             Outcome(None, lost)
             if any(work.task.partition_path.endswith("t-3") for work in payload)
-            else attempt_one(function, payload, name.replace(" ", "-").replace(",", ""))
+            else run_attempt(function, payload, name.replace(" ", "-").replace(",", ""))
             for payload in payloads
         ]
 

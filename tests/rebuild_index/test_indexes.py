@@ -53,7 +53,7 @@ def test_missing_files_are_rebuilt_as_by_the_model(tmp_path: Path, interval: int
 def test_joined_slices_equal_one_pass(tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever index divided the segment: exact, of a restarted broker, of another interval."""
     rng = random.Random(f"{SEED} {case}")
-    monkeypatch.setattr(indexes, "STRIDE_BYTES", rng.choice([100, 700, 1 << 20]))
+    monkeypatch.setattr(indexes, "CHUNK_BYTES", rng.choice([100, 700, 1 << 20]))
     log = random_segment(rng, BASE, batches=rng.randint(1, 120), equal=rng.random() < 0.3)
     interval = rng.choice(INTERVALS)
     cut_by = rng.choice(["exact", "restarted", "other interval", "anything"])
@@ -68,9 +68,9 @@ def test_joined_slices_equal_one_pass(tmp_path: Path, case: int, monkeypatch: py
     write_segment(tmp_path, BASE, log, index=index)
     task = task_of(tmp_path, BASE, interval, execute=True, rebuild_all=True)
     slices = cut(LOCAL, task, rng.choice([200, 1000, 5000]))
-    assert [one.start for one in slices] == [0, *(one.end for one in slices[:-1])]
+    assert [item.start for item in slices] == [0, *(item.end for item in slices[:-1])]
     assert slices[-1].end == len(log)
-    result = finish(LOCAL, task, [scan(LOCAL, task, one) for one in slices])
+    result = finish(LOCAL, task, [scan(LOCAL, task, item) for item in slices])
     assert made(task, result) == index_files(log, BASE, interval)
     assert (result.batches, result.end_position) == (len(decode_log(log)), len(log))
 
@@ -89,8 +89,8 @@ def test_an_exact_index_gives_slices_that_join_at_once(tmp_path: Path, monkeypat
     task = task_of(tmp_path, BASE, 60)
     slices = cut(LOCAL, task, 2000)
     assert len(slices) > 5
-    scans = [scan(LOCAL, task, one) for one in slices]
-    monkeypatch.setattr(indexes, "_strides", None)  # nothing is read again
+    scans = [scan(LOCAL, task, item) for item in slices]
+    monkeypatch.setattr(indexes, "_chunks", None)  # nothing is read again
     assert states(finish(LOCAL, task, scans)) == ["sound", "sound"]
 
 
@@ -105,7 +105,7 @@ def test_slices_that_do_not_join_are_read_again_by_one_task(tmp_path: Path) -> N
         (Slice(0, batch.position), Slice(decode_log(log)[32].position, len(log), decode_log(log)[32].last_offset)),
     ]
     for slices in wrong:
-        result = finish(LOCAL, task, [scan(LOCAL, task, one) for one in slices])
+        result = finish(LOCAL, task, [scan(LOCAL, task, item) for item in slices])
         assert made(task, result) == index_files(log, BASE, 60)
 
 
@@ -134,8 +134,8 @@ def test_each_kind_of_wrong_file_is_found(tmp_path: Path) -> None:
         "is after the last batch": (index + b"\x7f" * 8, times),
         "is not a multiple of 12": (index, times[:-1]),
     }
-    for why, (one, other) in cases.items():
-        write_segment(tmp_path, BASE, log, index=one, time_index=other)
+    for why, (item, other) in cases.items():
+        write_segment(tmp_path, BASE, log, index=item, time_index=other)
         result = index_segment(LOCAL, task_of(tmp_path, BASE, 60))
         assert "wrong" in states(result), why
         assert any(why in verdict.why for verdict in result.files), (why, [v.why for v in result.files])
@@ -194,7 +194,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, slice_bytes: int)
 
     def run(segment_index_bytes: int) -> SegmentResult:
         task = task_of(tmp_path, BASE, 60, segment_index_bytes=segment_index_bytes)
-        return finish(LOCAL, task, [scan(LOCAL, task, one) for one in cut(LOCAL, task, slice_bytes)])
+        return finish(LOCAL, task, [scan(LOCAL, task, item) for item in cut(LOCAL, task, slice_bytes)])
 
     enough = max(len(index), (len(times) // 12 + 1) * 12)
     assert states(run(enough)) == ["sound", "sound"]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
-from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.snapshots import (
     SnapshotRow,
     SnapshotSurvey,
@@ -88,7 +88,7 @@ def test_each_snapshot_is_the_models_state_or_refused_for_a_gap(
     assert set(found_rows) == set(survey.to_make)
     for offset, (row, data) in found_rows.items():
         assert row.was == ("damaged" if offset in bad else "missing")
-        older = max((one for one in good if one < offset), default=None)
+        older = max((item for item in good if item < offset), default=None)
         assert row.source == older
         if older is None and offset > complete:
             assert row.problem and not data
@@ -111,13 +111,15 @@ def test_which_snapshots_are_needed() -> None:
 
 
 def test_a_cleaned_log_alone_is_refused_and_the_reason_names_the_first_missing_offset(tmp_path: Path) -> None:
-    for name, segments, gone in (
+    for name, segments, removed in (
         ("a gap between batches", {**DATA, 0: batch("data", 0)}, 1),
         ("a gap within a batch", {**DATA, 0: batch("emptied", 0, count=1)}, 0),
         ("a gap before the first", {0: batch("data", 1), **{base: log for base, log in DATA.items() if base}}, 0),
     ):
         _, rows = made(tmp_path / name, segments, {}, 5)
-        assert [row.problem.rpartition(": ")[2] for row, _ in rows.values()] == [f"offset {gone} is missing"] * 3, name
+        assert [row.problem.rpartition(": ")[2] for row, _ in rows.values()] == [f"offset {removed} is missing"] * 3, (
+            name
+        )
     _, rows = made(tmp_path / "raised", DATA, {}, 5, log_start=1)
     assert {row.problem.rpartition(": ")[2] for row, _ in rows.values()} == {"it begins at offset 1"}
 

@@ -11,7 +11,7 @@ import pytest
 
 from keytail.errors import Refused
 from keytail.log.fs import LOCAL
-from keytail.rebuild_index.tail import cut_tail
+from keytail.rebuild_index.tail import truncate_tail
 from tests.chance import SEED
 from tests.crash.partitions import PARTITION, log_of
 from tests.rebuild_index.torn import (
@@ -58,10 +58,10 @@ def test_a_tear_is_found_at_its_byte_and_truncated_there(tear: str, last: bool, 
     torn.make(tmp_path / "d")
     expected = torn.recovered(tmp_path / "d")
     found = find(tmp_path / "d")
-    assert found is not None and found.broker_cuts
+    assert found is not None and found.broker_truncates
     assert (found.base_offset, found.byte_position, found.next_offset) == (10, len(WHOLE), 15)
     done = cut(LOCAL, tmp_path / "d")
-    assert done is not None and done.cut_bytes == len(TEARS[tear])
+    assert done is not None and done.truncated_bytes == len(TEARS[tear])
     assert logs_of(tmp_path / "d") == expected == {0: log_of(range(10)), 10: WHOLE}
     assert checkpoints_of(tmp_path / "d") == AFTER
     left = {path.name for path in (tmp_path / "d" / PARTITION).iterdir() if not path.name.startswith(f"{0:020d}")}
@@ -76,19 +76,19 @@ def test_a_tear_is_found_at_its_byte_and_truncated_there(tear: str, last: bool, 
 
 def test_losses_are_reported(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
-    told = plan(tmp_path / "d")
-    assert (told.next_offset, told.lost_end, told.acknowledged_until) == (15, 34, 33)
-    assert told.removed_segments == (20, 30)
-    assert (told.cleaner_checkpoint, told.high_watermark) == (10, 15)
-    assert told.tail.what == "batch has an invalid CRC"
+    reported = plan(tmp_path / "d")
+    assert (reported.next_offset, reported.lost_end, reported.acknowledged_until) == (15, 34, 33)
+    assert reported.removed_segments == (20, 30)
+    assert (reported.cleaner_checkpoint, reported.high_watermark) == (10, 15)
+    assert reported.tail.what == "batch has an invalid CRC"
     low = {**CHECKPOINTS, "cleaner-offset-checkpoint": 10, "replication-offset-checkpoint": 15}
     Torn(checkpoints=low).make(tmp_path / "low")
-    told = plan(tmp_path / "low")
-    assert (told.cleaner_checkpoint, told.high_watermark, told.acknowledged_until) == (None, None, None)
-    one = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
-    one.make(tmp_path / "one")
-    told = plan(tmp_path / "one")  # zeros do not show what they should have been; the high watermark does
-    assert (told.lost_end, told.acknowledged_until) == (33, 33)
+    reported = plan(tmp_path / "low")
+    assert (reported.cleaner_checkpoint, reported.high_watermark, reported.acknowledged_until) == (None, None, None)
+    item = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
+    item.make(tmp_path / "one")
+    reported = plan(tmp_path / "one")  # zeros do not show what they should have been; the high watermark does
+    assert (reported.lost_end, reported.acknowledged_until) == (33, 33)
     Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]}, checkpoints=low).make(tmp_path / "unknown")
     assert (plan(tmp_path / "unknown").lost_end, plan(tmp_path / "unknown").acknowledged_until) == (15, None)
 
@@ -142,20 +142,22 @@ def test_the_recovery_point_itself_may_be_the_new_end(tmp_path: Path) -> None:
 
 def test_a_file_that_changed_is_not_truncated(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
-    told = plan(tmp_path / "d")
-    grown = dataclasses.replace(told, tail=dataclasses.replace(told.tail, log_bytes=told.tail.log_bytes - 1))
+    reported = plan(tmp_path / "d")
+    grown = dataclasses.replace(
+        reported, tail=dataclasses.replace(reported.tail, log_bytes=reported.tail.log_bytes - 1)
+    )
     with pytest.raises(Refused, match="nothing was changed"):
-        cut_tail(LOCAL, facts_of(tmp_path / "d"), grown, hosted=HOSTED)
+        truncate_tail(LOCAL, facts_of(tmp_path / "d"), grown, hosted=HOSTED)
     assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
 
 
 def test_a_log_with_another_hard_link_is_not_truncated(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
-    told = plan(tmp_path / "d")
-    log = tmp_path / "d" / "orders-0" / f"{told.tail.base_offset:020d}.log"
+    reported = plan(tmp_path / "d")
+    log = tmp_path / "d" / "orders-0" / f"{reported.tail.base_offset:020d}.log"
     (tmp_path / "backup").hardlink_to(log)
     with pytest.raises(Refused, match="2 hard links") as refused:
-        cut_tail(LOCAL, facts_of(tmp_path / "d"), told, hosted=HOSTED)
+        truncate_tail(LOCAL, facts_of(tmp_path / "d"), reported, hosted=HOSTED)
     assert refused.value.path == str(log)
     assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keytail.errors import CorruptLog
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import PartitionFacts, survey_partition
-from keytail.log.stride import SegmentReader
-from keytail.rebuild_index.tail import Cut, TornTail, cut_tail, plan_cut, torn_tail
+from keytail.rebuild_index.tail import TornTail, Truncation, plan_truncation, torn_tail, truncate_tail
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, write_segment
 from tests.reference.recovery import recovered_logs, valid_bytes
 
@@ -69,7 +69,7 @@ class Torn:
 
 def facts_of(root: Path, fs: FileSystem = LOCAL) -> PartitionFacts:
     (log_dir,) = survey_log_dirs(fs, [str(root)])
-    (entry,) = [one for one in log_dir.partitions if one.topic == "orders"]
+    (entry,) = [partition for partition in log_dir.partitions if partition.topic == "orders"]
     return survey_partition(fs, log_dir, entry)
 
 
@@ -82,26 +82,26 @@ def find(root: Path, fs: FileSystem = LOCAL, *, anywhere: bool = False) -> TornT
         try:
             path = f"{facts.path}/{segment.base_offset:020d}.log"
             if anywhere or end > facts.recovery_point:
-                for stride in SegmentReader(fs).strides(path, segment.log_bytes):
-                    next_offset = int(stride.table["last_offset"][-1]) + 1
+                for chunk in SegmentReader(fs).chunks(path, segment.log_bytes):
+                    next_offset = int(chunk.table["last_offset"][-1]) + 1
         except CorruptLog as damage:
             return torn_tail(fs, facts.path, segment, next_offset, damage)
     return None
 
 
-def plan(root: Path, tail: TornTail | None = None) -> Cut:
+def plan(root: Path, tail: TornTail | None = None) -> Truncation:
     tail = tail or find(root)
     assert tail is not None
-    return plan_cut(facts_of(root), tail, [path.name for path in (root / PARTITION).iterdir()])
+    return plan_truncation(facts_of(root), tail, [path.name for path in (root / PARTITION).iterdir()])
 
 
-def cut(fs: FileSystem, root: Path, hosted: Collection[tuple[str, int]] = HOSTED) -> Cut | None:
+def cut(fs: FileSystem, root: Path, hosted: Collection[tuple[str, int]] = HOSTED) -> Truncation | None:
     """Run everything, as a run does; None if there is nothing to truncate."""
     tail = find(root, fs)
     if tail is None:
         return None
     planned = plan(root, tail)
-    cut_tail(fs, facts_of(root, fs), planned, hosted=hosted)
+    truncate_tail(fs, facts_of(root, fs), planned, hosted=hosted)
     return planned
 
 

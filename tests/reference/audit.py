@@ -67,11 +67,11 @@ def audit(
         {r.offset: Held(r, b) for b in log for r in b.records if r.offset >= start}
         for log, start in zip(logs, starts, strict=True)
     ]
-    fates = _fates(held)
+    actions = _marker_results(held)
     found = Found()
-    offsets = sorted({offset for one in held for offset in one if offset < end})
+    offsets = sorted({offset for item in held for offset in item if offset < end})
     for offset in offsets:
-        here = [one[offset] for one in held if offset in one]
+        here = [item[offset] for item in held if offset in item]
         others = [h for h in here if h.key != here[0].key or h.control != here[0].control]
         if others:
             first, other = here[0], others[0]
@@ -94,12 +94,12 @@ def audit(
                 )
             lacking = [
                 number
-                for number, one in enumerate(held)
+                for number, item in enumerate(held)
                 if starts[number] <= offset
-                and not (offset in one and (one[offset].key, one[offset].control is None) == key)
+                and not (offset in item and (item[offset].key, item[offset].control is None) == key)
             ]
             if lacking:
-                _explain(same[0], lacking, held, fates, end, limit, keyless_limit, found, bool(others))
+                _explain(same[0], lacking, held, actions, end, limit, keyless_limit, found, bool(others))
     _transactions(held, starts, end, found)
     for counter in (found.divergences, found.explained, found.early):
         for name in [name for name, count in counter.items() if count == 0]:
@@ -110,14 +110,14 @@ def audit(
 def _markers(held: Sequence[dict[int, Held]]) -> dict[int, dict[int, set[int]]]:
     """Return, by producer and offset, the kinds of markers there."""
     markers: dict[int, dict[int, set[int]]] = {}
-    for one in held:
-        for offset, h in one.items():
+    for item in held:
+        for offset, h in item.items():
             if h.control in (ABORT, COMMIT):
                 markers.setdefault(h.batch.producer_id, {}).setdefault(offset, set()).add(h.control)
     return markers
 
 
-def _fates(held: Sequence[dict[int, Held]]) -> Any:
+def _marker_results(held: Sequence[dict[int, Held]]) -> Any:
     markers = _markers(held)
 
     def fate(h: Held) -> int | None:
@@ -129,31 +129,31 @@ def _fates(held: Sequence[dict[int, Held]]) -> Any:
     return fate
 
 
-def _explain(h, lacking, held, fates, end, limit, keyless_limit, found, is_other) -> None:
+def _explain(h, lacking, held, actions, end, limit, keyless_limit, found, is_other) -> None:
     offset = h.rec.offset
     if h.control is not None:
         found.explained["marker"] += 1
         return
-    if h.batch.transactional and fates(h) == ABORT:
+    if h.batch.transactional and actions(h) == ABORT:
         found.explained["aborted"] += 1
         return
     order = ["superseded", "deleted", "keyless", "lost"]
     worst, early = 0, False
     of_key = [
-        [x for x in one.values() if x.is_plain and x.rec.key == h.rec.key and fates(x) == COMMIT] for one in held
+        [x for x in item.values() if x.is_plain and x.rec.key == h.rec.key and actions(x) == COMMIT] for item in held
     ]
-    tombs = [x.rec.offset for one in of_key for x in one if x.rec.value is None and x.rec.offset < end]
+    tombs = [x.rec.offset for item in of_key for x in item if x.rec.value is None and x.rec.offset < end]
     for number in lacking:
         reason = "lost"
-        mine = [x.rec.offset for x in of_key[number]]
+        own = [x.rec.offset for x in of_key[number]]
         if h.rec.key is None:
             reason = "keyless" if offset < keyless_limit else "lost"
         elif offset < limit:
-            if mine and max(mine) > offset:
+            if own and max(own) > offset:
                 reason = "superseded"
-            elif not mine and tombs and offset <= max(tombs) < limit:
+            elif not own and tombs and offset <= max(tombs) < limit:
                 reason = "deleted"
-                older = [x.rec.offset for one in of_key for x in one if x.rec.offset < offset]
+                older = [x.rec.offset for item in of_key for x in item if x.rec.offset < offset]
                 early = early or (h.rec.value is None and bool(older))
         worst = max(worst, order.index(reason))
     if order[worst] == "lost":
@@ -171,16 +171,18 @@ def _transactions(held, starts, end, found) -> None:
                 any(
                     h.batch.transactional and not h.batch.control and h.batch.producer_id == producer
                     and before < h.batch.base_offset < offset and h.batch.base_offset >= start
-                    for h in one.values()
+                    for h in item.values()
                 )
-                for one, start in zip(held, starts, strict=True)
+                for item, start in zip(held, starts, strict=True)
             ]  # fmt: skip
             before = offset
             if offset >= end:
                 continue
             has = [
-                offset in one and one[offset].control in (ABORT, COMMIT) and one[offset].batch.producer_id == producer
-                for one in held
+                offset in item
+                and item[offset].control in (ABORT, COMMIT)
+                and item[offset].batch.producer_id == producer
+                for item in held
             ]
             expected = [start <= offset for start in starts]
             found.divergences["decided-otherwise"] += len(markers[offset]) > 1 and any(data)

@@ -122,7 +122,7 @@ def rebuilt_wrapper(batch: LegacyBatch, kept: Sequence[Rec]) -> bytes:
 def is_uniform(batch: LegacyBatch, raw: bytes) -> bool:
     """Return whether inner magics and the outer offset are those of a builder of this magic (KAFKA-4298)."""
     outer_offset = int.from_bytes(raw[:8], "big", signed=True)
-    return outer_offset == batch.last_offset and all(one[16] == batch.magic for one in inner_messages(raw))
+    return outer_offset == batch.last_offset and all(item[16] == batch.magic for item in inner_messages(raw))
 
 
 def inner_messages(data: bytes) -> list[bytes]:
@@ -158,9 +158,9 @@ def decode_any_log(data: bytes) -> list[Batch]:
         size = PREFIX.unpack_from(data, at)[1] + 12
         if size < 26 or at + size > len(data):
             raise ValueError(f"batch at byte {at}: size {size} with {len(data) - at} bytes left")
-        one = data[at : at + size]
+        item = data[at : at + size]
         try:
-            batch = decode_log(one)[0] if one[16] == 2 else decode_message(one)
+            batch = decode_log(item)[0] if item[16] == 2 else decode_message(item)
         except (ValueError, struct.error) as problem:
             raise ValueError(f"batch at byte {at}: {problem}") from problem
         batches.append(type(batch)(**{**vars(batch), "position": at}))

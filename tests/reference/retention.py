@@ -29,7 +29,7 @@ def expired(
     now_ms: int,
 ) -> tuple[list[tuple[int, str]], int]:
     """Return the bases of removed segments, each with the name of its pass, and the resulting log start offset."""
-    log, gone = list(log), []
+    log, removed = list(log), []
 
     def may_go() -> bool:
         if not log or (len(log) == 1 and log[0].size == 0):
@@ -38,12 +38,12 @@ def expired(
         return high_watermark >= end
 
     while may_go() and len(log) > 1 and log[1].base <= log_start:
-        gone.append((log.pop(0).base, "log-start"))
+        removed.append((log.pop(0).base, "log-start"))
     if "delete" in policy:
         if retention_bytes >= 0:
             while may_go() and sum(seg.size for seg in log[1:]) >= retention_bytes:
-                gone.append((log.pop(0).base, "size"))
+                removed.append((log.pop(0).base, "size"))
         if retention_ms >= 0:
             while may_go() and now_ms - log[0].time_ms > retention_ms:
-                gone.append((log.pop(0).base, "time"))
-    return gone, max(log_start, log[0].base if log else log_end)
+                removed.append((log.pop(0).base, "time"))
+    return removed, max(log_start, log[0].base if log else log_end)

@@ -119,7 +119,7 @@ def right_entries(events: Sequence[Event], known: Sequence[Aborted], log_start_o
         if first is not None:
             firsts.append((first, end.base_offset))
     out = []
-    for old, pid, first, last in sorted(found, key=lambda one: one[3]):
+    for old, pid, first, last in sorted(found, key=lambda item: item[3]):
         stable = min([last + 1, *(begin for begin, end_ in firsts if end_ > last)])
         if old is not None and 0 <= old.last_stable_offset < stable:
             is_free = all(not e.base_offset <= old.last_stable_offset <= e.last_offset for e in events)

@@ -47,7 +47,7 @@ def counts_of(numbers: Sequence[int], topic: str, partition: int, *, show: bool 
     """Return the counts of a partition with keys of these numbers of records; each key contains its topic and
     partition."""
     top = sorted(((number, 100 * n) for n, number in enumerate(numbers) if number > 1), reverse=True)[:HOTTEST]
-    keys = [hot_key(*one, f"{topic}/{partition}/key-{one[1]}".encode(errors="replace"), show=show) for one in top]
+    keys = [hot_key(*item, f"{topic}/{partition}/key-{item[1]}".encode(errors="replace"), show=show) for item in top]
     return KeyCounts(*twin.by_size(numbers), tuple(keys))
 
 
@@ -72,15 +72,15 @@ def corrupt(topic: str, number: int) -> ResultRow:
     return row(topic, number, "corrupt", str(problem), problem)
 
 
-def with_odd_keys(one: ResultRow) -> ResultRow:
+def with_odd_keys(item: ResultRow) -> ResultRow:
     """Shown keys: text and none, and some that a page must escape."""
-    assert one.detail is not None
+    assert item.detail is not None
     keys = [b"customer-42", b"", EVIL.encode(), b"\0\0\0\7" * 4, "kätzchen".encode(), b"k" * 5000, b"\xff" * 999,
             b"password=hunter2", "{{ keys }}\u202e\n".encode()]  # fmt: skip
     hot = [hot_key(10**9 // (n + 1), 10**12 + n, key, show=True) for n, key in enumerate(keys)]
-    numbers = [1, 2, 3, 2**32 - 1, *(one.records for one in hot)]
+    numbers = [1, 2, 3, 2**32 - 1, *(item.records for item in hot)]
     counts = KeyCounts(*twin.by_size(numbers), (hot_key(2**32 - 1, 7, b"most", show=True), *hot))
-    return replace(one, detail=replace(one.detail, key_counts=counts))
+    return replace(item, detail=replace(item.detail, key_counts=counts))
 
 
 def rows_of_a_cluster(count: int, seed: int = 1) -> list[ResultRow]:
@@ -102,7 +102,7 @@ def rows_of_a_cluster(count: int, seed: int = 1) -> list[ResultRow]:
 
 def report_of(rows: list[Any], **fields: Any) -> Report:
     known: dict[str, Any] = {
-        "title": "compact", "verb": "compact", "execute": True, "start_ms": NOW_MS, "end_ms": NOW_MS + 754_000,
+        "title": "compact", "command": "compact", "execute": True, "start_ms": NOW_MS, "end_ms": NOW_MS + 754_000,
         "now_ms": NOW_MS, "arguments": ("keytail", "compact", "--config", "/etc/kafka/server.properties", "--execute"),
         "settings": {"broker log.retention.hours": "168", "orders:cleanup.policy": "compact"}, "host": "broker-7",
         "user": "kafka", "versions": {"keytail": "1.2.3", "python": "3.11.7"}, "exit_status": 3,
@@ -115,7 +115,7 @@ def pages_to_look_at() -> dict[str, str]:
     rng = random.Random(3)
     small = [compacted(rng, f"topic-{n}", n) for n in range(30)] + [corrupt("orders", 1), refused("users", 0)]
     error = f"{EVIL} {'x' * 300} /{'y' * 300}/z"
-    evil = [row(EVIL, 0, "refused", error), compacted(rng, "a" * 249, 1), compacted(rng, EVIL, 2)]
+    hostile = [row(EVIL, 0, "refused", error), compacted(rng, "a" * 249, 1), compacted(rng, EVIL, 2)]
     shown = [with_odd_keys(compacted(rng, f"topic-{n}", n)) for n in range(3)]
     planned = [row("orders", n, "would-compact", "") for n in range(3)]
     verified = [row("orders", 0, "sound", "")]
@@ -123,10 +123,10 @@ def pages_to_look_at() -> dict[str, str]:
     return {
         "small": page(report_of(small)),
         "large": page(report_of(rows_of_a_cluster(10_000))),
-        "evil": page(report_of(evil, arguments=("keytail", EVIL, "z" * 400), settings={"k" * 200: "v" * 400})),
+        "evil": page(report_of(hostile, arguments=("keytail", EVIL, "z" * 400), settings={"k" * 200: "v" * 400})),
         "shown": page(report_of(shown)),
-        "planned": page(report_of(planned, title="plan", verb="plan", execute=False, exit_status=0)),
-        "verified": page(report_of(verified, title="verify", verb="verify", next_step="", exit_status=0)),
+        "planned": page(report_of(planned, title="plan", command="plan", execute=False, exit_status=0)),
+        "verified": page(report_of(verified, title="verify", command="verify", next_step="", exit_status=0)),
         "early": page(report_of(small[:3], ended_early="interrupted by SIGTERM", next_step=again)),
         "nothing": page(report_of([])),
     }

@@ -173,7 +173,7 @@ def refuse_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
 
 
 def expected_hottest(records: list[Rec], end: int) -> list[tuple[int, int, bytes]]:
-    return twin.hottest([(one.key or b"", one.offset) for one in records if one.offset < end], HOTTEST)
+    return twin.hottest([(record.key or b"", record.offset) for record in records if record.offset < end], HOTTEST)
 
 
 SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
@@ -208,14 +208,14 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
     expected = sorted(
         ((number, name, offset, key) for name, records in partitions.items()
          for number, offset, key in expected_hottest(records, ends[name])),
-        key=lambda one: (-one[0], one[1], -one[2]),
+        key=lambda item: (-item[0], item[1], -item[2]),
     )[:HOTTEST]  # fmt: skip
     [table] = re.findall(r'<table class="rows" data-name="hot_keys">(.*?)</table>', page, re.DOTALL)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
     digests = [hashlib.sha256(key).hexdigest()[:16] for *_, key in expected]
-    told = [[digest, name, str(number)] for digest, (number, name, _, _) in zip(digests, expected, strict=True)]
+    reported = [[digest, name, str(number)] for digest, (number, name, _, _) in zip(digests, expected, strict=True)]
     at = 1 if show else 0
-    assert [row[at : at + 3] for row in rows] == told
+    assert [row[at : at + 3] for row in rows] == reported
     assert [row[-1] for row in rows] == [str(offset) for _, _, offset, _ in expected]
     if show:
         assert [html.unescape(row[0]) for row in rows] == [f'"{key.decode()}"' for *_, key in expected]
@@ -231,7 +231,7 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
 def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path) -> None:
     """Even if the example of a difference is such a record: the raw rows contain hashes of it."""
     log_dir, partitions = secret_log_dir(tmp_path / "a")
-    other = {name: [replace(one, value=b"quokka!") if one.offset % 50 == 7 else one for one in records]
+    other = {name: [replace(record, value=b"quokka!") if record.offset % 50 == 7 else record for record in records]
              for name, records in partitions.items()}  # fmt: skip
     write_log_dir(tmp_path / "b", {name: records[:-3] for name, records in other.items()})
     file = tmp_path / "page.html"
@@ -242,10 +242,10 @@ def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path
     refuse_keys(file.read_text(), partitions)
     damaged = next((log_dir / "users-0").glob("*300.log"))
     damaged.write_bytes(damaged.read_bytes()[:-40].replace(b"zebra-users-0-100", b"zebra-users-1-100"))
-    for verb, more in (("verify", ()), ("plan", SETTINGS), ("compact", SETTINGS), ("rebuild-index", ())):
-        run(verb, "--log-dirs", log_dir, *more, "--report", file)
+    for command, more in (("verify", ()), ("plan", SETTINGS), ("compact", SETTINGS), ("rebuild-index", ())):
+        run(command, "--log-dirs", log_dir, *more, "--report", file)
         refuse_keys(file.read_text(), partitions)
-        assert ("a plan reads no records" in file.read_text()) == (verb in ("plan", "compact"))
+        assert ("a plan reads no records" in file.read_text()) == (command in ("plan", "compact"))
 
 
 def test_keys_are_shown_only_in_a_page(run: Run, log_dir: Path) -> None:
@@ -256,17 +256,17 @@ def test_keys_are_shown_only_in_a_page(run: Run, log_dir: Path) -> None:
 # Where it may be
 
 
-@pytest.mark.parametrize("verb", ["plan", "compact", "verify", "rebuild-index", "audit"])
-def test_a_page_in_a_log_dir_is_wrong_usage(verb: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["plan", "compact", "verify", "rebuild-index", "audit"])
+def test_a_page_in_a_log_dir_is_wrong_usage(command: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
-    which = ("--replica", log_dir, "--replica", tmp_path / "b") if verb == "audit" else ("--log-dirs", log_dir)
+    which = ("--replica", log_dir, "--replica", tmp_path / "b") if command == "audit" else ("--log-dirs", log_dir)
     (tmp_path / "link").symlink_to(log_dir / "orders-0")
     for path in (log_dir / "page.html", log_dir / "orders-0" / "x.html", tmp_path / "link" / "x.html"):
-        result = run(verb, *which, "--report", path)
+        result = run(command, *which, "--report", path)
         assert result.exit_code == 2
         assert "is inside a log dir" in result.stderr
     (tmp_path / "link").unlink()
-    result = run(verb, *which, "--report", tmp_path / "nowhere" / "page.html")
+    result = run(command, *which, "--report", tmp_path / "nowhere" / "page.html")
     assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
     assert snapshot(tmp_path) == before
 
@@ -353,7 +353,7 @@ def test_a_run_that_ends_early_has_a_page_of_what_is_known(
 ) -> None:
     file = tmp_path / "page.html"
     page = Page("compact", execute=True)
-    page.heard(ROWS[0])
+    page.add_row(ROWS[0])
     with pytest.raises(type(problem)) as raised, reporting(str(file), page, []):
         raise problem
     assert raised.value is problem
@@ -383,8 +383,8 @@ def test_a_stopped_verify_reports_what_it_has_checked(
 
     file, real = tmp_path / "page.html", spark_verify.verify_here
 
-    def some(tasks: Any, heard: Any) -> None:
-        real(tasks[:2], heard)
+    def some(tasks: Any, on_result: Any) -> None:
+        real(tasks[:2], on_result)
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(spark_verify, "verify_here", some)
@@ -444,5 +444,5 @@ def test_the_latest_run_and_runs_since_a_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(history, "_read", lambda flags, table, filters, spark: asked.append((table, filters)))
     assert history.run(LedgerFlags("/l"), "", newest=True)[0] is runs[2]
     assert history.runs_since(LedgerFlags("/l"), 1000)[0] == runs[1:]
-    assert asked[-1] == ("partitions", {"run_id": [one.run_id for one in runs[1:]]})
+    assert asked[-1] == ("partitions", {"run_id": [run.run_id for run in runs[1:]]})
     assert history.runs_since(LedgerFlags("/l"), 5000) == ([], [])

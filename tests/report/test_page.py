@@ -79,9 +79,9 @@ def test_the_first_words_are_the_verdict_and_the_next_step() -> None:
     header = re.search(r'<header class="(\w+)">(.*?)</header>', text, re.DOTALL)
     assert header is not None
     assert header[1] == "bad"
-    said = words_of(f"<div>{header[2]}</div>")
-    assert "Reclaimed 2.0 GiB of 3.0 GiB (66 %): 1 of 3 partitions compacted. 1 partition is not done." in said
-    assert "Next: keytail verify with the same --log-dirs" in said
+    message = words_of(f"<div>{header[2]}</div>")
+    assert "Reclaimed 2.0 GiB of 3.0 GiB (66 %): 1 of 3 partitions compacted. 1 partition is not done." in message
+    assert "Next: keytail verify with the same --log-dirs" in message
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_the_first_words_are_the_verdict_and_the_next_step() -> None:
         ({}, ["refused"], "bad", "Nothing was changed in 1 partition. 1 partition is not done."),
         ({"ended_early": "interrupted by SIGINT"}, ["compacted", "skipped"], "bad",
          "The run did not complete: interrupted by SIGINT. Reclaimed"),
-        ({"verb": "verify"}, ["sound", "sound"], "good", "No problems were found in 2 partitions"),
-        ({"verb": "verify"}, ["sound", "suspect"], "left", "1 of 2 partitions has findings (1 suspect)"),
-        ({"verb": "verify"}, ["damaged", "suspect"], "bad", "2 of 2 partitions have findings"),
-        ({"verb": "audit"}, ["alike"], "good", "The replicas of 1 partition are alike."),
-        ({"verb": "audit"}, ["alike", "differs"], "bad", "of 1 of 2 partitions are alike (1 differs)"),
-        ({"verb": "rebuild-index", "execute": False}, ["sound", "would-rebuild"], "left",
+        ({"command": "verify"}, ["sound", "sound"], "good", "No problems were found in 2 partitions"),
+        ({"command": "verify"}, ["sound", "suspect"], "left", "1 of 2 partitions has findings (1 suspect)"),
+        ({"command": "verify"}, ["damaged", "suspect"], "bad", "2 of 2 partitions have findings"),
+        ({"command": "audit"}, ["alike"], "good", "The replicas of 1 partition are alike."),
+        ({"command": "audit"}, ["alike", "differs"], "bad", "of 1 of 2 partitions are alike (1 differs)"),
+        ({"command": "rebuild-index", "execute": False}, ["sound", "would-rebuild"], "left",
          "Index files of 1 of 2 partitions are missing or wrong."),
-        ({"verb": "rebuild-index"}, ["rebuilt", "failed"], "bad",
+        ({"command": "rebuild-index"}, ["rebuilt", "failed"], "bad",
          "Index files of 1 of 2 partitions were rebuilt. 1 partition is not done."),
         ({"exit_status": 1}, [], "bad", "There is no result for any partition."),
     ],
@@ -117,15 +117,15 @@ def test_a_running_broker_is_not_to_be_started() -> None:
     lost = Finding("error", "the file ends inside a batch", start_loses=True)
 
     def said(live: bool) -> str:
-        one = Partition("t-0", "t", "/d", "damaged", findings=(lost,), row={"live": live})
-        return sums.verdict(replace(report_of([], verb="verify"), partitions=(one,)))[1]
+        item = Partition("t-0", "t", "/d", "damaged", findings=(lost,), row={"live": live})
+        return sums.verdict(replace(report_of([], command="verify"), partitions=(item,)))[1]
 
     assert "would lose or hide records of 1 partition." in said(False)
     assert "would lose" not in said(True)
 
 
 @pytest.mark.parametrize(
-    ("verb", "status", "words"),
+    ("command", "status", "words"),
     [
         ("verify", "sound", "No action is needed."),
         ("verify", "suspect", ""),
@@ -134,8 +134,8 @@ def test_a_running_broker_is_not_to_be_started() -> None:
         ("plan", "clean", ""),
     ],
 )
-def test_the_next_step_if_the_run_has_none(verb: str, status: str, words: str) -> None:
-    found = report_of([row("t", 0, status, "")], verb=verb, next_step="")
+def test_the_next_step_if_the_run_has_none(command: str, status: str, words: str) -> None:
+    found = report_of([row("t", 0, status, "")], command=command, next_step="")
     assert sums.next_step(found).startswith(words)
     assert bool(sums.next_step(found)) == bool(words)
     assert ('<p class="next">' in page(found)) == bool(words)
@@ -167,10 +167,10 @@ def test_topics_add_up() -> None:
     found = report_of(rows_of_a_cluster(400)).partitions
     topics = sums.by_topic(found)
     for name in ("bytes_before", "bytes_after", "records_before", "records_after"):
-        assert sum(getattr(one, name) or 0 for one in topics) == sum(getattr(one, name) or 0 for one in found)
-    assert sum(one.partitions for one in topics) == len(found)
-    assert sum(one.not_done for one in topics) == sum(one.status in ("refused", "corrupt") for one in found)
-    reclaimed = [one.reclaimed_bytes or 0 for one in topics]
+        assert sum(getattr(topic, name) or 0 for topic in topics) == sum(getattr(item, name) or 0 for item in found)
+    assert sum(topic.partitions for topic in topics) == len(found)
+    assert sum(topic.not_done for topic in topics) == sum(item.status in ("refused", "corrupt") for item in found)
+    reclaimed = [topic.reclaimed_bytes or 0 for topic in topics]
     assert reclaimed == sorted(reclaimed, reverse=True)
 
 
@@ -248,7 +248,7 @@ def test_a_page_of_ten_thousand_partitions_is_small() -> None:
     raw = re.search(r'<pre class="raw">(.*?)</pre>', text, re.DOTALL)
     assert raw is not None
     found = json.loads(html.unescape(raw[1]))
-    assert [(one["topic"], one["partition"]) for one in found] == [(one.topic, one.partition) for one in rows]
+    assert [(item["topic"], item["partition"]) for item in found] == [(item.topic, item.partition) for item in rows]
     assert "the first 500 of 10,000" in text
 
 
@@ -296,18 +296,18 @@ def test_shares_of_live_records_have_five_colours(records: int | None, kept: int
     assert drawings.live_class(Part(0, 1, 1, NOW_MS, records, kept)) == number
 
 
-@pytest.mark.parametrize("fields", [{"verb": "plan", "execute": False}, {"start_ms": 0, "end_ms": None}])
+@pytest.mark.parametrize("fields", [{"command": "plan", "execute": False}, {"start_ms": 0, "end_ms": None}])
 def test_a_page_without_partitions(fields: dict[str, object]) -> None:
     assert "There is no result for any partition" in page(report_of([], **fields))
 
 
 def test_unusual_numbers_do_not_stop_a_page() -> None:
-    one = compacted(random.Random(1), "t", 1)
-    assert one.detail is not None
-    never = replace(one.detail, first_horizon_ms=2**63 - 1, last_horizon_ms=2**63 - 1, parts=(Part(0, 1, 1, -1),),
+    item = compacted(random.Random(1), "t", 1)
+    assert item.detail is not None
+    never = replace(item.detail, first_horizon_ms=2**63 - 1, last_horizon_ms=2**63 - 1, parts=(Part(0, 1, 1, -1),),
                     clean_bytes=0, dirty_bytes=0)  # fmt: skip
-    empty = replace(one.detail, parts=(Part(0, 1, 0, 2**62),), horizon_batches=None, phases_s={})
-    text = page(report_of([replace(one, detail=never), replace(one, detail=empty, bytes_before=0, bytes_after=0)]))
+    empty = replace(item.detail, parts=(Part(0, 1, 0, 2**62),), horizon_batches=None, phases_s={})
+    text = page(report_of([replace(item, detail=never), replace(item, detail=empty, bytes_before=0, bytes_after=0)]))
     assert "never" in text
 
 
@@ -315,9 +315,9 @@ def test_unusual_numbers_do_not_stop_a_page() -> None:
 
 
 def counted(number: int, counts: KeyCounts) -> ResultRow:
-    one = compacted(random.Random(1), f"topic-{number % 3}", number)
-    assert one.detail is not None
-    return replace(one, detail=replace(one.detail, key_counts=counts))
+    item = compacted(random.Random(1), f"topic-{number % 3}", number)
+    assert item.detail is not None
+    return replace(item, detail=replace(item.detail, key_counts=counts))
 
 
 def test_hottest_keys_of_the_run_are_those_of_all_partitions() -> None:
@@ -328,12 +328,12 @@ def test_hottest_keys_of_the_run_are_those_of_all_partitions() -> None:
     every = sorted((number for of in numbers.values() for number in of), reverse=True)
     top = keys.hottest(found)
     assert [hot.records for _, hot in top] == every[:HOTTEST]
-    for one, hot in top:
-        assert numbers[int(one.name.rpartition("-")[2])][hot.offset // 100] == hot.records
+    for item, hot in top:
+        assert numbers[int(item.name.rpartition("-")[2])][hot.offset // 100] == hot.records
     sizes = keys.by_size(found)
-    assert (sum(one.keys for one in sizes), sum(one.records for one in sizes)) == (700, sum(every))
-    for one in sizes:
-        assert one.keys == sum(one.most // 2 < number <= one.most for number in every)
+    assert (sum(item.keys for item in sizes), sum(item.records for item in sizes)) == (700, sum(every))
+    for item in sizes:
+        assert item.keys == sum(item.most // 2 < number <= item.most for number in every)
     text = page(report_of(rows))
     words = words_of(text)
     assert f"{sum(every):,} records of 700 keys in 7 partitions: {sum(every) - 700:,} of them" in words
@@ -360,10 +360,10 @@ def test_a_page_without_counts_says_so_or_nothing() -> None:
     for rows in ([empty], [refused("users", 0)], []):
         assert 'id="keys"' not in page(report_of(rows))
     due = [row("t", 0, "would-compact", "")]
-    for verb in ("plan", "compact"):
-        text = words_of(page(report_of(due, verb=verb, execute=False)))
+    for command in ("plan", "compact"):
+        text = words_of(page(report_of(due, command=command, execute=False)))
         assert "Which keys were written most is not known: a plan reads no records. compact --execute --report" in text
-    assert "not known: a plan" not in page(report_of([row("t", 0, "sound", "")], verb="verify", execute=False))
+    assert "not known: a plan" not in page(report_of([row("t", 0, "sound", "")], command="verify", execute=False))
 
 
 @pytest.mark.long

@@ -102,6 +102,6 @@ if __name__ == "__main__":
 
     disturb(
         Path(os.environ["KEYTAIL_NOTES"]),
-        dict(one.split(":") for one in filter(None, os.environ["KEYTAIL_DISTURBED"].split(","))),  # type: ignore[misc]
+        dict(item.split(":") for item in filter(None, os.environ["KEYTAIL_DISTURBED"].split(","))),  # type: ignore[misc]
     )
     manager()

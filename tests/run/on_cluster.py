@@ -52,7 +52,7 @@ def main() -> None:
     master, log_dir, notes, how, speculation = sys.argv[1:]
     if speculation == "forced":
         CORRECTNESS.update(DUPLICATES)
-    badly = dict(one.split(":") for one in how.split(","))
+    badly = dict(item.split(":") for item in how.split(","))
     compaction.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
     settings: dict[str, str] = {}
     real = workers.session_of_run

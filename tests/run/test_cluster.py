@@ -36,8 +36,8 @@ def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_
     answer, notes = run(two_workers, log_dir, tmp_path / "notes", how, speculation)
     assert answer["speculation"] == ("true" if speculation == "forced" else "false"), "ours counts, not the cluster's"
     assert [row["status"] for row in answer["rows"]] == ["compacted"] * PARTITIONS, answer
-    for one in how.split(","):
-        number, _, kind = one.partition(":")
+    for item in how.split(","):
+        number, _, kind = item.partition(":")
         attempts = [name for name in notes if name.startswith(f"{number}.s")]
         assert len(attempts) >= 2, "nothing went wrong"
         if kind != "worker":  # an executor starts a new worker
@@ -64,8 +64,8 @@ def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: 
     driver = "tests.compact.fan_out.on_cluster"
     answer, notes = run(two_workers, log_dir, tmp_path / "notes", how, speculation, driver=driver)
     assert [row["status"] for row in answer["rows"]] == ["compacted"], answer
-    for one in how.split(","):
-        stage = one.partition(":")[0]
+    for item in how.split(","):
+        stage = item.partition(":")[0]
         attempts = [name for name in notes if name.startswith(f"{stage}-1.")]
         assert len({name.rpartition(".")[2] for name in attempts}) >= 2, f"nothing went wrong: {notes}"
     after = records_of(log_dir / "orders-0")
@@ -117,21 +117,21 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
         rows = answer[str(log_dir)]
         if name == "alike":  # files that are only read are equal there
             assert {status for status, _ in rows.pop("verify").values()} == {"suspect"}, "an index is missing"
-        for verb, by_partition in rows.items():
+        for command, by_partition in rows.items():
             # In a copy with equal logs, an index that a task needs may be missing.
-            not_done = ("refused", "failed") if (name, verb) == ("alike", "compact") else ("refused",)
+            not_done = ("refused", "failed") if (name, command) == ("alike", "compact") else ("refused",)
             refused = {partition for partition, (status, _) in by_partition.items() if status in not_done}
-            done = {partition for partition, (status, _) in by_partition.items() if status in GOOD[verb]}
-            assert len(refused) + len(done) == PARTITIONS, (name, verb, by_partition)
+            done = {partition for partition, (status, _) in by_partition.items() if status in GOOD[command]}
+            assert len(refused) + len(done) == PARTITIONS, (name, command, by_partition)
             # Many hosts read the segments of a partition to build indexes: one refusal is enough. In copies with equal
             # logs only a missing index is detected, and the few tasks that need one may all run on the other host.
-            assert refused or (name, verb) == ("alike", "rebuild-index"), (name, verb, by_partition)
-            assert done or verb == "rebuild-index", (name, verb, by_partition)
+            assert refused or (name, command) == ("alike", "rebuild-index"), (name, command, by_partition)
+            assert done or command == "rebuild-index", (name, command, by_partition)
             for partition in refused:
                 error = by_partition[partition][1]
-                assert f"host {ELSEWHERE}" in error, (name, verb, error)
+                assert f"host {ELSEWHERE}" in error, (name, command, error)
                 assert str(log_dir / partition) in error
-                if verb == "compact":
+                if command == "compact":
                     for path, content in sources.items():
                         assert path.parent != log_dir / partition or path.read_bytes() == content
     assert not [path for path in tmp_path.glob("*/orders-*/*.clean") if path.parts[-3] != "elsewhere"]

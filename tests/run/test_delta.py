@@ -37,9 +37,9 @@ def test_the_shipped_conf_names_the_installed_delta_and_its_settings() -> None:
 
 
 def test_jars_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageProblem, match=r"has no \*delta-spark_\*\.jar") as told:
+    with pytest.raises(UsageProblem, match=r"has no \*delta-spark_\*\.jar") as reported:
         session_settings(str(tmp_path))
-    assert coordinates() in str(told.value)
+    assert coordinates() in str(reported.value)
     (tmp_path / "delta-spark_4.2_2.13-4.4.0.jar").touch()
     with pytest.raises(UsageProblem, match="delta-storage"):
         session_settings(str(tmp_path))
@@ -109,10 +109,10 @@ def test_settings_that_spark_submit_did_not_get(conf: dict[str, str], has_jars: 
     if not said:
         require_delta(SimpleNamespace(sparkContext=context))
         return
-    with pytest.raises(UsageProblem, match=said) as told:
+    with pytest.raises(UsageProblem, match=said) as reported:
         require_delta(SimpleNamespace(sparkContext=context))
-    assert ("--packages" in str(told.value)) == (not has_jars)
-    assert "spark-delta.conf" in str(told.value)
+    assert ("--packages" in str(reported.value)) == (not has_jars)
+    assert "spark-delta.conf" in str(reported.value)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

@@ -23,11 +23,11 @@ from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.run import ended, jvm_log, session
-from keytail.run.ended import SparkEnded, await_signal, first_line, quiet_py4j, text_of
+from keytail.run.ended import SparkEnded, await_signal, first_line, silence_py4j, text_of
 from keytail.run.jvm_log import JvmLog
 from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
-from keytail.run.tasks import attempt_one
+from keytail.run.tasks import run_attempt
 from tests.compact.test_driver import compaction
 from tests.compact.test_rounds_on_spark import clean_here, in_rounds, no_margin  # noqa: F401
 from tests.run.engines import LikeSpark
@@ -89,10 +89,10 @@ def test_a_job_that_is_lost_alone_is_its_payloads_problem() -> None:
     again: list[int] = []
     outcomes = SparkEngine(session_that(False)).run_bundle([1, 2], nothing, before_again=again.append)
     assert again == [1, 2]
-    said = "the Spark job of this partition failed twice: Py4JJavaError"
-    assert [outcome.problem and outcome.problem.what for outcome in outcomes] == [said, said]
+    message = "the Spark job of this partition failed twice: Py4JJavaError"
+    assert [outcome.problem and outcome.problem.what for outcome in outcomes] == [message, message]
     [stopped] = SparkEngine(session_that(False)).run_bundle([1], nothing, stopped=lambda: True)
-    assert stopped.problem and stopped.problem.what == said.replace("twice", "once")
+    assert stopped.problem and stopped.problem.what == message.replace("twice", "once")
 
 
 def test_the_text_of_an_error_is_had_without_its_jvm() -> None:
@@ -149,10 +149,10 @@ def test_what_fails_on_the_way_of_a_signal_is_the_signal(monkeypatch: pytest.Mon
 def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
-    told = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    reported = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Stopped), stoppable(), contextlib.ExitStack() as run:
         session.session_of_run(run, None, submitted=True)
-        told.start()
+        reported.start()
         raise java_error()
     monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
     await_signal()  # returns if there is no signal
@@ -164,7 +164,7 @@ def ends_in_round(number: int, log_dir: Path, task: CleaningTask) -> Any:
 
     def bundle(tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
         rounds_run.extend(tasks)
-        outcomes = [attempt_one(clean_here, one, f"a{len(rounds_run)}") for one in tasks]
+        outcomes = [run_attempt(clean_here, item, f"a{len(rounds_run)}") for item in tasks]
         if len(rounds_run) > number:
             raise SparkEnded
         return outcomes
@@ -194,13 +194,13 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(tmp_pa
     seen: list[tuple[set[str], set[str]]] = []
 
     def bundle(tasks: list[CleaningTask], function: Any, *, before_again: Any, **_: Any) -> Any:
-        [one] = tasks
-        handed = {one.handed_on.survivors.name, one.handed_on.proof.name} if one.handed_on else set()
-        lost = attempt_one(clean_here, one, "dead")
+        [item] = tasks
+        handed = {item.saved_state.survivors.name, item.saved_state.proof.name} if item.saved_state else set()
+        lost = run_attempt(clean_here, item, "dead")
         assert lost.value is not None
-        before_again(one)
+        before_again(item)
         seen.append(({path.name for path in log_dir.rglob("*.clean")}, handed))
-        return [attempt_one(clean_here, one, f"a{len(seen)}")]
+        return [run_attempt(clean_here, item, f"a{len(seen)}")]
 
     driver = ends_in_round(9, log_dir, task)
     driver.runner.engine = LikeSpark(1, bundle)
@@ -245,22 +245,22 @@ def test_the_jvms_output_is_read_even_if_nobody_can_read_ours() -> None:
     passing = threading.Thread(target=JvmLog()._pass_on, args=(reader, real, started), daemon=True)
     passing.start()
     os.set_blocking(jvm, False)
-    said, last_s = 0, time.monotonic() + 60
-    while said < 1 << 20 and time.monotonic() < last_s:
+    message, last_s = 0, time.monotonic() + 60
+    while message < 1 << 20 and time.monotonic() < last_s:
         with contextlib.suppress(BlockingIOError):
-            said += os.write(jvm, b"ERROR of a task\n" * 64)
+            message += os.write(jvm, b"ERROR of a task\n" * 64)
     os.close(jvm)
     passing.join(60)
-    assert said >= 1 << 20
+    assert message >= 1 << 20
     assert not passing.is_alive()
     os.close(real)
 
 
 def test_py4j_prints_no_traceback_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
-    quiet_py4j()
-    said = "import logging\ntry:\n    1 / 0\nexcept Exception:\n    logging.getLogger(name).exception('sending')\n"
+    silence_py4j()
+    message = "import logging\ntry:\n    1 / 0\nexcept Exception:\n    logging.getLogger(name).exception('sending')\n"
     for file, name in (("/x/py4j/java_gateway.py", None), ("/x/py4j/clientserver.py", "py4j.clientserver")):
-        exec(compile(said, file, "exec"), {"name": name})
+        exec(compile(message, file, "exec"), {"name": name})
     assert capfd.readouterr().err == ""
     root = logging.getLogger()
     assert root.filter(logging.LogRecord("root", logging.ERROR, "/x/keytail/a.py", 1, "said", None, None))

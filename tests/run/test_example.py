@@ -20,7 +20,7 @@ PAGE = "lib/keytail/run/EXAMPLE.md"
 def test_every_block(tmp_path: Path) -> None:
     """Shell blocks run in one shell, Python blocks between them as one program, which ends before the shell
     continues."""
-    found = [(one.kind, one.text, one.printed) for one in blocks(PAGE)]
+    found = [(item.kind, item.text, item.printed) for item in blocks(PAGE)]
     assert {kind for kind, _, _ in found} == {"sh", "python", "text"}
     lines, program = ["set -e"], ""
     for kind, text, _ in found:

@@ -106,7 +106,7 @@ def test_a_host_that_has_the_log_dir_over_the_network_writes_nothing(log_dir: Pa
         monkeypatch.setattr(module, "LOCAL", OnNfs())
     before = snapshot(log_dir)
     task = task_of(str(log_dir), map_memory_bytes=1 << 20, segment_bytes=1 << 20)
-    work = [spark_rebuild.Work(one) for one in _segment_tasks(log_dir)]
+    work = [spark_rebuild.Work(item) for item in _segment_tasks(log_dir)]
     clean = partial(worker.clean_on_worker, 1, task, "a")
     with pytest.raises(Refused, match=rf"\(nfs4\) on host {HOST}.*{log_dir}.*--shared-storage"):
         clean()
@@ -161,17 +161,17 @@ def test_what_a_stage_of_a_fan_out_has_written_must_be_here(stage: str, log_dir:
         fan_out(LOCAL, task, engine)
 
 
-@pytest.mark.parametrize("verb", [compaction, rebuild])
-def test_a_log_dir_on_nfs_is_refused_before_spark_starts(verb: Any, log_dir: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("command", [compaction, rebuild])
+def test_a_log_dir_on_nfs_is_refused_before_spark_starts(command: Any, log_dir: Path, monkeypatch: Any) -> None:
     def no_session(*args: Any, **more: Any) -> Any:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(verb, "workers_of_run", no_session)
+    monkeypatch.setattr(command, "workers_of_run", no_session)
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
-    request = verb.Request(Choice((str(log_dir),)), configuration, execute=True)
+    request = command.Request(Choice((str(log_dir),)), configuration, execute=True)
     before = snapshot(log_dir)
     with pytest.raises(Refused, match="--shared-storage"):
-        (compaction.compact if verb is compaction else rebuild.rebuild)(request, OnNfs())
+        (compaction.compact if command is compaction else rebuild.rebuild)(request, OnNfs())
     assert snapshot(log_dir) == before
 
 

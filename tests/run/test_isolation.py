@@ -101,7 +101,7 @@ def test_a_module_in_the_current_directory_does_not_run(
     assert marks(planted) == ""
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in json.loads(done.stdout)] == ["compacted"]
-    assert sorted(one.name for one in temporary.iterdir()) == sorted({name.split("/")[0] for name in PLANTED})
+    assert sorted(item.name for item in temporary.iterdir()) == sorted({name.split("/")[0] for name in PLANTED})
 
 
 @pytest.mark.one_of("spark-submit beside other users")
@@ -123,8 +123,8 @@ def test_what_spark_writes_is_private_and_gone_afterwards(how: str, temporary: P
         assert driver.stdout is not None
         found = json.loads(driver.stdout.readline())
         driver.wait(120)
-    dirs = [Path(one) for one in found["dirs"]]
-    [private] = {one for path in dirs for one in (path, *path.parents) if one.parent == temporary}
+    dirs = [Path(item) for item in found["dirs"]]
+    [private] = {item for path in dirs for item in (path, *path.parents) if item.parent == temporary}
     assert all(path.is_relative_to(private) for path in dirs)
     if how == "both are killed":
         assert stat.S_IMODE(private.stat().st_mode) == 0o700

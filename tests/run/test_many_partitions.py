@@ -49,11 +49,11 @@ def test_the_same_rows_from_processes_and_few_operations(
     assert PARTITIONS >= each_partition.MANY
     several = compaction.plan(request)
     fs = Counting()
-    one = compaction.plan(request, fs)
-    assert [row.name for row in several] == [row.name for row in one]
-    assert several == one
-    assert {row.status for row in one} == {"would-compact", "skipped"}
-    assert {row.way for row in one} == {"packed", None}
+    item = compaction.plan(request, fs)
+    assert [row.name for row in several] == [row.name for row in item]
+    assert several == item
+    assert {row.status for row in item} == {"would-compact", "skipped"}
+    assert {row.way for row in item} == {"packed", None}
     assert fs.counts.total() / PARTITIONS < OPERATIONS_A_PARTITION
 
 
@@ -75,11 +75,11 @@ def test_rows_are_printed_as_objects(
     loss = Loss("damaged", "orders.log", 1, 2, 3, 4, True, "why")
     row = SalvageRow("orders", 0, "logs", "salvaged", losses=(loss,))
     rows.print_json([row])
-    told = {**dataclasses.asdict(row), "slugs": []}
-    for name in rows.NOT_TOLD:
-        told.pop(name, None)
-    assert json.loads(capsys.readouterr().out) == [json.loads(json.dumps(told))]
-    assert told["losses"][0]["file"] == "orders.log"
+    reported = {**dataclasses.asdict(row), "slugs": []}
+    for name in rows.NOT_IN_JSON:
+        reported.pop(name, None)
+    assert json.loads(capsys.readouterr().out) == [json.loads(json.dumps(reported))]
+    assert reported["losses"][0]["file"] == "orders.log"
 
 
 def policies(log_dirs: list[Path]) -> tuple[str, str]:
@@ -134,6 +134,6 @@ def test_settings_that_ask_for_times_are_answered_by_indexes_and_batches(
     ratio = "1.0" if setting.startswith("max") else "0.1"
     policy = ["topic-1:cleanup.policy=compact", setting, f"min.cleanable.dirty.ratio={ratio}"]
     more = [flag for text in policy for flag in ("--topic-config", text)]
-    for verb, due in (("plan", "would-compact"), ("describe", True)):
-        [row] = rows_of(run(verb, *flags, *more, "--output", "json")).values()
-        assert row["status" if verb == "plan" else "eligible"] == due, row
+    for command, due in (("plan", "would-compact"), ("describe", True)):
+        [row] = rows_of(run(command, *flags, *more, "--output", "json")).values()
+        assert row["status" if command == "plan" else "eligible"] == due, row

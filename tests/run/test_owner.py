@@ -114,8 +114,8 @@ def test_a_compaction_by_fan_out_with_a_ledger_where_only_root_reads(case: Case)
     assert rebuilt.stderr.count(SAID) == 1
     done = keytail("compact", *COMPACT, *flags, "--fan-out", "always", "--report", case.private / "report.html")
     assert done.returncode == 0, done.stderr
-    told = keytail("history", "--ledger", case.private / "ledger", "--output", "json")
-    assert [run["status"] for run in json.loads(told.stdout)] == ["done", "done"]
+    reported = keytail("history", "--ledger", case.private / "ledger", "--output", "json")
+    assert [run["status"] for run in json.loads(reported.stdout)] == ["done", "done"]
     assert foreign(case.log_dir, BROKER) == []
     assert foreign(case.private, 0) == []
 
@@ -194,9 +194,9 @@ end_jvm()
 def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
     """It reads the owner's files, and not files that only root can read."""
     log = case.log_dir / "orders-0" / "00000000000000000100.log"
-    found, told = python(SOURCE, case.log_dir, log)
+    found, reported = python(SOURCE, case.log_dir, log)
     assert found == 800
-    assert "Permission denied" in str(told)
+    assert "Permission denied" in str(reported)
 
 
 @pytest.mark.one_of("spark-submit beside other users")

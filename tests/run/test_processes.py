@@ -58,7 +58,7 @@ def test_a_function_given_at_the_start_need_not_be_picklable() -> None:
 def test_a_worker_that_dies_takes_only_its_task_with_it(workers: Processes, tmp_path: Path) -> None:
     tidied: list[int] = []
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
-    answers = workers.run(payloads, work.die_when_told, lambda payload: tidied.append(payload[0]))
+    answers = workers.run(payloads, work.die_when_asked, lambda payload: tidied.append(payload[0]))
     assert answers == [0, 1, None, 3, 4]
     assert len(list(tmp_path.glob("2.*"))) == 2, "once more, in another process"
     assert tidied == [2]

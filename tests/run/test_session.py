@@ -75,11 +75,11 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
     [passing] = set(threading.enumerate()) - before
     [jvm] = streams
     jvm.write(b"ERROR of a task\n")
-    heard, last_s = "", time.monotonic() + 60
-    while not heard and time.monotonic() < last_s:
+    on_result, last_s = "", time.monotonic() + 60
+    while not on_result and time.monotonic() < last_s:
         time.sleep(0.02)
-        heard = capfd.readouterr().err
-    assert heard == "ERROR of a task\n"
+        on_result = capfd.readouterr().err
+    assert on_result == "ERROR of a task\n"
     jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
     log.silence()
     jvm.close()

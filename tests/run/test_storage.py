@@ -56,40 +56,40 @@ class FakeStorage(FileSystem):
 
 def test_by_default_half_of_what_is_free_is_used() -> None:
     space = ScratchSpace(FakeStorage({1: 1000, 2: 1000}))
-    one = space.device("/a/x")
-    assert space.device("/a/y") == one
-    space.reserve({one: 300})
-    assert space.fits({one: 200})
-    assert not space.fits({one: 201})
+    item = space.device("/a/x")
+    assert space.device("/a/y") == item
+    space.reserve({item: 300})
+    assert space.fits({item: 200})
+    assert not space.fits({item: 201})
     assert space.fits({space.device("/b"): 500}), "another file system has its own account"
-    space.release({one: 300})
-    assert space.fits({one: 500})
-    assert not space.fits({one: 501}), "what needs more goes in rounds"
-    assert space.for_rounds(one, 100) == 500
-    assert space.for_rounds(one, 700) == 700, "a group that is larger may have what it needs"
-    assert space.for_rounds(one, 1001) is None
+    space.release({item: 300})
+    assert space.fits({item: 500})
+    assert not space.fits({item: 501}), "what needs more goes in rounds"
+    assert space.for_rounds(item, 100) == 500
+    assert space.for_rounds(item, 700) == 700, "a group that is larger may have what it needs"
+    assert space.for_rounds(item, 1001) is None
 
 
 def test_a_given_limit_holds_also_for_one_alone() -> None:
     space = ScratchSpace(FakeStorage({1: 1000}), limit_bytes=100)
-    one = space.device("/a")
-    assert space.fits({one: 100})
-    assert not space.fits({one: 101})
-    assert space.for_rounds(one, 100) == 100
-    assert space.for_rounds(one, 101) is None
-    assert "--max-scratch-bytes to 101" in str(space.refusal(one, 101))
-    assert isinstance(space.refusal(one, 101), Refused)
+    item = space.device("/a")
+    assert space.fits({item: 100})
+    assert not space.fits({item: 101})
+    assert space.for_rounds(item, 100) == 100
+    assert space.for_rounds(item, 101) is None
+    assert "--max-scratch-bytes to 101" in str(space.refusal(item, 101))
+    assert isinstance(space.refusal(item, 101), Refused)
 
 
 def test_free_space_that_shrinks_meanwhile_counts() -> None:
     storage_now = FakeStorage({1: 1000})
     space = ScratchSpace(storage_now)
-    one = space.device("/a")
+    item = space.device("/a")
     storage_now.free[1] = 40
-    assert not space.fits({one: 50})
-    assert space.for_rounds(one, 30) == 30
-    assert space.for_rounds(one, 50) is None
-    refusal = str(space.refusal(one, 50))
+    assert not space.fits({item: 50})
+    assert space.for_rounds(item, 30) == 30
+    assert space.for_rounds(item, 50) is None
+    refusal = str(space.refusal(item, 50))
     assert "needs up to 50 bytes" in refusal
     assert "40 are free" in refusal
     assert "Free 10 more bytes" in refusal

@@ -64,7 +64,7 @@ def test_a_killed_worker_fails_its_own_payload_only(engine: SparkEngine, tmp_pat
     def before_again(payload: tuple[int, bool, str]) -> None:
         again.append((payload[0], len(list(tmp_path.glob(f"{payload[0]}.*")))))
 
-    outcomes = engine.run_bundle(payloads, work.die_when_told, before_again=before_again)
+    outcomes = engine.run_bundle(payloads, work.die_when_asked, before_again=before_again)
     assert [outcome.value for outcome in outcomes] == [0, 1, None, 3, 4]
     problem = outcomes[2].problem
     assert type(problem) is KeytailError

@@ -18,16 +18,16 @@ import pytest
 import typer
 
 from keytail.cli.command import Command
+from keytail.console import OutputStyle, output_style, print_message, set_output_style
 from keytail.log import meter
-from keytail.log.ahead import one_ahead
 from keytail.log.fs import LOCAL
+from keytail.log.prefetch import prefetched
 from keytail.main.running import function_of
 from keytail.run import session
 from keytail.run.engine import ThisProcess
 from keytail.run.jvm import Jvm
 from keytail.run.jvm_log import JvmLog
-from keytail.run.watching import HERE, Sign, Watch, current_channel, telling
-from keytail.telling import Manner, manner, say, speak
+from keytail.run.watching import HERE, Sign, Watch, current_channel, sending_progress
 from keytail.threads import Threads, inheriting
 
 
@@ -53,21 +53,23 @@ def test_each_run_has_its_own_manner_of_output(capsys: pytest.CaptureFixture[str
     """Also in the threads that it starts, and whatever the others set later."""
     both = threading.Barrier(2)
 
-    def run(how: Manner, text: str) -> None:
-        speak(how)
+    def run(how: OutputStyle, text: str) -> None:
+        set_output_style(how)
         both.wait(60)
-        say(f"{text} itself", "detail")
+        print_message(f"{text} itself", "detail")
         with Threads(1) as pool:
-            pool.submit(say, f"{text} in a pool", "detail").result()
-        thread = threading.Thread(target=inheriting(lambda: say(f"{text} in a thread", "detail")))
+            pool.submit(print_message, f"{text} in a pool", "detail").result()
+        thread = threading.Thread(target=inheriting(lambda: print_message(f"{text} in a thread", "detail")))
         thread.start()
         thread.join(60)
 
-    before = manner()
-    _side_by_side(lambda: run(Manner(verbose=True, as_json=True), "json"), lambda: run(Manner(quiet=True), "quiet"))
+    before = output_style()
+    _side_by_side(
+        lambda: run(OutputStyle(verbose=True, as_json=True), "json"), lambda: run(OutputStyle(quiet=True), "quiet")
+    )
     lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
     assert lines == ["json itself", "json in a pool", "json in a thread"]
-    assert manner() == before
+    assert output_style() == before
 
 
 @dataclass(frozen=True)
@@ -75,22 +77,22 @@ class Empty:
     """The request of a command without flags of its own."""
 
 
-SEEN: list[Manner] = []
+SEEN: list[OutputStyle] = []
 
 
 def see(request: Empty) -> int:
     """Run a command that notes the manner of its run, and exits with 0."""
-    SEEN.append(manner())
+    SEEN.append(output_style())
     return 0
 
 
 def test_the_manner_of_a_command_ends_with_it() -> None:
-    before = manner()
+    before = output_style()
     command = function_of(Command(name="see", help="", request=Empty, run="tests.run.test_two_runs:see"))
     with pytest.raises(typer.Exit):
         command(context=SimpleNamespace(obj=None), quiet=True)
-    assert SEEN == [Manner(quiet=True)]
-    assert manner() == before
+    assert SEEN == [OutputStyle(quiet=True)]
+    assert output_style() == before
 
 
 def _pieces(path: str, count: int) -> Iterator[bytes]:
@@ -106,30 +108,30 @@ def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) ->
 
     def read(payload: tuple[str, int], attempt: str) -> int:
         name, count = payload
-        with telling(name, attempt, "first"):
+        with sending_progress(name, attempt, "first"):
             both.wait(60)
-            read = sum(map(len, one_ahead(_pieces(str(path), count))))
+            read = sum(map(len, prefetched(_pieces(str(path), count))))
             with meter.during(f"second of {name}"):
                 time.sleep(0.7)  # long enough to be reported
             both.wait(60)
         return read
 
-    def run(name: str, count: int, heard: list[Sign]) -> None:
-        with Watch(HERE, heard.append):
+    def run(name: str, count: int, on_result: list[Sign]) -> None:
+        with Watch(HERE, on_result.append):
             [outcome] = ThisProcess().run_bundle([(name, count)], read)
             assert outcome.value == 1000 * count
             last_s = time.monotonic() + 60
-            while not any(sign.is_over for sign in heard) and time.monotonic() < last_s:
+            while not any(sign.is_over for sign in on_result) and time.monotonic() < last_s:
                 time.sleep(0.01)
         assert current_channel() is None
 
-    one: list[Sign] = []
+    item: list[Sign] = []
     two: list[Sign] = []
-    _side_by_side(lambda: run("a-0", 3, one), lambda: run("b-0", 70, two))
-    for name, count, heard in (("a-0", 3, one), ("b-0", 70, two)):
-        assert {sign.name for sign in heard} == {name}
-        assert heard[-1].read_bytes == 1000 * count
-        assert {sign.phase for sign in heard} <= {"first", f"second of {name}"}
+    _side_by_side(lambda: run("a-0", 3, item), lambda: run("b-0", 70, two))
+    for name, count, on_result in (("a-0", 3, item), ("b-0", 70, two)):
+        assert {sign.name for sign in on_result} == {name}
+        assert on_result[-1].read_bytes == 1000 * count
+        assert {sign.phase for sign in on_result} <= {"first", f"second of {name}"}
 
 
 @pytest.mark.parametrize("was_there", [False, True])
@@ -148,14 +150,14 @@ def test_a_run_stops_its_own_session_only(was_there: bool, monkeypatch: pytest.M
 
 def test_the_output_of_one_jvm_is_silenced_alone() -> None:
     out, real = os.pipe()
-    one, two = JvmLog(), JvmLog()
-    one.silence()
-    begun = threading.Event()
-    for log, text in ((one, b"of one\n"), (two, b"of two\n")):
+    item, two = JvmLog(), JvmLog()
+    item.silence()
+    started = threading.Event()
+    for log, text in ((item, b"of one\n"), (two, b"of two\n")):
         reader, jvm = os.pipe()
         os.write(jvm, text)
         os.close(jvm)
-        log._pass_on(reader, real, begun)
+        log._pass_on(reader, real, started)
     os.close(real)
     assert os.read(out, 100) == b"of two\n"
     os.close(out)

@@ -29,7 +29,7 @@ from keytail.run.watching import (
     Watch,
     current_channel,
     send_to,
-    telling,
+    sending_progress,
 )
 
 
@@ -46,7 +46,7 @@ def watch(heard: list[Sign]) -> Iterator[Watch]:
 
 def read_slowly(path: str, attempt: str) -> int:
     """A task of 1.2 s that reads `path` twice, slow enough to have reported its progress even on a slow machine."""
-    with telling(path, attempt, "first"):
+    with sending_progress(path, attempt, "first"):
         size = len(LOCAL.read_at(path, 0, 1000))
         with meter.during("second"):
             time.sleep(1.2)
@@ -64,10 +64,10 @@ def _file(tmp_path: Path, name: str) -> str:
     return str(path)
 
 
-def _wait_for(heard: list[Sign], count: int) -> None:
+def _wait_for(on_result: list[Sign], count: int) -> None:
     last_s = time.monotonic() + 60
-    while sum(sign.is_over for sign in heard) < count:
-        assert time.monotonic() < last_s, heard
+    while sum(sign.is_over for sign in on_result) < count:
+        assert time.monotonic() < last_s, on_result
         time.sleep(0.01)
 
 
@@ -147,9 +147,9 @@ def _all_of(found: Any) -> Iterator[Any]:
 def test_messages_not_sent_by_a_task_of_the_run_are_ignored(heard: list[Sign], watch: Watch) -> None:
     channel = watch.channel
     sign = json.dumps(["t-0", "a", "map", 7, False]).encode()
-    good, evil = watching._with_code(sign, channel.key), sign.replace(b"t-0", b"t-1")
-    code, other = good[: -len(sign)], watching._with_code(evil, bytes(len(channel.key)))
-    bad = [evil, bytes(len(code)) + evil, code[:-1] + evil, code + evil, other, sign, code[:-1] + sign]
+    good, hostile = watching._with_code(sign, channel.key), sign.replace(b"t-0", b"t-1")
+    code, other = good[: -len(sign)], watching._with_code(hostile, bytes(len(channel.key)))
+    bad = [hostile, bytes(len(code)) + hostile, code[:-1] + hostile, code + hostile, other, sign, code[:-1] + sign]
     bad += [b"", code, good[:-1], code + b"7", good + b" ", b"\xff" * 3000, b"[" * 3000]
     bad += [watching._with_code(text, channel.key) for text in (b"", b"7", sign[:-1] + b", 1]")]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
@@ -168,15 +168,15 @@ def test_an_overheard_message_gives_no_other_one(heard: list[Sign], watch: Watch
         listener.settimeout(60)
         send_to(replace(watch.channel, port=listener.getsockname()[1]))
         try:
-            with telling(str(tmp_path / "t-0"), "a", "map"):
+            with sending_progress(str(tmp_path / "t-0"), "a", "map"):
                 data = listener.recv(4096)
         finally:
             send_to(None)
     forged = data.replace(b"t-0", b"t-1")
     assert forged != data
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-        for one in (forged, data):
-            out.sendto(one, (watch.channel.host, watch.channel.port))
+        for item in (forged, data):
+            out.sendto(item, (watch.channel.host, watch.channel.port))
     last_s = time.monotonic() + 60
     while not heard and time.monotonic() < last_s:
         time.sleep(0.01)
@@ -191,7 +191,7 @@ def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) 
     send_to(Channel(host, port, b"key"))
     try:
         assert read_slowly(path, "a") == 2000
-        with pytest.raises(ZeroDivisionError), telling(path, "b"):
+        with pytest.raises(ZeroDivisionError), sending_progress(path, "b"):
             1 / 0
     finally:
         send_to(None)
@@ -222,20 +222,20 @@ def test_a_task_looks_up_the_name_of_the_driver_once(
 
 def test_a_watch_that_finds_no_port_leaves_no_socket() -> None:
     """192.0.2.1 is not an address of any machine."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         with pytest.raises(OSError, match="assign"):
             Watch(DriverAddress(LOOPBACK, "192.0.2.1"), print)
         gc.collect()
-    assert [str(one.message) for one in told if issubclass(one.category, ResourceWarning)] == []
+    assert [str(item.message) for item in reported if issubclass(item.category, ResourceWarning)] == []
 
 
 def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[Sign]) -> None:
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     for _ in range(20):
         with Watch(HERE, heard.append) as made:
             assert current_channel() == made.channel
         assert current_channel() is None
-    assert time.monotonic() - begun_s < 10  # it would take a second each if the thread were not woken
+    assert time.monotonic() - started_s < 10  # it would take a second each if the thread were not woken
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
         again.bind((made.channel.host, made.channel.port))

@@ -30,7 +30,7 @@ def fail_on_odd(payload: int, attempt: str) -> int:
     return payload
 
 
-def die_when_told(payload: tuple[int, bool, str], attempt: str) -> int:
+def die_when_asked(payload: tuple[int, bool, str], attempt: str) -> int:
     """Leave a file for this attempt, then kill this worker process if the payload requests it."""
     number, dies, folder = payload
     Path(folder, f"{number}.{attempt}").touch()

@@ -84,7 +84,7 @@ def damage(rng: random.Random, data: bytes) -> bytes:
     batches = [data[batch.position : batch.position + batch.size] for batch in decode_log(data)]
     while True:
         out = _damage(rng, data)
-        if not any(one not in out and one[16:] in out for one in batches):
+        if not any(item not in out and item[16:] in out for item in batches):
             return out
 
 
@@ -161,7 +161,7 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
     """Compare the losses: bytes are exactly those not saved; offsets are exactly those between saved neighbours."""
     bases = sorted(contents)
     lost: set[int] = set()
-    gone: set[int] = set()
+    removed: set[int] = set()
     for number, base in enumerate(bases):
         data, holes = contents[base], []
         at = 0
@@ -175,7 +175,7 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
         if at < len(data):
             wanted_ranges.append((at, len(data), behind, bases[number + 1] if number + 1 < len(bases) else None))
         holes = [loss for loss in found.losses if loss.file == f"{base:020d}.log" and loss.end_byte]
-        assert [(loss.start_byte, loss.end_byte) for loss in holes] == [one[:2] for one in wanted_ranges]
+        assert [(loss.start_byte, loss.end_byte) for loss in holes] == [item[:2] for item in wanted_ranges]
         for loss, (_, _, first, end) in zip(holes, wanted_ranges, strict=True):
             if loss.certain:
                 assert loss.first_offset == first
@@ -184,10 +184,10 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
         for batch in log.segments[base]:
             [decoded] = decode_log(batch)
             if batch not in kept[base] and loss_is_known(found, decoded):
-                gone |= set(range(decoded.base_offset, decoded.last_offset + 1))
+                removed |= set(range(decoded.base_offset, decoded.last_offset + 1))
     # A cut from the first byte of one batch to the last byte of another looks like a compaction.
     plain = sum(loss.end_offset - loss.first_offset for loss in found.losses if loss.kind == "gap" and loss.end_offset)
-    assert len(gone - lost) <= found.gap_offsets + plain
+    assert len(removed - lost) <= found.gap_offsets + plain
     for segment in kept.values():
         for batch in segment:
             [decoded] = decode_log(batch)
@@ -209,7 +209,7 @@ def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_p
         if contents[base] and decodes(contents[base]):
             contents[base] = damage(rng, contents[base])
     write(tmp_path / "t-0", contents)
-    kept = {base: [one for one in log.segments[base] if one in contents[base]] for base in contents}
+    kept = {base: [segment for segment in log.segments[base] if segment in contents[base]] for base in contents}
     facts = {"high_watermark": log.end} if rng.random() < 0.5 else {}
     before = {path.name: path.read_bytes() for path in (tmp_path / "t-0").iterdir()}
     if not any(kept.values()) and all(contents.values()):
@@ -226,7 +226,7 @@ def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_p
     check_lists(found, log, contents, kept)
     made = tmp_path / "to" / "t-0"
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["t-0"]
-    assert b"".join(read(made).values()) == b"".join(one for base in sorted(kept) for one in kept[base])
+    assert b"".join(read(made).values()) == b"".join(item for base in sorted(kept) for item in kept[base])
     assert serious(made) == []
     last = max((base for base in contents if not contents[base] or kept[base]), default=0)
     last_batch = max((batch.last_offset + 1 for batch in batches_of(made)), default=last)
@@ -248,7 +248,7 @@ def in_order(data: bytes, batches: list[bytes]) -> bool:
 
 
 def crcs(kept: dict[int, list[bytes]]) -> set[int]:
-    return {batch.crc for batches in kept.values() for one in batches for batch in decode_log(one)}
+    return {batch.crc for batches in kept.values() for item in batches for batch in decode_log(item)}
 
 
 def decodes(data: bytes) -> bool:
@@ -456,7 +456,7 @@ def test_magic_0_and_1_are_found_and_mixed_with_2(tmp_path: Path) -> None:
             assert bases_of(found) == [n for n in (0, 1, 2, 3, 5, 6) if n != base], (number, at)
 
 
-def dull_chain(rows: list[tuple[int, int]]) -> int:
+def simple_chain(rows: list[tuple[int, int]]) -> int:
     """Return the length of a longest chain of increasing offsets without overlap."""
     best: list[int] = []
     for j, (base, _) in enumerate(rows):
@@ -472,8 +472,8 @@ def test_the_chain_is_a_longest_increasing_one() -> None:
         table["base_offset"], table["last_offset"] = zip(*rows, strict=True)
         keep = salvage_scan._chain(table, 0)
         kept = [row for row, taken in zip(rows, keep, strict=True) if taken]
-        assert all(one[1] < two[0] for one, two in itertools.pairwise(kept))
-        assert len(kept) == dull_chain(rows), rows
+        assert all(item[1] < two[0] for item, two in itertools.pairwise(kept))
+        assert len(kept) == simple_chain(rows), rows
 
 
 class BadPages(FileSystem):
@@ -529,8 +529,8 @@ def test_a_lost_marker_leaves_its_transaction_open_and_is_reported(tmp_path: Pat
     log += [encode_marker(5, NOW_MS, commit=False, producer_id=8, producer_epoch=0), _batch(6)]
     write(tmp_path / "t-0", {0: b"".join(log)})
     found = salvage(tmp_path / "t-0", tmp_path / "to", high_watermark=8)
-    told = [(one.producer_id, one.first_offset, one.at_offset) for one in found.transactions]
-    assert told == [(7, 0, 2), (8, 1, 2), (7, 0, None)]
+    reported = [(item.producer_id, item.first_offset, item.at_offset) for item in found.transactions]
+    assert reported == [(7, 0, 2), (8, 1, 2), (7, 0, None)]
     assert [(loss.first_offset, loss.end_offset) for loss in found.certain] == [(2, 3)]
     assert (tmp_path / "to" / "t-0" / "00000000000000000000.txnindex").stat().st_size == 34
 
@@ -539,8 +539,8 @@ def test_missing_segments_and_ends_known_from_other_files_are_losses(tmp_path: P
     write(tmp_path / "t-0", {10: _batch(10), 12: _batch(12), 20: _batch(20), 30: _batch(30)})
     (tmp_path / "t-0" / f"{12:020d}.log").unlink()
     found = salvage(tmp_path / "t-0", tmp_path / "to", start=4, high_watermark=40)
-    told = [(loss.kind, loss.first_offset, loss.end_offset, loss.certain) for loss in found.losses]
-    assert told == [
+    reported = [(loss.kind, loss.first_offset, loss.end_offset, loss.certain) for loss in found.losses]
+    assert reported == [
         ("head", 4, 10, True),
         ("missing-segment", 12, 20, True),
         ("gap", 22, 30, False),
@@ -612,7 +612,7 @@ def test_leftovers_are_treated_as_by_a_broker(
         (path / f"{number}.{suffix}").write_bytes(data)
     found = salvage(path, tmp_path / "to")
     assert list(read(tmp_path / "to" / "t-0")) == logs
-    assert any(note in told for told in found.notes)
+    assert any(note in reported for reported in found.notes)
     assert (len(batches_of(tmp_path / "to" / "t-0")) == 2) == (logs == [0])
 
 

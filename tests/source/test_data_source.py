@@ -49,9 +49,9 @@ def read(spark: Any, path: Path, kind: str = "kafka-log", **options: object) -> 
 def expected(log: GrowingLog, *, committed: bool = False) -> list[tuple[object, ...]]:
     end = log.stable if committed else log.end
     rows = []
-    for one in log._appended:
-        record = one.record
-        if record.offset < end and not (committed and one.aborted):
+    for item in log._appended:
+        record = item.record
+        if record.offset < end and not (committed and item.aborted):
             headers = [(name.decode(), value) for name, value in record.headers] or None  # type: ignore[union-attr]
             rows.append((log.topic, log.partition, record.offset, record.key, record.value, record.timestamp, headers))
     return rows
@@ -62,7 +62,7 @@ def seen(frame: Any) -> list[tuple[object, ...]]:
     rows.sort(key=lambda row: (row.topic, row.partition, row.offset))  # Spark would read everything twice to sort it
     return [
         (row.topic, row.partition, row.offset, _bytes(row.key), _bytes(row.value), row.ms,
-         None if row.headers is None else [(one.key, _bytes(one.value)) for one in row.headers])
+         None if row.headers is None else [(item.key, _bytes(item.value)) for item in row.headers])
         for row in rows
     ]  # fmt: skip
 
@@ -101,12 +101,12 @@ def test_batches_have_the_documented_columns(spark: Any, logs: list[GrowingLog])
 
 
 def _tables(log: GrowingLog) -> list[np.ndarray]:
-    from keytail.log.stride import SegmentReader
+    from keytail.log.chunk import SegmentReader
 
     reader, tables = SegmentReader(LOCAL), []
     for segment in log.facts().segments:
         path = str(log.path / f"{segment.base_offset:020d}.log")
-        tables += [stride.table.copy() for stride in reader.strides(path, segment.log_bytes)]
+        tables += [chunk.table.copy() for chunk in reader.chunks(path, segment.log_bytes)]
     return tables
 
 
@@ -118,8 +118,8 @@ def test_old_formats_are_read(rng: random.Random, tmp_path: Path, spark: Any) ->
     rows = read(spark, tmp_path, topic="old", columns="offset,timestamp,timestampType").selectExpr(
         "offset", "unix_millis(timestamp) AS ms", "timestampType AS kind").collect()  # fmt: skip
     rows.sort(key=lambda row: row.offset)
-    wanted = [one.record for one in log._appended]
-    assert [(row.offset, row.ms) for row in rows] == [(one.offset, one.timestamp) for one in wanted]
+    wanted = [item.record for item in log._appended]
+    assert [(row.offset, row.ms) for row in rows] == [(item.offset, item.timestamp) for item in wanted]
     assert {row.kind for row in rows if row.ms == -1} <= {-1}
     assert {row.kind for row in rows if row.ms != -1} <= {0}
     times = read(spark, tmp_path, "kafka-log-batches", topic="old").select("magic", "max_timestamp").collect()
@@ -134,7 +134,7 @@ def test_delete_horizons_have_their_own_column(rng: random.Random, tmp_path: Pat
     log.write()
     log.compact()
     rows = read(spark, tmp_path, "kafka-log-batches", topicPattern="t").collect()
-    newest = {one.record.key: one.record for one in log._appended[:30]}
+    newest = {item.record.key: item.record for item in log._appended[:30]}
     has_tombstones = any(record.value is None for record in newest.values())
     assert any(row.delete_horizon is not None for row in rows) == has_tombstones
     assert all((row.delete_horizon is None) != (row.base_timestamp is None) for row in rows)
@@ -182,7 +182,7 @@ def offsets(path: Path, *, records: bool = True, **options: object) -> dict[tupl
 
 
 def all_offsets(log: GrowingLog, start: int = 0, end: int = 2**62) -> list[int]:
-    return [one.record.offset for one in log._appended if start <= one.record.offset < end]
+    return [item.record.offset for item in log._appended if start <= item.record.offset < end]
 
 
 def test_ranges_of_offsets_are_read(logs: list[GrowingLog]) -> None:
@@ -222,7 +222,7 @@ def test_ranges_of_times_are_read(rng: random.Random, tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="at or after the starting time"):
         offsets(tmp_path, topic="t", startingTimestamp=last_ms + 10**9)
     log.write(high_watermark=(beyond := log.end // 2))
-    later_ms = max(one.record.timestamp for one in log._appended if one.record.offset < beyond) + 1
+    later_ms = max(item.record.timestamp for item in log._appended if item.record.offset < beyond) + 1
     if _first_at(log, later_ms) is not None:
         with pytest.raises(UsageProblem, match="at or after the starting time"):
             offsets(tmp_path, topic="t", startingTimestamp=later_ms)
@@ -232,7 +232,7 @@ def test_ranges_of_times_are_read(rng: random.Random, tmp_path: Path) -> None:
 
 
 def _first_at(log: GrowingLog, time_ms: int) -> int | None:
-    return next((one.record.offset for one in log._appended if one.record.timestamp >= time_ms), None)
+    return next((item.record.offset for item in log._appended if item.record.timestamp >= time_ms), None)
 
 
 def test_reading_ends_at_the_high_watermark(rng: random.Random, tmp_path: Path) -> None:

@@ -284,14 +284,14 @@ def test_wrong_usage_is_refused(run: Run, log_dir: Path, execute: list[str], fla
 def test_wrong_usage_of_undo_is_refused(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     kept = log_dir.parent / "kept"
-    for flags, told in (
+    for flags, reported in (
         (["--run", "nosuch"], f"has a backup here ({run_id})"),
         (["--run", run_id, "--partitions", "orders-9"], "[no-backup-of-partition]"),
         (["--execute"], "require --run"),
         (["--forget"], "require --run"),
     ):
         result = run("undo", "--originals", kept, *flags)
-        assert (result.exit_code, told in result.stderr) == (2, True), result.stderr
+        assert (result.exit_code, reported in result.stderr) == (2, True), result.stderr
     result = run("undo", "--originals", log_dir.parent / "nowhere")
     assert (result.exit_code, "--originals is not a directory" in result.stderr) == (2, True)
 

@@ -21,9 +21,9 @@ from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput, commit_group
+from keytail.undo.backup import Backup, keep
 from keytail.undo.manifest import MANIFEST, Manifest, read_manifest
-from keytail.undo.originals import Originals, keep
-from keytail.undo.partition import Decision, Found, bytes_to_copy, check_originals, decide, look, restore
+from keytail.undo.partition import Decision, Found, bytes_to_copy, check_backup, decide, look, restore
 from tests.chance import SEED, draws
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, Group, Partition, log_of, txn_index, write_segment
 from tests.reference.loader import load
@@ -60,7 +60,7 @@ class Story:
         groups = [with_digests(self.path, group) for group in partition.outputs()]
         bases = [base for group in groups for base in group.source_bases]
         self.entry = keep(
-            LOCAL, Originals(str(self.originals), copies), str(self.path), groups[: done + 1],
+            LOCAL, Backup(str(self.originals), copies), str(self.path), groups[: done + 1],
             run_id="r1", source_bases=bases, end_offset=ACTIVE, next_checkpoint=after,
         )  # fmt: skip
         for group in groups[:done]:
@@ -90,7 +90,7 @@ class Story:
     def undo(self) -> None:
         decision = self.decide()
         assert decision.differences == ()
-        check_originals(LOCAL, self.manifest, self.entry, decision.parts)
+        check_backup(LOCAL, self.manifest, self.entry, decision.parts)
         restore(LOCAL, self.manifest, self.entry, decision, 2)
 
 
@@ -124,17 +124,17 @@ def bases(decision: Decision) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("done", range(len(GROUPS) + 1))
 def test_the_directory_is_restored(tmp_path: Path, done: int, copies: bool) -> None:
-    story = Story(tmp_path, done, copies=copies)
-    assert (story.left != story.before) == (done > 0)
-    parts = bases(story.decide())
+    scenario = Story(tmp_path, done, copies=copies)
+    assert (scenario.left != scenario.before) == (done > 0)
+    parts = bases(scenario.decide())
     assert parts == [group.source_bases for group in GROUPS[:done]][::-1], "from the newest to the oldest"
-    story.undo()
-    assert tree(story.path) == story.before
-    assert story.cleaned == 10
-    assert story.decide().is_done
-    assert story.manifest.undone_ms == 2
-    restore(LOCAL, story.manifest, story.entry, story.decide(), 3)
-    assert tree(story.path) == story.before
+    scenario.undo()
+    assert tree(scenario.path) == scenario.before
+    assert scenario.cleaned == 10
+    assert scenario.decide().is_done
+    assert scenario.manifest.undone_ms == 2
+    restore(LOCAL, scenario.manifest, scenario.entry, scenario.decide(), 3)
+    assert tree(scenario.path) == scenario.before
 
 
 class WithoutLinks(FileSystem):
@@ -143,10 +143,10 @@ class WithoutLinks(FileSystem):
 
 
 def test_without_hard_links_copies_are_kept_and_restored(tmp_path: Path) -> None:
-    story = Story(tmp_path, len(GROUPS), copies=True)
-    restore(WithoutLinks(), story.manifest, story.entry, story.decide(), 2)
-    assert tree(story.path) == story.before
-    partition, originals = Partition(SEGMENTS, GROUPS), Originals(str(tmp_path / "others"), False)
+    scenario = Story(tmp_path, len(GROUPS), copies=True)
+    restore(WithoutLinks(), scenario.manifest, scenario.entry, scenario.decide(), 2)
+    assert tree(scenario.path) == scenario.before
+    partition, originals = Partition(SEGMENTS, GROUPS), Backup(str(tmp_path / "others"), False)
     partition.make(tmp_path / "logs2")
     with pytest.raises(Refused, match="cannot create a hard link") as caught:
         keep(
@@ -163,65 +163,65 @@ def test_the_cleaners_checkpoint_is_restored(
     tmp_path: Path, before: int | None, after: int, target: int | None
 ) -> None:
     """One above what the run cleaned may be inside the log by now: it is removed, which means the start of the log."""
-    story = Story(tmp_path, len(GROUPS), before=before, after=after)
-    decision = story.decide()
+    scenario = Story(tmp_path, len(GROUPS), before=before, after=after)
+    decision = scenario.decide()
     assert (decision.cleaner_checkpoint, decision.moves_checkpoint) == (target, target != after)
-    story.undo()
-    assert story.cleaned == target
+    scenario.undo()
+    assert scenario.cleaned == target
 
 
 def test_the_checkpoint_is_lowered_before_anything_is_restored(tmp_path: Path) -> None:
-    story = Story(tmp_path, len(GROUPS))
+    scenario = Story(tmp_path, len(GROUPS))
     (tmp_path / "originals" / "r1" / PARTITION / f"{30:020d}.log").unlink()
     with pytest.raises(FileNotFoundError):
-        restore(LOCAL, story.manifest, story.entry, story.decide(), 2)
-    assert story.cleaned == 10
-    assert tree(story.path) == story.left
-    assert story.manifest.undone_ms is None
+        restore(LOCAL, scenario.manifest, scenario.entry, scenario.decide(), 2)
+    assert scenario.cleaned == 10
+    assert tree(scenario.path) == scenario.left
+    assert scenario.manifest.undone_ms is None
 
 
 def test_appended_segments_are_unchanged(tmp_path: Path) -> None:
-    story = Story(tmp_path, len(GROUPS))
-    write_segment(story.path, 60, log_of(range(60, 66)), "")
-    (story.path / f"{60:020d}.snapshot").write_bytes(NO_PRODUCERS)
-    (story.path / f"{66:020d}.snapshot").write_bytes(NO_PRODUCERS)
-    with (story.path / f"{ACTIVE:020d}.log").open("ab") as active:
+    scenario = Story(tmp_path, len(GROUPS))
+    write_segment(scenario.path, 60, log_of(range(60, 66)), "")
+    (scenario.path / f"{60:020d}.snapshot").write_bytes(NO_PRODUCERS)
+    (scenario.path / f"{66:020d}.snapshot").write_bytes(NO_PRODUCERS)
+    with (scenario.path / f"{ACTIVE:020d}.log").open("ab") as active:
         active.write(log_of(range(42, 60)))
-    (story.path / "leader-epoch-checkpoint").write_text(f"0\n3\n0 0\n4 25\n9 {ACTIVE}\n")
-    with_more = tree(story.path)
-    story.undo()
-    wanted = {name: file for name, file in story.before.items() if name[:20].isdigit() and int(name[:20]) < ACTIVE}
+    (scenario.path / "leader-epoch-checkpoint").write_text(f"0\n3\n0 0\n4 25\n9 {ACTIVE}\n")
+    with_more = tree(scenario.path)
+    scenario.undo()
+    wanted = {name: file for name, file in scenario.before.items() if name[:20].isdigit() and int(name[:20]) < ACTIVE}
     wanted |= {name: file for name, file in with_more.items() if not name[:20].isdigit() or int(name[:20]) >= ACTIVE}
-    assert tree(story.path) == wanted
-    offsets = [record.offset for record in load(story.path).records()]
+    assert tree(scenario.path) == wanted
+    offsets = [record.offset for record in load(scenario.path).records()]
     assert offsets == [*range(36), *range(40, 66)]
 
 
 def test_snapshots_at_no_segment_are_the_brokers(tmp_path: Path) -> None:
-    story = Story(tmp_path, len(GROUPS))
-    (story.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
-    story.undo()
-    assert (story.path / f"{17:020d}.snapshot").exists()
+    scenario = Story(tmp_path, len(GROUPS))
+    (scenario.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
+    scenario.undo()
+    assert (scenario.path / f"{17:020d}.snapshot").exists()
 
 
 @pytest.mark.parametrize("base", [20, 30])
 def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path, base: int) -> None:
-    story = Story(tmp_path, len(GROUPS))
-    (story.path / f"{base:020d}.snapshot").unlink()
-    story.undo()
-    assert tree(story.path) == story.before
-    (story.path / f"{base:020d}.snapshot").unlink()
-    assert story.decide().is_done
+    scenario = Story(tmp_path, len(GROUPS))
+    (scenario.path / f"{base:020d}.snapshot").unlink()
+    scenario.undo()
+    assert tree(scenario.path) == scenario.before
+    (scenario.path / f"{base:020d}.snapshot").unlink()
+    assert scenario.decide().is_done
 
 
 def test_last_sources_that_an_interrupted_replacement_left(tmp_path: Path) -> None:
     """Row 12 of SWAP.md: they are after the end of the files that replaced the earlier ones."""
-    story = Story(tmp_path, len(GROUPS))
-    for name in [name for name in story.before if name.startswith(f"{36:020d}")]:
-        shutil.copy2(Path(story.entry) / name, story.path / name)
-    assert bases(story.decide()) == [(30,), (20,), (0, 10)]
-    story.undo()
-    assert tree(story.path) == story.before
+    scenario = Story(tmp_path, len(GROUPS))
+    for name in [name for name in scenario.before if name.startswith(f"{36:020d}")]:
+        shutil.copy2(Path(scenario.entry) / name, scenario.path / name)
+    assert bases(scenario.decide()) == [(30,), (20,), (0, 10)]
+    scenario.undo()
+    assert tree(scenario.path) == scenario.before
 
 
 def rewrite(path: Path, data: bytes) -> None:
@@ -234,8 +234,8 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def compact_again(story: Story) -> None:
-    write_segment(story.path, 0, log_of((4, 12)), "")
+def compact_again(scenario: Story) -> None:
+    write_segment(scenario.path, 0, log_of((4, 12)), "")
 
 
 # What a broker, or anyone else, may have done since; and how it is reported.
@@ -270,40 +270,40 @@ DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_a_difference_is_reported_and_prevents_undo(tmp_path: Path, name: str) -> None:
-    change, told = DIFFERENCES[name]
-    story = Story(tmp_path, len(GROUPS))
-    change(story)
-    differences = story.decide().differences
-    assert any(re.search(told, text) for text in differences), differences
-    assert not story.decide().is_done
+    change, reported = DIFFERENCES[name]
+    scenario = Story(tmp_path, len(GROUPS))
+    change(scenario)
+    differences = scenario.decide().differences
+    assert any(re.search(reported, text) for text in differences), differences
+    assert not scenario.decide().is_done
 
 
 def test_all_differences_are_reported(tmp_path: Path) -> None:
-    story = Story(tmp_path, len(GROUPS))
+    scenario = Story(tmp_path, len(GROUPS))
     for name in ("a flipped bit", "a segment gone", "an epoch", "cleaned further"):
-        DIFFERENCES[name][0](story)
-    assert len(story.decide().differences) == 4
+        DIFFERENCES[name][0](scenario)
+    assert len(scenario.decide().differences) == 4
 
 
 @pytest.mark.parametrize("name", ["a flipped bit", "a segment gone"])
 def test_groups_that_the_run_did_not_reach_must_be_unchanged(tmp_path: Path, name: str) -> None:
-    story = Story(tmp_path, 0)
-    DIFFERENCES[name][0](story)
-    assert story.decide().differences
+    scenario = Story(tmp_path, 0)
+    DIFFERENCES[name][0](scenario)
+    assert scenario.decide().differences
 
 
 @pytest.mark.parametrize("entry", ["orders 0 0", "orders 0 -1"])
 def test_an_equivalent_log_start_is_no_difference(tmp_path: Path, entry: str) -> None:
     """A broker drops entries that its first segment makes unnecessary."""
-    story = Story(tmp_path, len(GROUPS))
-    (story.logs / "log-start-offset-checkpoint").write_text(f"0\n1\n{entry}\n")
-    assert story.decide().differences == ()
+    scenario = Story(tmp_path, len(GROUPS))
+    (scenario.logs / "log-start-offset-checkpoint").write_text(f"0\n1\n{entry}\n")
+    assert scenario.decide().differences == ()
 
 
 @pytest.mark.parametrize("damage", ["gone", "flipped", "longer"])
 def test_a_damaged_backup_is_reported_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
-    story = Story(tmp_path, len(GROUPS), copies=True)
-    kept = Path(story.entry) / f"{10:020d}.log"
+    scenario = Story(tmp_path, len(GROUPS), copies=True)
+    kept = Path(scenario.entry) / f"{10:020d}.log"
     if damage == "gone":
         kept.unlink()
     elif damage == "flipped":
@@ -311,30 +311,30 @@ def test_a_damaged_backup_is_reported_before_anything_is_changed(tmp_path: Path,
     else:
         kept.write_bytes(kept.read_bytes() + b"x")
     with pytest.raises(CorruptLog, match=rf"file of the backup .*{kept}.*cannot be undone.*\[damaged-backup\]"):
-        check_originals(LOCAL, story.manifest, story.entry, story.decide().parts)
-    assert tree(story.path) == story.left
+        check_backup(LOCAL, scenario.manifest, scenario.entry, scenario.decide().parts)
+    assert tree(scenario.path) == scenario.left
 
 
 def test_unneeded_backup_files_may_be_missing(tmp_path: Path) -> None:
-    story = Story(tmp_path, 1)
-    (Path(story.entry) / f"{20:020d}.log").unlink()
-    story.undo()
-    assert tree(story.path) == story.before
+    scenario = Story(tmp_path, 1)
+    (Path(scenario.entry) / f"{20:020d}.log").unlink()
+    scenario.undo()
+    assert tree(scenario.path) == scenario.before
 
 
 def test_times_and_modes_are_restored_if_the_backup_files_lost_them(tmp_path: Path) -> None:
-    story = Story(tmp_path, len(GROUPS))
-    assert bytes_to_copy(LOCAL, story.manifest, story.entry, story.decide().parts) == 0
-    kept = [path for path in Path(story.entry).iterdir() if path.name in story.before]
+    scenario = Story(tmp_path, len(GROUPS))
+    assert bytes_to_copy(LOCAL, scenario.manifest, scenario.entry, scenario.decide().parts) == 0
+    kept = [path for path in Path(scenario.entry).iterdir() if path.name in scenario.before]
     for path in kept:
         data = path.read_bytes()
         path.unlink()
         path.write_bytes(data)
         path.chmod(0o600)
     size_bytes = sum(path.stat().st_size for path in kept)
-    assert bytes_to_copy(LOCAL, story.manifest, story.entry, story.decide().parts) == size_bytes
-    story.undo()
-    assert tree(story.path) == story.before
+    assert bytes_to_copy(LOCAL, scenario.manifest, scenario.entry, scenario.decide().parts) == size_bytes
+    scenario.undo()
+    assert tree(scenario.path) == scenario.before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
@@ -345,20 +345,20 @@ def test_an_edited_manifest_gives_no_file_another_owner_or_special_bits(
 ) -> None:
     """`lost`: the backup files do not have what the manifest lists, and are copied. Otherwise they have it."""
     owner = 52_012
-    story = Story(tmp_path, len(GROUPS), copies=True)
-    manifest = Path(story.entry) / MANIFEST
+    scenario = Story(tmp_path, len(GROUPS), copies=True)
+    manifest = Path(scenario.entry) / MANIFEST
     fields = json.loads(manifest.read_text())
     fields["files"] = [{**kept, "uid": uid, "gid": uid, "mode": mode} for kept in fields["files"]]
     manifest.write_text(json.dumps(fields))
     for path in [tmp_path, *tmp_path.rglob("*")]:
         os.chown(path, owner, owner)
-    kept = [path for path in Path(story.entry).iterdir() if path.name in story.before]
+    kept = [path for path in Path(scenario.entry).iterdir() if path.name in scenario.before]
     for path in kept:
         if not lost:
             path.chmod(mode)  # a hard link would have it too
-    before = {path.name for path in story.path.iterdir()}
-    story.undo()
-    put_back = [path for path in story.path.iterdir() if path.name not in before]
+    before = {path.name for path in scenario.path.iterdir()}
+    scenario.undo()
+    put_back = [path for path in scenario.path.iterdir() if path.name not in before]
     assert len(put_back) > 5
     for path in put_back:
         facts = path.stat()
@@ -386,7 +386,7 @@ def random_partition(rng: random.Random) -> Partition:
             and offset > sources[0]
             # The cleaner never leaves a whole source between two outputs (log/SWAP.md, state 56).
             and not any(
-                max([sources[0], *(one for one in kept if one < offset)]) < base and behind[base] <= offset
+                max([sources[0], *(item for item in kept if item < offset)]) < base and behind[base] <= offset
                 for base in sources
             )
         ]
@@ -402,18 +402,18 @@ def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
     rng = random.Random(f"{SEED} {number}")
     partition = random_partition(rng)
     done = rng.randint(0, len(partition.groups))
-    story = Story(tmp_path, done, partition=partition, copies=rng.random() < 0.5)
-    assert story.decide().differences == ()
-    ours = [path for path in story.path.iterdir() if path.name[:20].isdigit() and int(path.name[:20]) < ACTIVE]
+    scenario = Story(tmp_path, done, partition=partition, copies=rng.random() < 0.5)
+    assert scenario.decide().differences == ()
+    ours = [path for path in scenario.path.iterdir() if path.name[:20].isdigit() and int(path.name[:20]) < ACTIVE]
     victim = rng.choice(sorted(ours))
     data, facts = victim.read_bytes(), victim.stat()
     victim.write_bytes(data + b"x" if rng.random() < 0.5 or not data else bytes([data[0] ^ 1]) + data[1:])
-    assert story.decide().differences, victim
+    assert scenario.decide().differences, victim
     victim.write_bytes(data)
     os.utime(victim, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    story.undo()
-    assert tree(story.path) == story.before
-    assert story.cleaned == 10
+    scenario.undo()
+    assert tree(scenario.path) == scenario.before
+    assert scenario.cleaned == 10
 
 
 def test_an_empty_directory_lacks_everything() -> None:

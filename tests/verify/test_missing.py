@@ -135,11 +135,11 @@ def test_records_that_a_cleaner_would_leave_prove_nothing(tmp_path: Path) -> Non
     log = write(tmp_path / "orders-0", once)
     remove(log, 300)
     assert found(log) == []
-    keyless = [replace(one, key=None) if one.offset == 299 else one for one in once]
+    keyless = [replace(item, key=None) if item.offset == 299 else item for item in once]
     log = write(tmp_path / "keyless-0", keyless)
     remove(log, 300)
     assert found(log) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
-    marked = [replace(one, key=b"key-450") if one.offset == 420 else one for one in once]
+    marked = [replace(item, key=b"key-450") if item.offset == 420 else item for item in once]
     log = write(tmp_path / "above-0", marked)
     remove(log, 300)
     assert found(log) == [], "above the gap no cleaner may have been yet"
@@ -167,8 +167,8 @@ def test_golden_logs_lack_nothing_even_if_the_cleaners_checkpoint_is_lost(tmp_pa
     assert facts.partitions
     for entry in facts.partitions:
         claims = claims_of(facts, entry.topic, entry.partition)
-        for one in (claims, replace(claims, cleaner=None), replace(claims, clean_shutdown=not claims.clean_shutdown)):
-            kinds = {finding.kind for finding in verify_partition(LOCAL, entry.path, one)}
+        for item in (claims, replace(claims, cleaner=None), replace(claims, clean_shutdown=not claims.clean_shutdown)):
+            kinds = {finding.kind for finding in verify_partition(LOCAL, entry.path, item)}
             assert not kinds & {"segment-missing", "offsets-missing"}, entry.path
 
 

@@ -33,11 +33,13 @@ def batches(codec: int) -> list[bytes]:
     ]
 
 
-def judged(path: Path, index: list[tuple[int, int]], times: list[tuple[int, int]], codec: int) -> tuple[bool, bool]:
+def planned_partitions(
+    path: Path, index: list[tuple[int, int]], times: list[tuple[int, int]], codec: int
+) -> tuple[bool, bool]:
     """Return whether both commands find the offset index, and the time index, valid. `index`: offset, number of a
     batch."""
     log = batches(codec)
-    positions = np.concatenate([[0], np.cumsum([len(one) for one in log])])
+    positions = np.concatenate([[0], np.cumsum([len(item) for item in log])])
     path.mkdir(exist_ok=True)
     stem = path / f"{0:020d}"
     stem.with_suffix(".log").write_bytes(b"".join(log))
@@ -79,7 +81,7 @@ INDEX = [(9, 1), (13, 3)]
 def test_offset_entries_of_older_brokers(
     tmp_path: Path, index: list[tuple[int, int]], is_sound: bool, codec: int
 ) -> None:
-    assert judged(tmp_path / "t-0", index, TIMES, codec) == (is_sound, True)
+    assert planned_partitions(tmp_path / "t-0", index, TIMES, codec) == (is_sound, True)
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
@@ -101,11 +103,11 @@ def test_offset_entries_of_older_brokers(
 def test_time_entries_of_older_brokers(
     tmp_path: Path, times: list[tuple[int, int]], is_sound: bool, codec: int
 ) -> None:
-    assert judged(tmp_path / "t-0", INDEX, times, codec) == (True, is_sound)
+    assert planned_partitions(tmp_path / "t-0", INDEX, times, codec) == (True, is_sound)
 
 
 def test_a_batch_that_cannot_be_opened_is_one_finding_about_the_batch(tmp_path: Path) -> None:
-    judged(tmp_path / "t-0", INDEX, [(4, 3), (9, 5), (20, 13)], GZIP)
+    planned_partitions(tmp_path / "t-0", INDEX, [(4, 3), (9, 5), (20, 13)], GZIP)
     log = tmp_path / "t-0" / f"{0:020d}.log"
     data = bytearray(log.read_bytes())
     at = len(batches(GZIP)[0]) + 61 + 12

@@ -26,13 +26,13 @@ LAST, CLOSED = 40, 10
 
 def test_the_pages_table_is_that_of_the_code() -> None:
     section = PAGE.read_text().split("## What a start would lose")[1].split("\n## ")[0]
-    said = {
+    message = {
         kind: WORDS.get(verdict)
         for kinds, verdict in re.findall(r"^\| (`.*?`) \| (.*?) \|", section, re.MULTILINE)
         for kind in re.findall(r"`([a-z-]+)`", kinds)
     }
-    assert said.pop("more") is None
-    assert said == {name: kind.start_loses for name, kind in KINDS.items() if name != "more"}
+    assert message.pop("more") is None
+    assert message == {name: kind.start_loses for name, kind in KINDS.items() if name != "more"}
     recovered = {name for name, kind in KINDS.items() if kind.recovered is not None and kind.recovered.start_loses}
     assert recovered == RECOVERED
 
@@ -74,12 +74,12 @@ def test_the_position_decides(kind: str, suffix: str, closed: bool, last: bool, 
 
 
 def test_findings_that_are_only_counted_count() -> None:
-    for kinds, said in ((["checksum"], False), (["checksum", "offset-order"], True)):
+    for kinds, message in ((["checksum"], False), (["checksum", "offset-order"], True)):
         findings = Findings("t-0", last=_name(LAST, ""))
         for kind in [*["checksum"] * MOST_A_FILE, *kinds]:
             findings.add(kind, _name(LAST, ".log"), 0, 0)
         findings.close()
-        assert [f.start_loses for f in findings.found] == [False] * MOST_A_FILE + [said]
+        assert [f.start_loses for f in findings.found] == [False] * MOST_A_FILE + [message]
         assert findings.found[-1].kind == "more"
 
 

@@ -15,14 +15,14 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.records import block_check
 from keytail.log.window import Window
-from keytail.run.tasks import attempt_one
+from keytail.run.tasks import run_attempt
 from keytail.verify import batches as verify_batches
 from keytail.verify.finding_kinds import KINDS
 from keytail.verify.scope import NO_CLAIMS, Claims, claims_of
 from keytail.verify.task import VerifyReport, verify_partition
 from tests import golden
 from tests.chance import draws
-from tests.compact.dull_cleaner import index_bytes
+from tests.compact.reference_round import index_bytes
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.varints import crc32c
@@ -111,7 +111,7 @@ def test_lack_of_memory_is_no_damage(tmp_path, monkeypatch):
 
     _write(tmp_path, _segments(4))
     monkeypatch.setattr(block_check, "decompress", no_memory)
-    outcome = attempt_one(lambda path, _attempt: _verify(path), tmp_path, "here")
+    outcome = run_attempt(lambda path, _attempt: _verify(path), tmp_path, "here")
     assert outcome.value is None
     assert outcome.trace == ""
     assert "out of memory on host" in str(outcome.problem)
@@ -401,8 +401,8 @@ def test_no_bytes_raise_an_exception(tmp_path_factory, data):
         old = (directory / file).read_bytes()
         at = data.draw(st.integers(0, len(old)))
         new = data.draw(st.binary(max_size=24))
-        gone = data.draw(st.integers(0, 24))
-        changed = old[:at] + new + old[at + gone :]
+        removed = data.draw(st.integers(0, 24))
+        changed = old[:at] + new + old[at + removed :]
         if file.endswith(".log") and data.draw(st.booleans()) and len(changed) > 61:
             (length,) = struct.unpack_from(">i", changed, 8)
             if 49 <= length <= len(changed) - 12:  # with a valid checksum, the rest is checked too

@@ -18,7 +18,7 @@ from keytail.verify.log_dir import verify_log_dir
 from keytail.verify.names import _may_use
 from keytail.verify.scope import Claims
 from keytail.verify.task import verify_partition
-from tests.compact.dull_cleaner import index_bytes
+from tests.compact.reference_round import index_bytes
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.codecs import GZIP
 from tests.reference.legacy import encode_wrapper

@@ -89,9 +89,9 @@ class ZooKeeper:
 
     def _ask(self, word: str) -> str:
         """The answer to one of its words of four letters; empty while it does not answer."""
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=10) as one:
-            one.sendall(word.encode())
-            with one.makefile("rb") as answer:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=10) as item:
+            item.sendall(word.encode())
+            with item.makefile("rb") as answer:
                 return answer.read().decode()
         return ""
 

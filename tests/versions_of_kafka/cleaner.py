@@ -139,8 +139,8 @@ class CaseOfVersion(Case):
         keys = {record.key for record in left}
         plain = [record for batch in _batches(self.source) if not batch.transactional for record in batch.records]
         newest = {record.key: record for record in sorted(source, key=lambda record: record.offset)}
-        gone = [record for record in plain if newest[record.key] == record and record.key not in keys]
-        self.seen["newest tombstones removed"] += len(gone)
+        removed = [record for record in plain if newest[record.key] == record and record.key not in keys]
+        self.seen["newest tombstones removed"] += len(removed)
         self.seen["markers removed"] += len(markers - markers_left)
         with_horizon = {batch.base_offset for batch in _batches(self.source) if batch.attributes & DELETE_HORIZON}
         for batch in _batches(self.kafka):
@@ -149,15 +149,15 @@ class CaseOfVersion(Case):
                 self.seen["horizons kept" if is_kept else "horizons dropped by a rewrite"] += 1
 
     def _served_alike(self, now: Circumstances) -> None:
-        theirs, mine = self.loaded(self.kafka, now), self.loaded(self.ours, now)
-        if mine.repaired or mine.fetch_mismatches:
-            raise Difference(f"our result was repaired: {mine.repaired}, or misread: {mine.fetch_mismatches}")
+        theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
+        if own.repaired or own.fetch_mismatches:
+            raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")
         names = ["log_start_offset", "log_end_offset", "last_stable_offset", "producers"]
         if self._rule != "keeps longer":
             names += ["committed", "records", "aborted"]
         for name in names:
-            if getattr(mine, name) != getattr(theirs, name):
-                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(mine, name)}")
+            if getattr(own, name) != getattr(theirs, name):
+                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(own, name)}")
         self._count_batches(theirs)
 
 
@@ -167,7 +167,7 @@ def _logs(log_dir: Path) -> list[bytes]:
 
 def _contents(log_dir: Path) -> list[Any]:
     """Each batch with its header, whatever a compressor makes of it; of old messages all that is in them."""
-    return [one for log in _logs(log_dir) for one in contents(log)]
+    return [item for log in _logs(log_dir) for item in contents(log)]
 
 
 def _batches(log_dir: Path) -> list[Batch]:

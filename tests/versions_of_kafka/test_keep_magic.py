@@ -186,7 +186,7 @@ def test_an_old_client_reads_the_same_latest_records(tmp_path: Path) -> None:
         shutil.copytree(logs, as_they_were)
 
         given = [f"{topic}:{name}={value}" for topic in OLD_TOPICS for name, value in settings.items()]
-        given = [one for one in given if "segment.bytes" not in one]
+        given = [item for item in given if "segment.bytes" not in item]
         given += [f"{topic}:message.format.version={old}" for topic, old in OLD_TOPICS.items()]
         configuration = read_configuration(str(tmp_path / "work" / "server.properties"), given, True)
         choice = Choice(log_dirs=(str(logs),), topics=tuple(OLD_TOPICS))

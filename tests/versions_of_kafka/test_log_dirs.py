@@ -86,18 +86,20 @@ def test_what_a_broker_wrote_is_sound_and_can_be_compacted(
         broker.start()
         after = java_records(broker, [("t", 0)])
         latest = {record.key: record for record in after}
-        assert {key: one for key, one in latest.items() if one.value is not None} == {
-            key: one for key, one in before.items() if one.value is not None
+        assert {key: item for key, item in latest.items() if item.value is not None} == {
+            key: item for key, item in before.items() if item.value is not None
         }
 
 
 def advised(run: Run, version: str, log_dir: Path, printed: str, tmp_path: Path) -> tuple[str | Path, ...]:
     """The flags that the message of a run without any asks for; none, where the metadata log is there."""
-    said = re.sub(r"\s+", " ", run("plan", "--log-dirs", log_dir).stderr)
+    message = re.sub(r"\s+", " ", run("plan", "--log-dirs", log_dir).stderr)
     if not has_zookeeper(version):
-        assert "metadata as of offset" in said
+        assert "metadata as of offset" in message
         return ()
-    assert "the broker runs with ZooKeeper" in said
-    assert "--describe --entity-type topics --all > topics.txt`; then run again with --topic-configs topics.txt" in said
+    assert "the broker runs with ZooKeeper" in message
+    assert (
+        "--describe --entity-type topics --all > topics.txt`; then run again with --topic-configs topics.txt" in message
+    )
     (tmp_path / "topics.txt").write_text(printed)
     return "--topic-configs", tmp_path / "topics.txt"

@@ -41,9 +41,9 @@ NEVER_MISSED = (
 
 @pytest.fixture(scope="module")
 def cleaner(version: str) -> Iterator[OldCleaner]:
-    one = OldCleaner(version)
-    yield one
-    one.close()
+    item = OldCleaner(version)
+    yield item
+    item.close()
 
 
 def run_rounds(

@@ -144,7 +144,7 @@ def _compared(row: AuditRow) -> str:
 
 
 def _log_bytes(row: AuditRow) -> int | None:
-    return sum(one["bytes"] for one in row.replicas) if row.replicas else None
+    return sum(replica["bytes"] for replica in row.replicas) if row.replicas else None
 
 
 _COLUMNS: tuple[Column[AuditRow], ...] = (
@@ -174,7 +174,7 @@ def show_rows(rows: Sequence[AuditRow], request: Request) -> None:
 def _texts(row: AuditRow) -> list[str]:
     texts = []
     for kind, count in (row.divergences or {}).items():
-        examples = [_example(one) for one in row.examples if one["kind"] == kind]
+        examples = [_example(item) for item in row.examples if item["kind"] == kind]
         texts.append(f"{kind}: {count:,} {WHAT[kind]}" + "".join(f"\n  {text}" for text in examples))
     for gap in row.not_compared:
         texts.append(
@@ -186,19 +186,19 @@ def _texts(row: AuditRow) -> list[str]:
     return texts + list(row.notes)
 
 
-def _example(one: dict[str, Any]) -> str:
+def _example(item: dict[str, Any]) -> str:
     """Return `offset 5: a has ..., b has ...`, with only the fields that differ."""
-    if "records" not in one:
-        other = {key: value for key, value in one.items() if key not in ("kind", "offset")}
+    if "records" not in item:
+        other = {key: value for key, value in item.items() if key not in ("kind", "offset")}
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in other.items())
-        return f"offset {one['offset']}: {rest}"
-    held = one["records"]
+        return f"offset {item['offset']}: {rest}"
+    held = item["records"]
     fields = {key for record in held.values() for key in record}
     differing = sorted(key for key in fields if len({repr(record.get(key)) for record in held.values()}) > 1)
     shown = differing or ["timestamp_ms", "leader_epoch"]
     texts = [f"{name} has {', '.join(f'{key} {record.get(key)}' for key in shown)}" for name, record in held.items()]
-    lacking = f"; missing in {', '.join(one['lacking'])}" if one.get("lacking") else ""
-    return f"offset {one['offset']}: {', '.join(texts)}{lacking}"
+    lacking = f"; missing in {', '.join(item['lacking'])}" if item.get("lacking") else ""
+    return f"offset {item['offset']}: {', '.join(texts)}{lacking}"
 
 
 AUDIT = Command(

@@ -24,6 +24,7 @@ from keytail.cli.progress import Reporter
 from keytail.cli.replicas import Replica, refuse_other_topic, replicas_of
 from keytail.cli.selection import Choice, pick
 from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
+from keytail.console import print_message
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
@@ -32,10 +33,9 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.run.engine import Engine
 from keytail.run.rows import status_of
-from keytail.run.tasks import Outcome, attempt_one
-from keytail.run.watching import telling
+from keytail.run.tasks import Outcome, run_attempt
+from keytail.run.watching import sending_progress
 from keytail.run.workers import workers_of_run
-from keytail.telling import say
 
 AUDITED_BYTES_PER_S = 60e6  # of a core
 ALONE_BYTES = 64 << 20  # of all replicas: audited by one task, in a few hundred MiB of memory
@@ -57,7 +57,7 @@ class AuditJob:
         return self.size_bytes <= ALONE_BYTES
 
 
-Heard = Callable[[AuditJob, Outcome[Audit]], None]
+OnResult = Callable[[AuditJob, Outcome[Audit]], None]
 
 
 def shards_for(size_bytes: int) -> int:
@@ -67,7 +67,7 @@ def shards_for(size_bytes: int) -> int:
 
 
 def audit_on_worker(job: AuditJob, attempt: str) -> Audit:
-    with telling(job.task.replicas[0].path, attempt, "compare"):
+    with sending_progress(job.task.replicas[0].path, attempt, "compare"):
         return compared(job.task, job.first_offset, Alone(LOCAL))
 
 
@@ -75,14 +75,14 @@ def _audit_with(stages: StagesOnSpark, job: AuditJob, attempt: str) -> Audit:
     return compared(job.task, job.first_offset, stages)
 
 
-def audit_all(engine: Engine, jobs: Sequence[AuditJob], heard: Heard, on_trace: Callable[[str], None]) -> None:
+def audit_all(engine: Engine, jobs: Sequence[AuditJob], on_result: OnResult, on_trace: Callable[[str], None]) -> None:
     """Audit all partitions. `heard` is called for each partition when it, or its bundle of small ones, is done. Large
     partitions require Spark."""
     small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
     for start in range(0, len(small), BUNDLE_PARTITIONS):
         bundle = small[start : start + BUNDLE_PARTITIONS]
         for job, outcome in zip(bundle, engine.run_bundle(bundle, audit_on_worker, name="audit"), strict=True):
-            heard(job, outcome)
+            on_result(job, outcome)
     for job in jobs:
         if job.is_alone:
             continue
@@ -90,7 +90,7 @@ def audit_all(engine: Engine, jobs: Sequence[AuditJob], heard: Heard, on_trace: 
         # Nothing is written, so the delayed visibility of writes on a network file system does not matter.
         workers = Workers(task.replicas[0].path, engine.concurrent_tasks, None, shared_storage=True)
         stages = StagesOnSpark(engine, workers, f"audit {task.topic}-{task.partition}", on_trace)
-        heard(job, attempt_one(partial(_audit_with, stages), job, "driver"))
+        on_result(job, run_attempt(partial(_audit_with, stages), job, "driver"))
 
 
 _Hosting = list[tuple[Replica, LogDirFacts, PartitionEntry]]
@@ -150,12 +150,12 @@ def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> Aud
     topic_id = next((i for *_, entry in hosting if (i := read_topic_id(fs, entry.path)) is not None), None)
     for replica, _, entry in hosting:
         refuse_other_topic(fs, replica.name, entry.path, topic_id)
-    logs = tuple(_log(fs, *one) for one in hosting)
+    logs = tuple(_log(fs, *item) for item in hosting)
     first, end = compared_range(logs)
-    told = tuple(_told(log) for log in logs)
+    reported = tuple(_told(log) for log in logs)
     if first >= end and any(log.segments[-1][1] or len(log.segments) > 1 for log in logs):
         what = f"no two replicas have offsets in common: the second one begins at {first}, the first one ends at {end}"
-        return replace(row, status="skipped", error=what, replicas=told)
+        return replace(row, status="skipped", error=what, replicas=reported)
     size = sum(log.size_bytes for log in logs)
     task = AuditTask(
         row.topic, row.partition, logs, end, cleaning_limits(logs), shards_for(size), examples, secrets.randbits(63)
@@ -216,15 +216,15 @@ def _run(
             run, reporter, request.master, seconds, submitted=request.submitted, needs_spark=large
         )
 
-        def heard(job: AuditJob, outcome: Any) -> None:
+        def on_result(job: AuditJob, outcome: Any) -> None:
             if outcome.trace:
-                say(outcome.trace, "error")
+                print_message(outcome.trace, "error")
             row = _row(job, outcome)
             rows[row.name] = row
             on_row(row)
             reporter.done(row.name, row.status, job.size_bytes, row.error)
 
-        audit_all(engine, jobs, heard, lambda trace: say(trace, "error"))
+        audit_all(engine, jobs, on_result, lambda trace: print_message(trace, "error"))
 
 
 def _row(job: AuditJob, outcome: Any) -> AuditRow:
@@ -249,7 +249,7 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
         }
         for gap in found.gaps
     )
-    offsets = [one["offset"] for one in found.examples]
+    offsets = [item["offset"] for item in found.examples]
     counted = zip(task.replicas, found.records or [0] * len(task.replicas), strict=True)
     return replace(
         row,

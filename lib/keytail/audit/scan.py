@@ -17,10 +17,10 @@ from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.kernels.audit import entries, reasons
+from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader, Stride
 from keytail.values import to_bytes
 
 # Upper part of a cell's order: gaps first, then events of transactions, then records.
@@ -147,13 +147,13 @@ class _Scan:
         position, last = 0, self._base - 1
         while position < self._size_bytes:
             try:
-                for stride in self._reader.unhurried_strides(self._path, self._size_bytes, start=position):
-                    good = self._in_order(stride, last)
+                for chunk in self._reader.chunks_without_prefetch(self._path, self._size_bytes, start=position):
+                    good = self._in_order(chunk, last)
                     if len(good.table):
                         yield from self._take(good)
                         last = int(good.table["last_offset"][-1])
-                    position = stride.position + len(good.raw)
-                    if len(good.table) < len(stride.table):
+                    position = chunk.position + len(good.raw)
+                    if len(good.table) < len(chunk.table):
                         raise CorruptLog(
                             "batches of this file, or of this file and the next one, have the same offsets",
                             path=self._path,
@@ -172,18 +172,18 @@ class _Scan:
         for shard in range(self._task.shards):
             yield Cell(shard, GAPS << _KIND_BITS | self._order, known)
 
-    def _in_order(self, stride: Stride, last: int) -> Stride:
-        """Return the stride up to the first batch whose offsets fall back or belong to the next segment, since those
+    def _in_order(self, chunk: Chunk, last: int) -> Chunk:
+        """Return the chunk up to the first batch whose offsets fall back or belong to the next segment, since those
         offsets identify other records."""
-        table = stride.table
+        table = chunk.table
         rows = len(table)
         if self._next_base is not None:
             rows = int(np.searchsorted(table["last_offset"], self._next_base))
         if table["base_offset"][0] <= last:
             rows = 0
         if rows == len(table):
-            return stride
-        return replace(stride, table=table[:rows], raw=stride.raw[: int(table["position"][rows]) - stride.position])
+            return chunk
+        return replace(chunk, table=table[:rows], raw=chunk.raw[: int(table["position"][rows]) - chunk.position])
 
     def _after(self, damage: CorruptLog, position: int, last: int) -> int | None:
         """Add a gap; return the byte position after the damaged batch if a valid one begins there, else None."""
@@ -208,8 +208,8 @@ class _Scan:
         if not at + 12 < behind < self._size_bytes:
             return None, 0
         try:
-            for stride in self._reader.unhurried_strides(self._path, self._size_bytes, start=behind):
-                return behind, int(stride.table["base_offset"][0])
+            for chunk in self._reader.chunks_without_prefetch(self._path, self._size_bytes, start=behind):
+                return behind, int(chunk.table["base_offset"][0])
         except CorruptLog:
             pass
         return None, 0
@@ -217,40 +217,40 @@ class _Scan:
     def _gap(self, damage: CorruptLog, at: int, first: int, end: int) -> None:
         self._gaps.append(Gap(self._replica, first, max(first, end), self._path, at, damage.what))
 
-    def _take(self, stride: Stride) -> Iterator[Cell]:
-        """Yield the cells of the events and records of a stride; batches that cannot be opened become gaps."""
-        yield from self._events(stride)
-        wanted = (stride.table["record_count"] > 0) & (stride.table["last_offset"] >= self._log.log_start_offset)
+    def _take(self, chunk: Chunk) -> Iterator[Cell]:
+        """Yield the cells of the events and records of a chunk; batches that cannot be opened become gaps."""
+        yield from self._events(chunk)
+        wanted = (chunk.table["record_count"] > 0) & (chunk.table["last_offset"] >= self._log.log_start_offset)
         try:
-            kept = list(self._packed(stride, wanted))
+            kept = list(self._packed(chunk, wanted))
         except CorruptLog:
-            kept = self._one_by_one(stride, wanted)
+            kept = self._row_by_row(chunk, wanted)
         for part in kept:
             yield from self._put(part)
 
-    def _packed(self, stride: Stride, wanted: np.ndarray) -> Iterator[np.ndarray]:
-        for opened in self._reader.open_rows(stride, wanted):
-            for chunk in self._scanner.chunks(stride, opened):
-                n = len(chunk.records)
-                longest = int(chunk.records["body_bytes"].max(initial=0))
+    def _packed(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[np.ndarray]:
+        for opened in self._reader.open_rows(chunk, wanted):
+            for portion in self._scanner.portions(chunk, opened):
+                n = len(portion.records)
+                longest = int(portion.records["body_bytes"].max(initial=0))
                 if len(self._scratch) < longest:
                     self._scratch = np.empty(longest, np.uint8)
                 part = np.empty((n, entries.WORDS), np.int64)
                 filled = entries.pack_records(
-                    stride.raw, opened.arena, opened.where, chunk.records, n, stride.table,
+                    chunk.raw, opened.arena, opened.where, portion.records, n, chunk.table,
                     self._log.log_start_offset, np.uint64(self._task.seed), self._scratch, part, 0,
                 )  # fmt: skip
                 yield part[:filled]
 
-    def _one_by_one(self, stride: Stride, wanted: np.ndarray) -> list[np.ndarray]:
+    def _row_by_row(self, chunk: Chunk, wanted: np.ndarray) -> list[np.ndarray]:
         kept: list[np.ndarray] = []
         for row in np.flatnonzero(wanted):
             alone = np.zeros(len(wanted), bool)
             alone[row] = True
             try:
-                kept.extend(list(self._packed(stride, alone)))
+                kept.extend(list(self._packed(chunk, alone)))
             except CorruptLog as damage:
-                batch = stride.table[row]
+                batch = chunk.table[row]
                 first, last = int(batch["base_offset"]), int(batch["last_offset"])
                 self._gap(damage, int(batch["position"]), first, last + 1)
         return kept
@@ -279,11 +279,11 @@ class _Scan:
             yield self._cell(int(shard), PLACES, pack_places(self._places[starts[shard] : starts[shard + 1]]))
         self._filled = 0
 
-    def _events(self, stride: Stride) -> Iterator[Cell]:
+    def _events(self, chunk: Chunk) -> Iterator[Cell]:
         """Yield cells of the transactional data batches that have records, and of markers, to a shard by producer."""
         if self._task.markers is not None:  # the second run has them
             return
-        table = stride.table
+        table = chunk.table
         control = (table["attributes"] & CONTROL) != 0
         special = ((table["attributes"] & TRANSACTIONAL) != 0) | control
         special &= (table["record_count"] > 0) & (table["producer_id"] >= 0)

@@ -64,15 +64,15 @@ class Examples:
         self.add([{"kind": kind, "offset": offset, **details}])
 
     def add(self, found: Iterable[dict[str, Any]]) -> None:
-        for one in found:
-            of_kind = self._of_kind.setdefault(one["kind"], [])
-            of_kind.append((one["offset"], one))
+        for entry in found:
+            of_kind = self._of_kind.setdefault(entry["kind"], [])
+            of_kind.append((entry["offset"], entry))
             if len(of_kind) > self._most:
                 of_kind.sort(key=lambda item: item[0])
                 del of_kind[self._most :]
 
     def found(self) -> list[dict[str, Any]]:
-        return [one for _, one in sorted((item for of_kind in self._of_kind.values() for item in of_kind),
+        return [entry for _, entry in sorted((item for of_kind in self._of_kind.values() for item in of_kind),
                                          key=lambda item: (item[0], item[1]["kind"]))]  # fmt: skip
 
 
@@ -97,12 +97,12 @@ def compare(
             places.add(order_replica(order), unpack_places(bytes(data)))
         else:
             records_.add(order_replica(order), unpack_entries(bytes(data)))
-    one = _Shard(task, found, records_)
+    item = _Shard(task, found, records_)
     others, found.elsewhere = _compare_places(task, places)
-    one.merge()
-    one.explain()
+    item.merge()
+    item.explain()
     found.divergences += others
-    found.transactions, found.transaction_examples, found.markers = _settle(task, one.gaps, events)
+    found.transactions, found.transaction_examples, found.markers = _settle(task, item.gaps, events)
     return found
 
 
@@ -265,7 +265,7 @@ def record_of(words: list[int]) -> dict[str, Any]:
     what, epochs = words[entries.WHAT], words[entries.EPOCHS]
     sequence = epochs & 0xFFFFFFFF
     producer_epoch = what >> 16 & 0xFFFF
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "key_hash": None if what & entries.KEYLESS else f"{words[entries.LOW] >> 16 & (2**48 - 1):012x}",
         "value_hash": None if what & entries.NULL else f"{words[entries.CONTENT] >> 32 & 0xFFFFFFFF:08x}",
         "headers_hash": f"{words[entries.CONTENT] & 0xFFFFFFFF:08x}",
@@ -277,8 +277,8 @@ def record_of(words: list[int]) -> dict[str, Any]:
         "transactional": bool(what & entries.IS_TRANSACTIONAL),
     }
     if what & entries.IS_CONTROL:
-        told["control"] = _control_name(what)
-    return told
+        reported["control"] = _control_name(what)
+    return reported
 
 
 def of_lost(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:

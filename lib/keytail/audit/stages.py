@@ -76,8 +76,8 @@ def audit(task: AuditTask, first_offset: int, stages: Stages) -> Audit:
     spans = epoch_spans(task.replicas, first_offset, task.end_offset)
     task = replace(task, spans=tuple((start, end) for _, start, end in spans))
     findings = _run(task, stages)
-    if any(one.needs_markers for one in findings):
-        markers = np.concatenate([one.markers for one in findings])
+    if any(finding.needs_markers for finding in findings):
+        markers = np.concatenate([finding.markers for finding in findings])
         order = np.lexsort((markers[:, 1], markers[:, 0]))
         again = _run(replace(task, markers=np.ascontiguousarray(markers[order])), stages)
         findings = [
@@ -100,18 +100,18 @@ def _together(
     result.gaps = list(findings[0].gaps)
     result.records = list(findings[0].records)
     examples = Examples(task)
-    for one in findings:
-        result.common += one.common
-        result.divergences.update(one.divergences)
-        result.explained.update(one.explained)
-        result.divergences.update(one.transactions)
-        result.early.update(one.early)
-        examples.add(one.examples)
-        examples.add(one.transaction_examples)
+    for finding in findings:
+        result.common += finding.common
+        result.divergences.update(finding.divergences)
+        result.explained.update(finding.explained)
+        result.divergences.update(finding.transactions)
+        result.early.update(finding.early)
+        examples.add(finding.examples)
+        examples.add(finding.transaction_examples)
     result.early["marker"] = result.divergences.pop("marker-early", 0)
-    _tell_lost(task, findings, result, examples)
+    _add_lost(task, findings, result, examples)
     for number, (epoch, start, end) in enumerate(spans):
-        if any(one.in_span[number] for one in findings):
+        if any(finding.in_span[number] for finding in findings):
             result.divergences["epoch-start"] += 1
             begins = {r.name: dict(r.epochs).get(epoch) for r in task.replicas}
             examples.note("epoch-start", start, {"leader_epoch": epoch, "end_offset": end, "starts": begins})
@@ -122,14 +122,14 @@ def _together(
     return result
 
 
-def _tell_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
+def _add_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
     """Add examples of lost records; at an offset where replicas have different records, report only that."""
     elsewhere: set[int] = set()
-    for one in findings:
-        elsewhere.update(found["offset"] for found in one.elsewhere)
-        examples.add(one.elsewhere)
-    for one in findings:
-        for record in one.lost:
+    for finding in findings:
+        elsewhere.update(found["offset"] for found in finding.elsewhere)
+        examples.add(finding.elsewhere)
+    for finding in findings:
+        for record in finding.lost:
             if record[0] in elsewhere:
                 result.divergences["lost"] -= 1
             else:

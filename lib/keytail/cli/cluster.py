@@ -52,19 +52,19 @@ class Cluster:
         if self.metadata is None:
             return f"{self.problem}. {GIVE_SETTINGS}"
         at = self.metadata
-        said = f"metadata as of offset {at.as_of_offset}, time {ms_text(at.as_of_ms)} ({at.path})"
+        message = f"metadata as of offset {at.as_of_offset}, time {ms_text(at.as_of_ms)} ({at.path})"
         if at.uncertain_topics:
-            said += f". {_uncertain(at.uncertain_topics)}"
+            message += f". {_uncertain(at.uncertain_topics)}"
         if at.unknown_types:
             types = ", ".join(map(str, at.unknown_types))
-            said += (
+            message += (
                 f". Warning: records of type {types} are ignored, because this release does not know them: if they "
                 "concern topics, the settings used here may not be the effective ones. Update keytail"
             )
         if not self.is_old(now_ms):
-            return said
+            return message
         age = duration_text(now_ms - at.as_of_ms)
-        return f"{said}. Warning: this is {age} before this run; settings of topics may have changed since"
+        return f"{message}. Warning: this is {age} before this run; settings of topics may have changed since"
 
     @property
     def is_uncertain(self) -> bool:

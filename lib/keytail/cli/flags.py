@@ -49,14 +49,14 @@ def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str
     declared by each of them, and stands where the first of them has it.
     """
     found: dict[str, inspect.Parameter] = {}
-    for one in _inputs(source):
-        if only and one.name not in only:
+    for item in _inputs(source):
+        if only and item.name not in only:
             continue
-        if one.made_by is not None:
-            flags = flags_of(one.made_by.make)
-        elif one.is_flag:
+        if item.made_by is not None:
+            flags = flags_of(item.made_by.make)
+        elif item.is_flag:
             kind = inspect.Parameter.KEYWORD_ONLY
-            flags = {one.name: inspect.Parameter(one.name, kind, default=one.default, annotation=one.annotation)}
+            flags = {item.name: inspect.Parameter(item.name, kind, default=item.default, annotation=item.annotation)}
         else:
             continue
         found = found | {name: flag for name, flag in flags.items() if name not in found}
@@ -66,7 +66,7 @@ def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str
 def request_of(kind: type[T], flags: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> T:
     """Return the request of class `kind` for the values of flags; `given` are values for its fields that are not
     flags. A flag without a value has its default."""
-    inputs = {one.name: one for one in _inputs(kind)}
+    inputs = {item.name: item for item in _inputs(kind)}
     fields = {name: value for name, value in (given or {}).items() if name in inputs}
 
     def field(name: str) -> Any:
@@ -74,16 +74,16 @@ def request_of(kind: type[T], flags: Mapping[str, Any], given: Mapping[str, Any]
             fields[name] = made(inputs[name])
         return fields[name]
 
-    def made(one: _Input) -> Any:
-        if one.is_flag:
-            return flags.get(one.name, one.default)
-        if one.made_by is None:
-            raise TypeError(f"{one.name} of {kind} is neither a flag nor given")
-        return one.made_by.make(
-            **{each.name: made(each) if each.is_declared else field(each.name) for each in _inputs(one.made_by.make)}
+    def made(item: _Input) -> Any:
+        if item.is_flag:
+            return flags.get(item.name, item.default)
+        if item.made_by is None:
+            raise TypeError(f"{item.name} of {kind} is neither a flag nor given")
+        return item.made_by.make(
+            **{each.name: made(each) if each.is_declared else field(each.name) for each in _inputs(item.made_by.make)}
         )
 
-    return kind(**{name: field(name) for name, one in inputs.items() if one.is_declared or name in fields})
+    return kind(**{name: field(name) for name, item in inputs.items() if item.is_declared or name in fields})
 
 
 def _inputs(source: Callable[..., Any]) -> Iterator[_Input]:

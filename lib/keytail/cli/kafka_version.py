@@ -28,7 +28,7 @@ def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluste
     magics: dict[int, str] = {}
     snapshots: set[int] = set()
     partitions = [entry for facts in log_dirs for entry in facts.partitions]
-    with_topic_id = looked_into = 0
+    with_topic_id = examined_count = 0
     for facts in log_dirs:
         with contextlib.suppress(OSError, KeytailError):
             path = os.path.join(facts.path, names.META_PROPERTIES)
@@ -40,8 +40,8 @@ def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluste
             json.add(bool(fs.read_bytes(os.path.join(facts.path, names.CLEAN_SHUTDOWN)).strip()))
     for entry in partitions[:_MOST_PARTITIONS]:
         with contextlib.suppress(OSError, KeytailError):
-            found = [one.name for one in fs.scan(entry.path)]
-            looked_into += 1
+            found = [item.name for item in fs.scan(entry.path)]
+            examined_count += 1
             with_topic_id += names.PARTITION_METADATA in found
             for name in found:
                 path = os.path.join(entry.path, name)
@@ -56,7 +56,7 @@ def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluste
             has_metadata_log=cluster is not None and not cluster.is_absent,
             features=cluster.metadata.features if cluster is not None and cluster.metadata is not None else {},
             clean_shutdown_has_json=json.pop() if len(json) == 1 else None,
-            partitions=looked_into,
+            partitions=examined_count,
             with_topic_id=with_topic_id,
             magics=magics,
             snapshots=frozenset(snapshots),

@@ -21,12 +21,12 @@ from keytail.config.kafka_version import METADATA_VERSION, WITHOUT_ZOOKEEPER
 from keytail.config.keys import KEYS, file_names
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Setting
+from keytail.console import print_message
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata
 from keytail.log.fs import FileSystem
-from keytail.telling import say
 
 _MOST_NAMED = 10
 _ASSERT_CURRENT = (
@@ -50,12 +50,12 @@ def with_metadata(
     is_wrong = (
         bool(cluster.problem and not cluster.is_absent) or cluster.is_old(now_ms) or cluster.is_uncertain
     )
-    said = cluster.sentence(now_ms, configuration.topic_configs.path)
-    say(f"keytail: {said}", "warning" if is_wrong else "info")
+    message = cluster.sentence(now_ms, configuration.topic_configs.path)
+    print_message(f"keytail: {message}", "warning" if is_wrong else "info")
     _report_unmatched(fs, log_dirs, configuration)
     configuration = replace(configuration, cluster=cluster)
     if small := small_segments(configuration):
-        say(f"keytail: Warning: {small}. {SET_MORE}", "warning")
+        print_message(f"keytail: Warning: {small}. {SET_MORE}", "warning")
     return configuration
 
 
@@ -140,7 +140,9 @@ def _report_unmatched(fs: FileSystem, log_dirs: Sequence[str], configuration: Co
     if missing:
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         listed = ", ".join(missing[:_MOST_NAMED])
-        say(f"keytail: --topic-configs has topics without a partition in the log dirs: {listed}{more}", "warning")
+        print_message(
+            f"keytail: --topic-configs has topics without a partition in the log dirs: {listed}{more}", "warning"
+        )
 
 
 def _value(broker: Mapping[str, Setting], name: str) -> object:
@@ -155,15 +157,15 @@ def _meta_properties(fs: FileSystem, log_dirs: Sequence[str]) -> dict[str, MetaP
 
 def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setting]) -> int:
     """Return the broker's id, on which its log dirs and its properties file must agree. Raises Refused otherwise."""
-    said = {found.node_id: path for path, found in properties.items() if found.node_id is not None}
+    message = {found.node_id: path for path, found in properties.items() if found.node_id is not None}
     in_file = _value(broker, "node.id")
     if isinstance(in_file, int):
-        said[in_file] = broker["node.id"].source
-    if len(said) != 1:
-        listed = ", ".join(f"{number} in {where}" for number, where in sorted(said.items()))
+        message[in_file] = broker["node.id"].source
+    if len(message) != 1:
+        listed = ", ".join(f"{number} in {where}" for number, where in sorted(message.items()))
         raise Refused(
-            f"the broker ids differ: {listed}" if said else "no meta.properties contains the broker id",
+            f"the broker ids differ: {listed}" if message else "no meta.properties contains the broker id",
             remedy="Give the log dirs of one broker, and with --config the server.properties of the same broker",
-            slug="different-broker-ids" if said else "no-broker-id",
+            slug="different-broker-ids" if message else "no-broker-id",
         )
-    return next(iter(said))
+    return next(iter(message))

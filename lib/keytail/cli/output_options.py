@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import typer
 
 from keytail.cli.options import RUN, choices, one_of, size_bytes
+from keytail.console import Level, OutputStyle, print_message, set_output_style
 from keytail.errors import UsageProblem
 from keytail.limits import MAX_RECORD_VARIABLE
-from keytail.telling import Level, Manner, say, speak
 
 Format = Literal["table", "json"]
 LogFormat = Literal["text", "json"]
@@ -90,7 +90,7 @@ class MessageFlags:
 
     def apply(self) -> None:
         """Set how this process reports. Raises UsageProblem if the flags contradict each other."""
-        speak(Manner(self.quiet and not self.verbose, self.verbose, self.log_format == "json"))
+        set_output_style(OutputStyle(self.quiet and not self.verbose, self.verbose, self.log_format == "json"))
         if self.quiet and self.verbose:
             raise UsageProblem(
                 "--quiet and --verbose exclude each other", remedy="Give only one of them", slug="conflicting-flags"
@@ -149,11 +149,11 @@ class _LoggingHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level: Level = "warning" if record.levelno >= logging.WARNING else "detail"
-        say(f"keytail: {record.getMessage()}", level, logger=record.name)
+        print_message(f"keytail: {record.getMessage()}", level, logger=record.name)
 
 
 def _pass_on_logging() -> None:
     logger = logging.getLogger("keytail")
     logger.setLevel(logging.DEBUG)
-    if not any(isinstance(one, _LoggingHandler) for one in logger.handlers):
+    if not any(isinstance(item, _LoggingHandler) for item in logger.handlers):
         logger.addHandler(_LoggingHandler())

@@ -19,9 +19,9 @@ from rich.text import Text
 
 from keytail.cli.rows import error_console, human_bytes, human_time
 from keytail.cli.run_progress import RunProgress, Slowest
+from keytail.console import output_style, print_message
 from keytail.errors import visible
 from keytail.run.watching import HERE, DriverAddress, Sign, Watch
-from keytail.telling import manner, say
 from keytail.threads import inheriting
 
 # Up to this number of partitions, each has a line when it ends; with more, only those that failed or took long.
@@ -43,12 +43,12 @@ class Reporter:
 
     def __init__(
         self,
-        verb: str,
+        command: str,
         sizes: Sequence[tuple[str, int]],
         passes: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.verb = verb
+        self.command = command
         self._progress = RunProgress(sizes, passes)
         self._clock = clock
         self._start_s = self._last_line_s = clock()
@@ -56,7 +56,7 @@ class Reporter:
         self._over = threading.Event()
         self._held = contextlib.ExitStack()
         self._bar: _Live | None = None
-        self._is_live = sys.stderr.isatty() and not (manner().quiet or manner().as_json)
+        self._is_live = sys.stderr.isatty() and not (output_style().quiet or output_style().as_json)
 
     def __enter__(self) -> Reporter:
         return self
@@ -76,10 +76,10 @@ class Reporter:
 
         Starts threads: a caller that forks workers must do so first.
         """
-        if manner().quiet:
+        if output_style().quiet:
             return
         with contextlib.suppress(OSError):  # no port is available: ended partitions are reported nevertheless
-            self._held.enter_context(Watch(driver, self.heard))
+            self._held.enter_context(Watch(driver, self.on_sign))
         if self._is_live:
             self._bar = _Live(self._description(), self._progress.size_bytes)
             self._bar.start()
@@ -87,38 +87,38 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Print a separate line, such as `starting Spark`."""
-        self._say(f"keytail: {text}")
+        self._print(f"keytail: {text}")
 
-    def heard(self, sign: Sign) -> None:
+    def on_sign(self, sign: Sign) -> None:
         """Process a report of a task."""
         with self._lock:
             now_s = self._clock()
-            is_new = self._progress.heard(sign, now_s)
+            is_new = self._progress.on_sign(sign, now_s)
         if is_new:
             took = human_time(now_s - self._start_s)
             text = f"keytail: {sign.name}: {sign.phase} (at {took})"
-            self._say(text, "detail", event="phase", partition=sign.name, phase=sign.phase)
+            self._print(text, "detail", event="phase", partition=sign.name, phase=sign.phase)
 
     def phase(self, name: str, phase: str) -> None:
         """Record what the driver itself does with a partition, after its tasks."""
-        self.heard(Sign(name, "driver", phase, 0))
+        self.on_sign(Sign(name, "driver", phase, 0))
 
     def done(self, name: str, status: str, size_bytes: int, detail: str = "") -> None:
         """Record that a partition has ended, with `status`."""
         with self._lock:
             now_s = self._clock()
             progress = self._progress
-            long = (one := progress.slowest(now_s)) is not None and one.name == name and one.seconds > LONG_S
+            long = (item := progress.slowest(now_s)) is not None and item.name == name and item.seconds > LONG_S
             progress.done(name, size_bytes)
             self._show()
             counted, seconds = f"[{progress.ended}/{progress.partitions}]", now_s - self._start_s
         is_bad = status in _BAD
-        has_line = is_bad or manner().verbose or (
+        has_line = is_bad or output_style().verbose or (
             not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip
         if has_line:
             tail = f": {detail}" if detail else ""
-            self._say(
+            self._print(
                 f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)}){tail}",
                 "warning" if is_bad else "info",
                 event="partition", partition=name, status=status, bytes=size_bytes, seconds=round(seconds, 1),
@@ -137,27 +137,27 @@ class Reporter:
             done_bytes, seconds = progress.done_bytes, now_s - self._start_s
         rate = done_bytes / seconds if seconds else 0.0
         left_s = (progress.size_bytes - done_bytes) / rate if rate and progress.size_bytes else None
-        text = f"{self.verb}: {progress.ended:,} of {progress.partitions:,} partitions"
+        text = f"{self.command}: {progress.ended:,} of {progress.partitions:,} partitions"
         if progress.size_bytes:
             text += f", {human_bytes(done_bytes)} of {human_bytes(progress.size_bytes)}, {human_bytes(int(rate))}/s"
         text += f", {human_time(left_s)} left" if left_s is not None else ""
-        self._say(
+        self._print(
             f"keytail: {text}{f'; {_of(slowest)}' if slowest else ''} (at {human_time(seconds)})",
-            event="progress", verb=self.verb, partitions_done=progress.ended, partitions=progress.partitions,
+            event="progress", verb=self.command, partitions_done=progress.ended, partitions=progress.partitions,
             bytes_done=done_bytes, bytes=progress.size_bytes, bytes_per_s=int(rate),
             seconds_left=None if left_s is None else round(left_s),
             slowest=None if slowest is None else slowest.name, phase=None if slowest is None else slowest.phase,
         )  # fmt: skip
 
-    def _say(self, text: str, level: Any = "info", **facts: Any) -> None:
+    def _print(self, text: str, level: Any = "info", **facts: Any) -> None:
         with self._lock:
             if self._bar is not None:
-                if manner().tells(level):
+                if output_style().prints(level):
                     style = "yellow" if level == "warning" else ""
                     self._bar.console.print(Text(visible(text), style=style), soft_wrap=True)
                 return
             self._last_line_s = self._clock()
-            say(text, level, **facts)
+            print_message(text, level, **facts)
 
     def _go_on(self) -> None:
         while not self._over.wait(0.5):
@@ -171,7 +171,7 @@ class Reporter:
             self._bar.show(self._description(), self._progress.done_bytes, _of(slowest) if slowest else "")
 
     def _description(self) -> str:
-        return f"{self.verb} {self._progress.ended:,}/{self._progress.partitions:,}"
+        return f"{self.command} {self._progress.ended:,}/{self._progress.partitions:,}"
 
 
 def _of(slowest: Slowest) -> str:

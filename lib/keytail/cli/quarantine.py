@@ -64,9 +64,9 @@ def report(
         if file is not None:
             refuse_file(fs, file, log_dirs, flag)
 
-    def write_rows(told: Sequence[Any]) -> None:
+    def write_rows(reported: Sequence[Any]) -> None:
         if rows_file is not None:
-            _write("the rows file", rows_file, lambda file: show.write_json(told, file))
+            _write("the rows file", rows_file, lambda file: show.write_json(reported, file))
 
     try:
         yield rows
@@ -92,7 +92,7 @@ def _write(what: str, path: str, write: Callable[[TextIO], object]) -> None:
         write_whole(path, write)
     except (KeytailError, OSError) as problem:
         text = f"{what} could not be written: {problem}"
-        show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
+        show.print_note(f"[bold red]keytail:[/] {escape(text)}", "error")
         raise typer.Exit(1) from problem
 
 

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from keytail.console import Level, output_style, print_message, standard_error
 from keytail.errors import slugs_in, visible
-from keytail.telling import Level, manner, say, standard_error
 
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
-NOT_TOLD = ("problem", "places", "recorded", "detail")
+NOT_IN_JSON = ("problem", "places", "recorded", "detail")
 _STATUSES_BY_STYLE = {
     "green": "compacted would-compact sound alike rebuilt expired would-expire undone would-undo forgotten salvaged "
     "done maintained ok",
@@ -53,12 +53,12 @@ def _visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
-def tell(markup: str, level: Level = "info") -> None:
+def print_note(markup: str, level: Level = "info") -> None:
     """Print a message beside the rows on standard error, with styles, as a separate paragraph."""
-    if manner().as_json:
+    if output_style().as_json:
         if markup:
-            say(Text.from_markup(markup, emoji=False).plain, level)
-    elif manner().tells(level):
+            print_message(Text.from_markup(markup, emoji=False).plain, level)
+    elif output_style().prints(level):
         error_console().print(markup, soft_wrap=True)
 
 
@@ -92,7 +92,7 @@ def fields_of(row: Any) -> dict[str, Any]:
     """Return the fields of a row as `--output json` has them."""
     found: dict[str, Any] = {}
     for name in row.__dataclass_fields__:
-        if name not in NOT_TOLD:
+        if name not in NOT_IN_JSON:
             found[name] = getattr(row, name)
         if name == "error":
             found["slugs"] = tuple(slugs_in(row.error))

@@ -18,7 +18,7 @@ class InFlight:
     """A partition in progress, as reported by its tasks."""
 
     name: str
-    begun_s: float
+    started_s: float
     phase: str = ""
     read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt: a fan-out has several
     open: set[str] = field(default_factory=set)  # attempts
@@ -47,17 +47,17 @@ class RunProgress:
         self._in_flight: dict[str, InFlight] = {}
         self._over: set[str] = set()
 
-    def heard(self, sign: Sign, now_s: float) -> bool:
+    def on_sign(self, sign: Sign, now_s: float) -> bool:
         """Process a report. Returns whether the partition has entered another phase."""
         if sign.name in self._over or sign.name not in self._sizes:
             return False
-        one = self._in_flight.setdefault(sign.name, InFlight(sign.name, now_s))
-        one.read_bytes[sign.attempt] = sign.read_bytes
-        (one.open.discard if sign.is_over else one.open.add)(sign.attempt)
-        phase = sign.phase if one.open else WAITING
-        is_new = bool(phase) and phase != one.phase
-        one.phase = phase or one.phase
-        return is_new and one.phase != WAITING
+        item = self._in_flight.setdefault(sign.name, InFlight(sign.name, now_s))
+        item.read_bytes[sign.attempt] = sign.read_bytes
+        (item.open.discard if sign.is_over else item.open.add)(sign.attempt)
+        phase = sign.phase if item.open else WAITING
+        is_new = bool(phase) and phase != item.phase
+        item.phase = phase or item.phase
+        return is_new and item.phase != WAITING
 
     def done(self, name: str, size_bytes: int) -> None:
         self.ended += 1
@@ -68,15 +68,15 @@ class RunProgress:
     @property
     def done_bytes(self) -> int:
         """Return the bytes of the logs that are done, including the done share of partitions in progress."""
-        in_flight = sum(self._share(one) * self._sizes[one.name] for one in self._in_flight.values())
+        in_flight = sum(self._share(item) * self._sizes[item.name] for item in self._in_flight.values())
         return min(self.ended_bytes + int(in_flight), max(self.size_bytes, self.ended_bytes))
 
     def slowest(self, now_s: float) -> Slowest | None:
         if not self._in_flight:
             return None
-        one = max(self._in_flight.values(), key=lambda one: (1 - self._share(one)) * self._sizes[one.name])
-        return Slowest(one.name, one.phase, self._share(one), now_s - one.begun_s)
+        item = max(self._in_flight.values(), key=lambda item: (1 - self._share(item)) * self._sizes[item.name])
+        return Slowest(item.name, item.phase, self._share(item), now_s - item.started_s)
 
-    def _share(self, one: InFlight) -> float:
-        expected = self._sizes[one.name] * self._passes
-        return min(sum(one.read_bytes.values()) / expected, _MOST_OF_ONE) if expected else 0.0
+    def _share(self, item: InFlight) -> float:
+        expected = self._sizes[item.name] * self._passes
+        return min(sum(item.read_bytes.values()) / expected, _MOST_OF_ONE) if expected else 0.0

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PARENT_LOOKED_FOR_S = 0.25
+_PARENT_CHECK_S = 0.25
 # Longer than stopping takes: after that, the exception was raised where Python suppresses it, as in a destructor.
-_PATIENCE_S = 30.0
+_LONGEST_CLEANUP_S = 30.0
 # Whether a signal would now be raised as Stopped.
 _is_stoppable = threading.Event()
 
@@ -44,15 +44,15 @@ def stoppable() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    patient_until_s = 0.0
+    cleanup_until_s = 0.0
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal patient_until_s
-        if time.monotonic() < patient_until_s:
+        nonlocal cleanup_until_s
+        if time.monotonic() < cleanup_until_s:
             with contextlib.suppress(OSError):  # its reader may have ended
                 os.write(2, b"keytail: already stopping, please wait\n")
             return
-        patient_until_s = time.monotonic() + _PATIENCE_S
+        cleanup_until_s = time.monotonic() + _LONGEST_CLEANUP_S
         raise Stopped(number)
 
     for number, handler in before.items():
@@ -67,7 +67,7 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def die_quietly() -> None:
+def exit_without_trace() -> None:
     """Make Ctrl-C end this program without a traceback, where nothing is begun yet or all output is printed."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -84,7 +84,7 @@ def stop_with_parent(parent: int) -> None:
 
     def look() -> None:
         while os.getppid() == parent:
-            time.sleep(_PARENT_LOOKED_FOR_S)
+            time.sleep(_PARENT_CHECK_S)
         _is_stoppable.wait()
         signal.pthread_kill(main, signal.SIGTERM)  # wakes the main thread, whatever it waits for
 

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, cast
 
-from keytail.telling import Unfailing, say
+from keytail.console import Unfailing, print_message
 
 _CLOSED = OSError(errno.EBADF, "it is closed")
 
@@ -53,10 +53,10 @@ def end_of_output(status: int, *, changes: bool) -> int:
     why = problem.strerror or str(problem)
     meant = f"the exit status {status} is the result of the command itself"
     if problem is _CLOSED:
-        say(f"keytail: standard output cannot be written: {why}; {meant}")
+        print_message(f"keytail: standard output cannot be written: {why}; {meant}")
         return status
     if status or changes:
-        say(f"keytail: standard output cannot be written: {why}. Output is missing; {meant}", "error")
+        print_message(f"keytail: standard output cannot be written: {why}. Output is missing; {meant}", "error")
         return status
-    say(f"keytail: standard output cannot be written: {why}. Output is missing; run again", "error")
+    print_message(f"keytail: standard output cannot be written: {why}. Output is missing; run again", "error")
     return 1

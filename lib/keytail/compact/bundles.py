@@ -80,7 +80,7 @@ class Waiting:
     ) -> None:
         self._size, self._space, self._fs, self._keeper = size, space, fs, keeper
         sized = [(scratch_bytes(task), task) for task in tasks]
-        self._tasks = sorted(sized, key=lambda one: one[0], reverse=True)
+        self._tasks = sorted(sized, key=lambda item: item[0], reverse=True)
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -117,7 +117,7 @@ class Waiting:
             if taken and task.fan_out == "always":
                 break
             if len(taken) >= self._size.least and size + need > BUNDLE_BYTES:
-                at = bisect_left(self._tasks, size - BUNDLE_BYTES, lo=at, key=lambda one: -one[0])
+                at = bisect_left(self._tasks, size - BUNDLE_BYTES, lo=at, key=lambda item: -item[0])
                 continue  # at the largest that fits
             more = self._needs(task, need, needs)
             if self._space.fits(more):

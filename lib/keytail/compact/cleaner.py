@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from keytail.compact.handing_on import hand_on, take_over
 from keytail.compact.map_phase.hottest_keys import count_keys
 from keytail.compact.map_phase.reading import PhaseClock, active_producers, read_log, refuse_keyless
 from keytail.compact.map_phase.survivors import Survivors
@@ -23,16 +22,17 @@ from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
 from keytail.compact.rewrite import Counts, Rewriter
 from keytail.compact.rounds import rewrite_groups
-from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, HandedOn, Totals, result_of
+from keytail.compact.saved_state import load_state, save_state
+from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, SavedState, Totals, result_of
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
+from keytail.log.chunk import SegmentReader
 from keytail.log.directory import Directory
 from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.replace import CleanFile, GroupOutput, commit_group
-from keytail.log.stride import SegmentReader
 from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
@@ -69,21 +69,21 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
         untouched_records = findings.unread_records + survivors.records_from(end)
         totals = _totals(task, survivors, groups, counts, writer)
         result = result_of(task, survivors.end_offset, stop, groups, totals, untouched_records)
-        result = replace(result, sources=tuple(one for one in rewriter.sources.values() if one.segment < stop))
-        known = task.handed_on.survivors if task.handed_on else None
+        result = replace(result, sources=tuple(source for source in rewriter.sources.values() if source.segment < stop))
+        known = task.saved_state.survivors if task.saved_state else None
         if stop < end and known is None:
             if task.segments[stop].base_offset >= task.first_dirty_offset:
                 survivors.forget_map()
-            known = hand_on(fs, task, names.SURVIVORS, findings)
+            known = save_state(fs, task, names.SURVIVORS, findings)
             made.append(known)
         # The proof needs a table as large as the map: only one of them is held at a time.
         del survivors, rewriter, findings
         with clock.phase("prove"):
             so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
         if known is not None and stop < end:
-            proof = hand_on(fs, task, names.PROOF, so_far)
+            proof = save_state(fs, task, names.PROOF, so_far)
             made.append(proof)
-            result = replace(result, rest=HandedOn(stop, known, proof, totals))
+            result = replace(result, rest=SavedState(stop, known, proof, totals))
     except BaseException:
         writer.discard()
         for file in made:
@@ -97,7 +97,7 @@ def next_round(task: CleaningTask, result: CleaningResult) -> CleaningTask:
     """Return the task that continues after `result`, all of whose groups are installed."""
     if isinstance(result.rest, FannedOut):
         return replace(task, fanned_out=result.rest)
-    return replace(task, handed_on=result.rest)
+    return replace(task, saved_state=result.rest)
 
 
 def install(
@@ -153,9 +153,9 @@ def _findings(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: 
     """Return the findings of a pass over the log, or the saved ones of the first round: once a group is replaced, the
     log would give different ones.
     """
-    if task.handed_on is not None:
+    if task.saved_state is not None:
         with clock.phase("take over"):
-            findings: Findings = take_over(fs, task, task.handed_on.survivors)
+            findings: Findings = load_state(fs, task, task.saved_state.survivors)
         return findings
     survivors, transactions, unread_records = read_log(fs, task, reader, clock)
     return Findings(survivors, transactions, active_producers(fs, task, reader), unread_records)
@@ -180,8 +180,8 @@ def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
     """Return the bytes of outputs that a round may write: the limit minus the files saved for the next round."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return None
-    if task.handed_on:  # the proofs of the previous round and of this one
-        kept = task.handed_on.survivors.size_bytes + 2 * task.handed_on.proof.size_bytes
+    if task.saved_state:  # the proofs of the previous round and of this one
+        kept = task.saved_state.survivors.size_bytes + 2 * task.saved_state.proof.size_bytes
     else:
         kept = survivors.size_bytes + 2 * table_bytes(survivors.offset_map.used)  # an upper bound
     return max(0, task.max_scratch_bytes - kept)
@@ -212,7 +212,7 @@ def _totals(
     task: CleaningTask, survivors: Survivors, groups: tuple[GroupOutput, ...], counts: Counts, writer: OutputWriter
 ) -> Totals:
     """Return the totals of the previous rounds and of this one."""
-    before = task.handed_on.totals if task.handed_on else Totals(keys=survivors.offset_map.used)
+    before = task.saved_state.totals if task.saved_state else Totals(keys=survivors.offset_map.used)
     return Totals(
         keys=before.keys,
         groups=before.groups + len(groups),
@@ -231,7 +231,7 @@ def _prove(
     fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers, round_of: tuple[int, int]
 ) -> ProofSoFar | None:
     """Prove this round, and return the state for the next round's proof, if there is one."""
-    so_far = take_over(fs, task, task.handed_on.proof) if task.handed_on else None
+    so_far = load_state(fs, task, task.saved_state.proof) if task.saved_state else None
     spec = proof_spec(task, result.groups, producers, result.end_offset, round_of, expected_keys=result.keys)
     return prove(fs, spec, so_far).so_far
 

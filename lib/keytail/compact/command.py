@@ -89,8 +89,8 @@ class Request:
     throttle_bytes_per_s: c.Throttle = None
     drop_keyless: o.DropKeyless = False
     shared_storage: o.SharedStorage = False
-    keep_originals: c.KeepOriginals = None
-    copy_originals: c.CopyOriginals = False
+    keep_originals: c.KeepBackup = None
+    copy_originals: c.CopyBackup = False
     replicas: Annotated[tuple[str, ...], FromFlags(_replicas)] = ()
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
     output_dirs: Annotated[tuple[str, ...], FromFlags(_output_dirs)] = ()

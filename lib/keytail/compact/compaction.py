@@ -132,7 +132,7 @@ class Compaction:
         finally:
             schedule.cleaned(bundle)
         answers = list(zip(tasks, outcomes, strict=True))
-        self._finish(number, [one for one in answers if not isinstance(one[1].problem, NeedsFanOut)])
+        self._finish(number, [item for item in answers if not isinstance(item[1].problem, NeedsFanOut)])
         for task, outcome in answers:
             if isinstance(outcome.problem, NeedsFanOut) and not self.stop.asked:
                 self._finish(number, [(task, self.runner.in_place_of_one_task(task, outcome.problem))])
@@ -148,6 +148,6 @@ class Compaction:
     def _finish(self, number: int, answers: Sequence[Answer]) -> None:
         done = self.installer.finish(answers)
         if self.ledger is not None:
-            self.ledger.conclude(number, [one.row for one in done], {one.row.name: one.made for one in done})
-        for (task, _), one in zip(answers, done, strict=False):
-            self.rows.add(task, one.row)
+            self.ledger.conclude(number, [item.row for item in done], {item.row.name: item.made for item in done})
+        for (task, _), item in zip(answers, done, strict=False):
+            self.rows.add(task, item.row)

@@ -80,10 +80,10 @@ def detail_of_result(
     """Return the details of a finished round: `sources` and `phases_s` are of all its rounds of writing, `key_counts`
     of the first one, `result` of the last one.
     """
-    known = {one.segment: one for one in sources}
+    known = {source.segment: source for source in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))
     # By file time, a delete horizon left by an earlier cleaner has no meaning.
-    having = [one for one in known.values() if one.horizon_batches and not task.by_file_time]
+    having = [item for item in known.values() if item.horizon_batches and not task.by_file_time]
     return Detail(
         delete_retention_ms=task.config.delete_retention_ms,
         first_dirty_offset=task.first_dirty_offset,
@@ -91,9 +91,9 @@ def detail_of_result(
         parts=parts_of(task.segments, known),
         keys=result.keys,
         dirty_records=sum(known[number].records for number in range(*dirty) if number in known),
-        horizon_batches=sum(one.horizon_batches for one in having),
-        first_horizon_ms=min((one.first_horizon_ms for one in having), default=None),
-        last_horizon_ms=max((one.last_horizon_ms for one in having), default=None),
+        horizon_batches=sum(item.horizon_batches for item in having),
+        first_horizon_ms=min((item.first_horizon_ms for item in having), default=None),
+        last_horizon_ms=max((item.last_horizon_ms for item in having), default=None),
         phases_s=dict(phases_s),
         key_counts=key_counts,
     )
@@ -106,7 +106,7 @@ def parts_of(segments: Sequence[SegmentFacts], known: Mapping[int, SourceCounts]
     for first in range(0, len(segments), a_part):
         some = segments[first : first + a_part]
         counts = [(known or {}).get(number) for number in range(first, first + len(some))]
-        counted = [one for one in counts if one is not None]
+        counted = [item for item in counts if item is not None]
         are_all = len(counted) == len(some)
         parts.append(
             Part(
@@ -114,8 +114,8 @@ def parts_of(segments: Sequence[SegmentFacts], known: Mapping[int, SourceCounts]
                 len(some),
                 sum(segment.log_bytes for segment in some),
                 max(segment.largest_timestamp_ms for segment in some),
-                sum(one.records for one in counted) if are_all else None,
-                sum(one.records_kept for one in counted) if are_all else None,
+                sum(item.records for item in counted) if are_all else None,
+                sum(item.records_kept for item in counted) if are_all else None,
             )
         )
     return tuple(parts)

@@ -11,13 +11,13 @@ import pkgutil
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
-from keytail.compact.gate import tell_unhosted
-from keytail.compact.planning import plan_one, say_what_differs, say_what_is_assumed
+from keytail.compact.planning import plan_partition_of, report_assumptions, say_what_differs
+from keytail.compact.removal_limit import report_unhosted
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.each_partition import of_each
 from keytail.run.rows import ResultRow
 from keytail.run.session import session_of_run
-from keytail.undo.options import originals_of, tell
+from keytail.undo.options import announce_backup, backup_of
 
 
 def run(request: Request) -> list[ResultRow]:
@@ -31,9 +31,9 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """Return a row for each chosen partition: what `compact --execute` would do. Changes and locks nothing."""
     rules = request.rules(fs)
     chosen = choose(fs, request.choice)
-    originals = originals_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
+    originals = backup_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
     if originals is not None:
-        tell(originals)
+        announce_backup(originals)
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
@@ -41,14 +41,14 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         map_memory = request.map_memory()
         rows = of_each(
             chosen.partitions,
-            lambda log_dir, entry: plan_one(
+            lambda log_dir, entry: plan_partition_of(
                 fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail
             ).planned_row(map_memory, in_detail=request.in_detail),
             fs,
         )
         due = [row for row in rows if row.status == "would-compact"]
-        say_what_is_assumed(configuration, (row.topic for row in due))
+        report_assumptions(configuration, (row.topic for row in due))
         say_what_differs(configuration, [row.topic for row in due])
         if rules.replicas:
-            tell_unhosted([row.name for row in due if row.removal_limit_replica is None])
+            report_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows

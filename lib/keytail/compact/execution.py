@@ -17,14 +17,15 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
-from keytail.compact.gate import tell_unhosted
 from keytail.compact.keeper import Keeper
-from keytail.compact.planning import Planned, Rules, plan_to_compact, say_what_differs, say_what_is_assumed
+from keytail.compact.planning import Planned, Rules, plan_to_compact, report_assumptions, say_what_differs
+from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps, cleaning_tasks, resolve_leftovers
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
+from keytail.console import print_message
 from keytail.ledger.of_run import Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import hosted
@@ -32,8 +33,7 @@ from keytail.run.each_partition import of_each
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow, exit_status
 from keytail.run.storage import ScratchSpace
-from keytail.telling import say
-from keytail.undo.options import make_directory, originals_of, tell_kept
+from keytail.undo.options import backup_of, make_directory, report_backup
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
@@ -43,7 +43,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rules = request.rules(fs)
         log_dirs = request.choice.log_dirs
         choose(fs, request.choice)  # report invalid flags before taking locks
-        originals = originals_of(fs, request.keep_originals, request.copy_originals, log_dirs)
+        originals = backup_of(fs, request.keep_originals, request.copy_originals, log_dirs)
         flags = request.ledger.checked(fs, log_dirs)
         submitted = steps.submitted_session()
         if submitted is not None:
@@ -51,10 +51,12 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         steps.lock(log_dirs)
         chosen, configuration = steps.choose(rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules)
-        tell_unhosted([p.row().name for p in planned if p.gate is not None and p.gate.replica is None])
-        _mend_checkpoints(fs, chosen, planned)
+        report_unhosted(
+            [p.row().name for p in planned if p.removal_limit is not None and p.removal_limit.replica is None]
+        )
+        _repair_checkpoints(fs, chosen, planned)
         due = [p.facts.topic for p in planned if p.wanted]
-        say_what_is_assumed(configuration, due)
+        report_assumptions(configuration, due)
         say_what_differs(configuration, due)
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
@@ -75,7 +77,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 if originals is not None and tasks:
                     make_directory(fs, originals, log_dirs[0])
                     keeper = Keeper(fs, originals)
-                    steps.at_end.callback(tell_kept, fs, originals, run_id)
+                    steps.at_end.callback(report_backup, fs, originals, run_id)
                 compaction = Compaction(
                     engine,
                     tasks,
@@ -104,21 +106,21 @@ def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration,
     for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):
         now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules)
         for sentence in done:
-            say(f"keytail: {now.row().name}: {sentence}")
+            print_message(f"keytail: {now.row().name}: {sentence}")
         planned.append(now)
     return planned
 
 
-def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
+def _repair_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
     """Set checkpoints outside their logs to the first dirty offset, also of partitions where no round is due."""
-    mended: dict[str, dict[tuple[str, int], int]] = {}
+    repaired: dict[str, dict[tuple[str, int], int]] = {}
     for plan in planned:
-        if plan.mended_checkpoint is not None:
+        if plan.repaired_checkpoint is not None:
             key = (plan.facts.topic, plan.facts.partition)
-            mended.setdefault(plan.facts.log_dir, {})[key] = plan.mended_checkpoint
+            repaired.setdefault(plan.facts.log_dir, {})[key] = plan.repaired_checkpoint
     for log_dir in chosen.log_dirs:
-        if log_dir.path in mended:
-            move_checkpoints(fs, log_dir.path, mended[log_dir.path], hosted([log_dir]))
+        if log_dir.path in repaired:
+            move_checkpoints(fs, log_dir.path, repaired[log_dir.path], hosted([log_dir]))
 
 
 def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | None) -> InPlace:
@@ -134,5 +136,5 @@ def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | Non
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Request) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
-    found = [(p, p.gated(next(done)) if p.wanted else p.row(executed=True)) for p in planned]
+    found = [(p, p.with_removal_limit(next(done)) if p.wanted else p.row(executed=True)) for p in planned]
     return [p.detailed(row) if request.in_detail else row for p, row in found]

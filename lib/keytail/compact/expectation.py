@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keytail.compact.plan import Selection
     from keytail.log.partition import SegmentFacts
 
-Way = Literal["one task", "packed", "maybe fan-out"]
+Strategy = Literal["one task", "packed", "maybe fan-out"]
 
 # A key takes a slot of 24 bytes at a load of 0.9, and half as much again while the map doubles.
 MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
@@ -30,7 +30,7 @@ PACKED_BYTES = 1 << 29
 class Expected:
     """The estimate for one partition. `scratch_bytes` is the most written beside the sources, if done in one round."""
 
-    way: Way
+    way: Strategy
     seconds: float
     scratch_bytes: int
 
@@ -45,10 +45,10 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES
     seconds = PARTITION_S + SEGMENT_S * len(below)
     seconds += selection.cleanable_bytes / DIRTY_BYTES_PER_S + selection.clean_bytes / CLEAN_BYTES_PER_S
-    way: Way = "packed" if scratch_bytes <= PACKED_BYTES else "one task"
+    strategy: Strategy = "packed" if scratch_bytes <= PACKED_BYTES else "one task"
     if most_keys(selection) * MAP_BYTES_A_KEY > map_memory_bytes:
-        way = "maybe fan-out"
-    return Expected(way, seconds, scratch_bytes)
+        strategy = "maybe fan-out"
+    return Expected(strategy, seconds, scratch_bytes)
 
 
 def most_keys(selection: Selection) -> int:

@@ -10,8 +10,8 @@ from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
+from keytail.undo.backup import Backup, add_groups, entry_path, forget, keep
 from keytail.undo.manifest import read_manifest
-from keytail.undo.originals import Originals, add_groups, entry_path, forget, keep
 from keytail.undo.partition import decide, look
 
 
@@ -20,7 +20,7 @@ class Keeper:
     """Keeping originals, on behalf of a run; used only in the driver."""
 
     fs: FileSystem
-    originals: Originals
+    originals: Backup
 
     def copy_bytes(self, task: CleaningTask) -> int:
         """Return an upper bound of the bytes that keeping a partition writes; 0 for hard links."""
@@ -47,7 +47,7 @@ class Keeper:
         """Keep the sources of the partition in its first round, add the new groups in later ones; durable on return."""
         if not result.groups:
             return
-        if task.goes_on:
+        if task.continues:
             add_groups(self.fs, self._entry(task), result.groups)
             return
         sources = _sources(task, result.end_offset)
@@ -63,7 +63,7 @@ class Keeper:
             next_checkpoint=result.end_offset,
         )
 
-    def let_go(self, task: CleaningTask) -> None:
+    def remove_unused(self, task: CleaningTask) -> None:
         """Remove the entry of a partition that failed, if nothing was replaced and there is nothing to undo."""
         with contextlib.suppress(KeytailError, OSError):  # otherwise it is retained until `forget`
             entry = self._entry(task)

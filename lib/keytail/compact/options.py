@@ -136,7 +136,7 @@ Replica = Annotated[
         rich_help_panel=RUN,
     ),
 ]
-KeepOriginals = Annotated[
+KeepBackup = Annotated[
     str | None,
     typer.Option(
         "--keep-originals",
@@ -146,7 +146,7 @@ KeepOriginals = Annotated[
         rich_help_panel=RUN,
     ),
 ]
-CopyOriginals = Annotated[
+CopyBackup = Annotated[
     bool,
     typer.Option(
         "--copy-originals",

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 from keytail.cli.configuration import Configuration
 from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected, expect
-from keytail.compact.gate import Gate, gate
 from keytail.compact.plan import Decision, Rules, decide, settings_of_compaction
+from keytail.compact.removal_limit import RemovalLimit, removal_limit
 from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY
+from keytail.console import print_message
 from keytail.durations import duration_text
 from keytail.errors import CorruptLog, KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
 from keytail.run.rows import ResultRow
-from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.compact.task import FanOut, Grouping
@@ -46,7 +46,7 @@ class Planned:
     settings_known: bool = False  # all those that a round needs
     problem: KeytailError | None = None
     counted: tuple[int, int] | None = None  # segments and their bytes, if `facts` has none any more
-    gate: Gate | None = None  # of a due partition, if other replicas were named
+    removal_limit: RemovalLimit | None = None  # of a due partition, if other replicas were named
     message_format: MessageFormat = "unknown"
 
     @property
@@ -68,7 +68,7 @@ class Planned:
         return self.settings_known and self.config is not None and "compact" in self.config.cleanup_policy
 
     @property
-    def mended_checkpoint(self) -> int | None:
+    def repaired_checkpoint(self) -> int | None:
         """The offset that an executing run sets a checkpoint outside the log to, if no round is due that moves it."""
         selection = self.decision.selection
         if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
@@ -116,24 +116,26 @@ class Planned:
             problem=self.problem,
         )
         if self.wanted:
-            return self.gated(row)
+            return self.with_removal_limit(row)
         reason = "; ".join(text for text in (self.decision.error, self._about_checkpoint(executed)) if text)
         return row.unchanged("corrupt" if self.corrupt else self.decision.status, reason)
 
-    def gated(self, row: ResultRow) -> ResultRow:
+    def with_removal_limit(self, row: ResultRow) -> ResultRow:
         """Return `row` with the removal limit of the other replicas."""
-        if self.gate is None:
+        if self.removal_limit is None:
             return row
-        return replace(row, removal_limit_offset=self.gate.offset, removal_limit_replica=self.gate.replica)
+        return replace(
+            row, removal_limit_offset=self.removal_limit.offset, removal_limit_replica=self.removal_limit.replica
+        )
 
     def _about_checkpoint(self, executed: bool) -> str:
-        if self.mended_checkpoint is None:
+        if self.repaired_checkpoint is None:
             return ""
         facts = self.facts
         is_now, becomes = ("was", "it was set") if executed else ("is", "--execute sets it")
         return (
             f"the cleaner's checkpoint {facts.cleaner_checkpoint} {is_now} outside the log, which has offsets from "
-            f"{facts.log_start_offset} to {facts.log_end_offset}: {becomes} to {self.mended_checkpoint}"
+            f"{facts.log_start_offset} to {facts.log_end_offset}: {becomes} to {self.repaired_checkpoint}"
         )
 
 
@@ -152,7 +154,7 @@ def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
     return now_ms
 
 
-def plan_one(
+def plan_partition_of(
     fs: FileSystem,
     log_dir: LogDirFacts,
     entry: PartitionEntry,
@@ -187,7 +189,7 @@ def plan_one(
             unstable=_first_unstable(fs, facts, config, rules.now_ms),
         )
         due = decision.status == "would-compact"
-        held = gate(fs, rules.replicas, facts) if rules.replicas and due else None
+        held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
     except KeytailError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)
         corrupt = isinstance(problem, CorruptLog)
@@ -198,19 +200,19 @@ def plan_one(
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
     of_old = configuration.message_format_of(entry.topic)
-    return Planned(facts, config, decision, settings_known=not unknown, gate=held, message_format=of_old)
+    return Planned(facts, config, decision, settings_known=not unknown, removal_limit=held, message_format=of_old)
 
 
 # If shorter than the broker's values, records are removed earlier than by its own cleaner.
 _REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
 
 
-def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> None:
+def report_assumptions(configuration: Configuration, topics: Iterable[str]) -> None:
     """Reports on standard error the settings of the due `topics` with Kafka's default for lack of the broker's file."""
     by_setting = Counter(name for topic in set(topics) for name in configuration.of(topic).assumed(_REMOVE_SOONER))
     if by_setting:
         listed = " and ".join(f"{name} (topics: {number})" for name, number in sorted(by_setting.items()))
-        say(
+        print_message(
             f"keytail: Kafka's default is assumed for {listed}, because no broker file was given. If the broker has "
             "other values, give its file with --config"
         )
@@ -223,14 +225,14 @@ def say_what_differs(configuration: Configuration, due: Sequence[str]) -> None:
     """
     formats = Counter(configuration.message_format_of(topic) for topic in set(due))
     if formats["keep"]:
-        say(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
+        print_message(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
     if formats["unknown"]:
-        say(
+        print_message(
             f"keytail: the message format is unknown (topics: {formats['unknown']}). Partitions with messages of magic "
             "0 or 1 are refused: if there are any, give the broker's file with --config, or --message-format"
         )
     if due and configuration.by_file_time:
-        say(
+        print_message(
             "keytail: tombstones and transaction markers are removed based on the times of their files, without "
             f"delete horizons, as by Kafka {configuration.broker_version} (--broker-version)"
         )
@@ -244,10 +246,10 @@ def _needs_times(config: CompactionConfig) -> bool:
 def plan_to_compact(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Same as `plan_one`, with all facts if there is something to do, and without segments otherwise."""
-    planned = plan_one(fs, log_dir, entry, configuration, rules, by_listing=True)
+    """Same as `plan_partition_of`, with all facts if there is something to do, and without segments otherwise."""
+    planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=True)
     if planned.wanted:
-        planned = plan_one(fs, log_dir, entry, configuration, rules)
+        planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     return planned if planned.wanted else planned.without_segments()
 
 

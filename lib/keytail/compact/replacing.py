@@ -62,7 +62,7 @@ class Replacing:
     _result: CleaningResult | None = None
     _groups_done: int = 0
     _groups: int = 0
-    _goes_on: bool = False
+    _continues: bool = False
     _waiting: list[GroupOutput] = field(default_factory=list)  # of this round
     made: list[int] = field(default_factory=list)  # base offsets of installed segments
     _sources: list[SourceCounts] = field(default_factory=list)  # of all rounds, like the next fields
@@ -76,16 +76,16 @@ class Replacing:
         self._result = result
         self._waiting = list(result.groups)
         self._groups += len(result.groups)
-        self._goes_on = result.rest is not None
+        self._continues = result.rest is not None
         self._sources += result.sources
         self._key_counts = self._key_counts or result.key_counts
         start_s = time.perf_counter()
-        install(self.fs, self.task, result, self._one_more, is_stopped)
+        install(self.fs, self.task, result, self._count_pass, is_stopped)
         for phase, seconds in (*result.phases_s.items(), ("replace", time.perf_counter() - start_s)):
             self._phases_s[phase] = self._phases_s.get(phase, 0.0) + seconds
         if self._waiting:
             raise Interrupted("interrupted")
-        if self.task.goes_on or result.rest:
+        if self.task.continues or result.rest:
             remove_scratch(self.fs, self.task, result)
 
     @property
@@ -108,11 +108,11 @@ class Replacing:
             if self._waiting:
                 recovered = recover(self.fs, self.task.partition_path)
                 if _is_replaced(self.fs, self.task, self._waiting[0], recovered):
-                    self._one_more()
+                    self._count_pass()
             else:
                 remove_scratch(self.fs, self.task)
             if self.keeper is not None:
-                self.keeper.let_go(self.task)
+                self.keeper.remove_unused(self.task)
             left = ""
         except LockLost:  # `problem` is one, or soon will be for the others: nothing more is changed
             pass
@@ -136,18 +136,18 @@ class Replacing:
             problem=problem,
         )
 
-    def oddities(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Return the warnings about a finished partition."""
-        return oddities_of(self.row.name, self.result)
+        return warnings_of(self.row.name, self.result)
 
-    def _one_more(self) -> None:
+    def _count_pass(self) -> None:
         self.made += [segment.base_offset for segment in self._waiting.pop(0).segments]
         self._groups_done += 1
 
     def _how_far(self) -> str:
         """Return how many groups are done; further rounds may follow, with an unknown number of groups."""
-        least = "at least " if self._goes_on else ""
-        return f"{self._groups_done} of {least}{self._groups + self._goes_on} groups done"
+        least = "at least " if self._continues else ""
+        return f"{self._groups_done} of {least}{self._groups + self._continues} groups done"
 
     def _present(self) -> tuple[int | None, int | None]:
         """Return number and bytes of the current segments, or None if they cannot be listed."""
@@ -184,14 +184,14 @@ class InPlace:
         and return those for which it failed.
         """
         by_log_dir: dict[str, list[Installation]] = {}
-        for one in done:
-            by_log_dir.setdefault(os.path.dirname(one.task.partition_path), []).append(one)
+        for item in done:
+            by_log_dir.setdefault(os.path.dirname(item.task.partition_path), []).append(item)
         for log_dir, there in by_log_dir.items():
-            offsets = {(one.task.topic, one.task.partition): one.result.end_offset for one in there}
+            offsets = {(item.task.topic, item.task.partition): item.result.end_offset for item in there}
             try:
                 move_checkpoints(self.fs, log_dir, offsets, self.hosted[log_dir])
             except (KeytailError, OSError) as problem:
-                yield from ((one, problem) for one in there)
+                yield from ((item, problem) for item in there)
 
 
 def move_checkpoints(
@@ -204,7 +204,7 @@ def move_checkpoints(
     update_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), offsets, hosted=hosted)
 
 
-def oddities_of(name: str, result: CleaningResult) -> Iterator[str]:
+def warnings_of(name: str, result: CleaningResult) -> Iterator[str]:
     if result.limits_met:
         yield (
             f"{name}: {result.limits_met} new segments ended before the end of their source segments, at a limit: "
@@ -270,8 +270,8 @@ def remove_scratch(
     refuse_lost(fs, task.scratch_path)
     removed = 0
     kept = set() if result is None else written(result)
-    if again and task.handed_on is not None:
-        kept |= {task.handed_on.survivors.name, task.handed_on.proof.name}
+    if again and task.saved_state is not None:
+        kept |= {task.saved_state.survivors.name, task.saved_state.proof.name}
     for entry in fs.scan(task.scratch_path):
         name = names.parse_file_name(entry.name)
         if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
@@ -307,8 +307,8 @@ def _is_replaced(fs: FileSystem, task: CleaningTask, group: GroupOutput, recover
         for file in out.files
         if file.suffix == names.LOG
     }
-    gone = {names.segment_file(base, names.LOG) for base in group.source_bases} - set(wanted)
-    return all(sizes.get(name) == size for name, size in wanted.items()) and not gone & set(sizes)
+    removed = {names.segment_file(base, names.LOG) for base in group.source_bases} - set(wanted)
+    return all(sizes.get(name) == size for name, size in wanted.items()) and not removed & set(sizes)
 
 
 def _now_ms() -> int:

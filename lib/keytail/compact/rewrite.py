@@ -1,4 +1,4 @@
-"""The write phase: reads the segments again, deciding and writing stride by stride.
+"""The write phase: reads the segments again, deciding and writing chunk by chunk.
 
 A batch is copied whole, rebuilt, emptied or dropped by format/CLEANING.md. In the dirty section survivor bits decide,
 and batches without survivors are not opened; before it the map is probed; after the mapped range all records are
@@ -25,9 +25,9 @@ from keytail.kernels.rewriting import assembly as assembly_kernels
 from keytail.kernels.rewriting import blocks as block_kernels
 from keytail.kernels.rewriting import records as record_kernels
 from keytail.kernels.rewriting import rows as row_kernels
+from keytail.log.chunk import CORRUPT_REMEDY, Chunk, OpenedRows, SegmentReader, refuse_unsupported
 from keytail.log.partition import SegmentFacts
-from keytail.log.records.scan import Chunk, RecordScanner
-from keytail.log.stride import CORRUPT_REMEDY, OpenedRows, SegmentReader, Stride, refuse_unsupported
+from keytail.log.records.scan import Portion, RecordScanner
 from keytail.log.transactions import Transactions
 from keytail.log.writer import OutputWriter
 
@@ -51,7 +51,7 @@ class Counts:
 
 @dataclass
 class _Rows:
-    """The decisions about the rows of one stride; every array has one item per row."""
+    """The decisions about the rows of one chunk; every array has one item per row."""
 
     decided_by: np.ndarray
     first_bit: np.ndarray
@@ -119,47 +119,47 @@ class Rewriter:
         path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
         records = batches = 0
         self.sources[number] = SourceCounts(number, 0, 0)
-        for stride in self._reader.strides(path, segment.log_bytes):
-            refuse_unsupported(stride)
+        for chunk in self._reader.chunks(path, segment.log_bytes):
+            refuse_unsupported(chunk)
             if self._message_format == "unknown":
-                refuse_old(stride)
+                refuse_old(chunk)
             file_is_old = segment.log_mtime_ns // 1_000_000 <= self._file_horizon_ms
-            self._rewrite_stride(stride, number, records, batches, file_is_old, writer)
-            records += int(stride.table["record_count"].sum())
-            batches += len(stride.table)
+            self._rewrite_chunk(chunk, number, records, batches, file_is_old, writer)
+            records += int(chunk.table["record_count"].sum())
+            batches += len(chunk.table)
         self.sources[number] = self.sources[number]._replace(records=records)
         self.counts.records_read += records
         self.counts.tombstones_removed = int(self._counters[record_kernels.TOMBSTONES_EXPIRED])
         self.counts.keyless = int(self._counters[record_kernels.KEYLESS])
         self.counts.first_keyless_offset = int(self._counters[record_kernels.FIRST_KEYLESS])
 
-    def _rewrite_stride(
+    def _rewrite_chunk(
         self,
-        stride: Stride,
+        chunk: Chunk,
         number: int,
         records: int,
         batches: int,
         file_is_old: bool,
         writer: OutputWriter,
     ) -> None:
-        rows = self._decide_rows(stride, number, records, batches, file_is_old)
+        rows = self._decide_rows(chunk, number, records, batches, file_is_old)
         found = FoundInPieces()
-        for opened in self._reader.open_rows(stride, rows.action == record_kernels.OPEN):
-            for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
+        for opened in self._reader.open_rows(chunk, rows.action == record_kernels.OPEN):
+            for portion in self._scanner.portions(chunk, opened, self._survivors.bits, rows.first_bit):
                 if opened.is_piece:
-                    found = self._found_in_pieces(found, chunk, rows)
+                    found = self._found_in_pieces(found, portion, rows)
                     if not opened.is_end:
                         continue
-                    self._decide_batches(stride, slice(opened.first, opened.end), rows)
-                    rebuilt, packed = self._rebuilt_of_pieces(stride, opened, found, rows)
+                    self._decide_batches(chunk, slice(opened.first, opened.end), rows)
+                    rebuilt, packed = self._rebuilt_of_pieces(chunk, opened, found, rows)
                 else:
-                    self._decide_chunk(chunk, rows)
-                    rebuilt, packed = self._rebuild(chunk, rows)
-                self._append(stride, (chunk.first_row, chunk.end_row), rows, rebuilt, packed, number, writer)
+                    self._decide_portion(portion, rows)
+                    rebuilt, packed = self._rebuild(portion, rows)
+                self._append(chunk, (portion.first_row, portion.end_row), rows, rebuilt, packed, number, writer)
 
-    def _decide_rows(self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool) -> _Rows:
+    def _decide_rows(self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool) -> _Rows:
         """Decide each row as far as possible without opening it; `records` and `batches` precede it in the segment."""
-        table, known, facts = stride.table, self._survivors, self._facts
+        table, known, facts = chunk.table, self._survivors, self._facts
         n, k = len(table), number - known.first_segment
         facts[row_kernels.SEGMENT], facts[row_kernels.RECORDS] = number, records
         facts[row_kernels.RECORD_BIT] = -1
@@ -186,27 +186,28 @@ class Rewriter:
         )  # fmt: skip
         return rows
 
-    def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
-        """Decide each record of the chunk's opened rows, and from that the rows."""
-        if len(chunk.records):
-            self._decide_records(chunk, rows, self._counters)
-            self._decide_batches(chunk.stride, slice(chunk.first_row, chunk.end_row), rows)
+    def _decide_portion(self, portion: Portion, rows: _Rows) -> None:
+        """Decide each record of the portion's opened rows, and from that the rows."""
+        if len(portion.records):
+            self._decide_records(portion, rows, self._counters)
+            self._decide_batches(portion.chunk, slice(portion.first_row, portion.end_row), rows)
 
-    def _decide_records(self, chunk: Chunk, rows: _Rows, counters: np.ndarray) -> None:
-        n = len(chunk.records)
-        if (rows.decided_by[chunk.first_row : chunk.end_row] == record_kernels.BY_MAP).any():
-            chunk.hash_keys(self._seed)
+    def _decide_records(self, portion: Portion, rows: _Rows, counters: np.ndarray) -> None:
+        n = len(portion.records)
+        if (rows.decided_by[portion.first_row : portion.end_row] == record_kernels.BY_MAP).any():
+            portion.hash_keys(self._seed)
             self._survivors.offset_map.get_all(
-                chunk.columns.low, chunk.columns.high, chunk.records["key_bytes"], n, chunk.columns.found
+                portion.columns.low, portion.columns.high, portion.records["key_bytes"], n, portion.columns.found
             )
         record_kernels.decide_records(
-            chunk.records, n, rows.decided_by, chunk.opened.from_here(rows.first_ordinal), chunk.columns.found,
-            self._survivors.latest_offset, rows.tombstones_go, chunk.columns.keep, rows.kept, rows.kept_nulls, counters,
+            portion.records, n, rows.decided_by, portion.opened.from_here(rows.first_ordinal), portion.columns.found,
+            self._survivors.latest_offset, rows.tombstones_go, portion.columns.keep, rows.kept, rows.kept_nulls,
+            counters,
         )  # fmt: skip
 
-    def _decide_batches(self, stride: Stride, part: slice, rows: _Rows) -> None:
+    def _decide_batches(self, chunk: Chunk, part: slice, rows: _Rows) -> None:
         """Decide the opened rows of `part`, now that the number of retained records is known."""
-        table = stride.table[part]
+        table = chunk.table[part]
         opened = rows.action[part] == record_kernels.OPEN
         kept = rows.kept[part]
         has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
@@ -225,39 +226,39 @@ class Rewriter:
         decided = np.where(kept == 0, empty, decided)
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
-    def _found_in_pieces(self, found: FoundInPieces, chunk: Chunk, rows: _Rows) -> FoundInPieces:
+    def _found_in_pieces(self, found: FoundInPieces, portion: Portion, rows: _Rows) -> FoundInPieces:
         """Return what is retained of a batch up to and including this piece; also set in `rows`."""
-        row = chunk.first_row
-        if not chunk.opened.records_before:
+        row = portion.first_row
+        if not portion.opened.records_before:
             found = FoundInPieces()
         rows.kept[row] = rows.kept_nulls[row] = 0
-        self._decide_records(chunk, rows, self._counters)
-        found = found.and_more(chunk.records, chunk.columns.keep, int(rows.kept[row]), int(rows.kept_nulls[row]))
+        self._decide_records(portion, rows, self._counters)
+        found = found.and_more(portion.records, portion.columns.keep, int(rows.kept[row]), int(rows.kept_nulls[row]))
         rows.kept[row], rows.kept_nulls[row] = found.kept, found.kept_nulls
         return found
 
     def _rebuilt_of_pieces(
-        self, stride: Stride, opened: OpenedRows, found: FoundInPieces, rows: _Rows
+        self, chunk: Chunk, opened: OpenedRows, found: FoundInPieces, rows: _Rows
     ) -> tuple[np.ndarray, np.ndarray]:
         """As `_rebuild`, for one batch in pieces: it is opened again, now that its retained records are known."""
         row = opened.first
         if rows.action[row] != record_kernels.REBUILD:
             return self._rebuilt[:0], np.empty(0, np.uint8)
         kept, kept_nulls = int(rows.kept[row]), int(rows.kept_nulls[row])
-        block = BlockInPieces(stride, row)
-        for piece in self._reader.reopen(stride, opened):
-            for chunk in self._scanner.chunks(stride, piece, self._survivors.bits, rows.first_bit):
-                self._decide_records(chunk, rows, np.zeros_like(self._counters))  # they are counted already
+        block = BlockInPieces(chunk, row)
+        for piece in self._reader.reopen(chunk, opened):
+            for portion in self._scanner.portions(chunk, piece, self._survivors.bits, rows.first_bit):
+                self._decide_records(portion, rows, np.zeros_like(self._counters))  # they are counted already
                 rows.kept[row], rows.kept_nulls[row] = kept, kept_nulls
-                if chunk.columns.keep[: len(chunk.records)].any():
-                    block.add(*self._build_blocks(chunk, rows, 1, found.first_timestamp_ms))
+                if portion.columns.keep[: len(portion.records)].any():
+                    block.add(*self._build_blocks(portion, rows, 1, found.first_timestamp_ms))
         rebuilt, packed = block.finish()
         self.counts.large_batches += int(rebuilt["block_bytes"][0] > self._max_message_bytes - HEADER_BYTES)
         return rebuilt, packed
 
     def _append(
         self,
-        stride: Stride,
+        chunk: Chunk,
         part: tuple[int, int],
         rows: _Rows,
         rebuilt: np.ndarray,
@@ -265,10 +266,10 @@ class Rewriter:
         number: int,
         writer: OutputWriter,
     ) -> None:
-        """Assemble and append the surviving batches of rows `part` of the stride."""
+        """Assemble and append the surviving batches of rows `part` of the chunk."""
         first, end = part
-        self._settle_emptied_old(stride, first, end, rows)
-        n_bytes = assembly_kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
+        self._settle_emptied_old(chunk, first, end, rows)
+        n_bytes = assembly_kernels.assembled_bytes(chunk.table, rows.action, first, end, rebuilt, len(rebuilt))
         if n_bytes == 0:
             return
         if len(self._target) < n_bytes:
@@ -276,36 +277,36 @@ class Rewriter:
         if len(self._new_table) < end - first:
             self._new_table = np.empty(end - first, BATCH_TABLE)
         done, n_rows = assembly_kernels.assemble(
-            stride.raw, stride.position, stride.table, rows.action, first, end, self._blocks, packed, rebuilt,
+            chunk.raw, chunk.position, chunk.table, rows.action, first, end, self._blocks, packed, rebuilt,
             self._target, 0, 0, self._new_table,
         )  # fmt: skip
         writer.append(self._target[:done], self._new_table[:n_rows])
         self.sources[number] = self.sources[number].and_written(self._new_table[:n_rows])
 
-    def _settle_emptied_old(self, stride: Stride, first: int, end: int, rows: _Rows) -> None:
+    def _settle_emptied_old(self, chunk: Chunk, first: int, end: int, rows: _Rows) -> None:
         """Drop emptied batches of magic 0 and 1, which need a record, if the magic is kept (LEGACY.md 5); or refuse."""
-        emptied = (rows.action[first:end] == record_kernels.EMPTY) & (stride.table["magic"][first:end] < 2)
+        emptied = (rows.action[first:end] == record_kernels.EMPTY) & (chunk.table["magic"][first:end] < 2)
         if self._keep_magic:
             rows.action[first:end][emptied] = record_kernels.DROP
         elif emptied.any():
-            row = stride.table[first + int(np.argmax(emptied))]
+            row = chunk.table[first + int(np.argmax(emptied))]
             raise Refused(
                 "the last batch of the cleaned range has magic 0 or 1 and would lose all its records: only newer "
                 "batches can be empty",
-                path=stride.path,
+                path=chunk.path,
                 byte_position=int(row["position"]),
                 offset=int(row["base_offset"]),
                 remedy="Compact the partition after more has been written to it; Kafka's cleaner fails here too",
                 slug="emptied-last-old-batch",
             )
 
-    def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""
+    def _rebuild(self, portion: Portion, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rebuilt record blocks of the portion (REBUILT rows), and the arena of the compressed ones."""
         packed = np.empty(0, np.uint8)
-        n_rebuilt = int(np.count_nonzero(rows.action[chunk.first_row : chunk.end_row] == record_kernels.REBUILD))
+        n_rebuilt = int(np.count_nonzero(rows.action[portion.first_row : portion.end_row] == record_kernels.REBUILD))
         if n_rebuilt == 0:
             return self._rebuilt[:0], packed
-        rebuilt, _ = self._build_blocks(chunk, rows, n_rebuilt)
+        rebuilt, _ = self._build_blocks(portion, rows, n_rebuilt)
         compressed = np.flatnonzero(rebuilt["attributes"] & CODEC_MASK)
         if len(compressed):
             packed = self._compress(rebuilt, compressed)
@@ -314,18 +315,19 @@ class Rewriter:
         return rebuilt, packed
 
     def _build_blocks(
-        self, chunk: Chunk, rows: _Rows, n_rebuilt: int, first_ms: int = block_kernels.NOT_EARLIER
+        self, portion: Portion, rows: _Rows, n_rebuilt: int, first_ms: int = block_kernels.NOT_EARLIER
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the uncompressed blocks of the chunk's rebuilt rows: their REBUILT rows, and the bytes of all."""
-        n, table = len(chunk.records), chunk.stride.table
-        needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + block_kernels.MOST_GROWTH_BYTES * n
+        """Return the uncompressed blocks of the portion's rebuilt rows: their REBUILT rows, and the bytes of all."""
+        n, table = len(portion.records), portion.chunk.table
+        needed = int(portion.records["body_bytes"].sum(dtype=np.int64)) + block_kernels.MOST_GROWTH_BYTES * n
         if len(self._blocks) < needed:
             self._blocks = np.empty(needed + needed // 4, np.uint8)
         if len(self._rebuilt) < n_rebuilt:
             self._rebuilt = np.empty(n_rebuilt, block_kernels.REBUILT)
         out = np.zeros(4, np.int64)
         block_kernels.rebuild_blocks(
-            chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, chunk.columns.keep, table,
+            portion.chunk.raw, portion.opened.arena, portion.opened.where, portion.records, n, portion.columns.keep,
+            table,
             rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._keep_magic, self._by_file_time,
             self._blocks, 0, self._rebuilt, out,
         )  # fmt: skip
@@ -333,7 +335,7 @@ class Rewriter:
             row = table[out[3]]
             raise CorruptLog(
                 _REBUILD_ERRORS[int(out[2])],
-                path=chunk.stride.path,
+                path=portion.chunk.path,
                 byte_position=int(row["position"]),
                 offset=int(row["base_offset"]),
                 remedy=CORRUPT_REMEDY,
@@ -358,15 +360,15 @@ class Rewriter:
         return np.frombuffer(bytearray().join(parts), np.uint8)
 
 
-def refuse_old(stride: Stride) -> None:
+def refuse_old(chunk: Chunk) -> None:
     """Raise Refused for a message of magic 0 or 1: old clients might not be able to read it as version 2."""
-    old = np.flatnonzero(stride.table["magic"] < 2)
+    old = np.flatnonzero(chunk.table["magic"] < 2)
     if len(old):
-        row = stride.table[old[0]]
+        row = chunk.table[old[0]]
         raise Refused(
             f"a message of magic {row['magic']} is to be compacted, but the message format of the topic is unknown: "
             "clients before 0.11 cannot read version 2 from a topic with an older format",
-            path=stride.path,
+            path=chunk.path,
             byte_position=int(row["position"]),
             offset=int(row["base_offset"]),
             remedy="Give the broker's file with --config, or --topic-config TOPIC:message.format.version=VERSION; or "

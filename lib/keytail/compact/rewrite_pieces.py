@@ -15,7 +15,7 @@ from keytail.format.block_stream import compressor
 from keytail.format.codecs.errors import LARGER_REMEDY
 from keytail.kernels.rewriting.blocks import NOT_EARLIER, REBUILT
 from keytail.limits import max_record_bytes
-from keytail.log.stride import Stride
+from keytail.log.chunk import Chunk
 
 _PACKED_RECORDS = 2  # a rebuilt block is held compressed: at most the size of this many of the largest records
 
@@ -36,11 +36,11 @@ class FoundInPieces:
 
 
 class BlockInPieces:
-    """The rebuilt block of row `row` of a stride, compressed as its pieces are added."""
+    """The rebuilt block of row `row` of a chunk, compressed as its pieces are added."""
 
-    def __init__(self, stride: Stride, row: int) -> None:
-        self._stride, self._row = stride, row
-        batch = stride.table[row]
+    def __init__(self, chunk: Chunk, row: int) -> None:
+        self._chunk, self._row = chunk, row
+        batch = chunk.table[row]
         self._compressor = compressor(int(batch["attributes"]) & CODEC_MASK)
         self._most_bytes = max(_PACKED_RECORDS * max_record_bytes(), int(batch["size_bytes"]))
         self._packed = bytearray()
@@ -53,10 +53,10 @@ class BlockInPieces:
         self._rebuilt = rebuilt.copy()
         self._rebuilt["max_timestamp_ms"] = max(newest, rebuilt["max_timestamp_ms"][0])
         if len(self._packed) > self._most_bytes:
-            batch = self._stride.table[self._row]
+            batch = self._chunk.table[self._row]
             raise Refused(
                 f"a batch of {batch['size_bytes']} bytes would have more than {self._most_bytes} bytes when rebuilt",
-                path=self._stride.path,
+                path=self._chunk.path,
                 byte_position=int(batch["position"]),
                 offset=int(batch["base_offset"]),
                 remedy=f"Its producer compressed it better than the broker's default would. {LARGER_REMEDY}",
@@ -68,5 +68,5 @@ class BlockInPieces:
         self._packed += self._compressor.flush()
         self._rebuilt["block_start"], self._rebuilt["block_bytes"] = 0, len(self._packed)
         self._rebuilt["where"] = 1
-        self._rebuilt["last_offset"] = self._stride.table["last_offset"][self._row]
+        self._rebuilt["last_offset"] = self._chunk.table["last_offset"][self._row]
         return self._rebuilt, np.frombuffer(self._packed, np.uint8)

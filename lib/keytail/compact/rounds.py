@@ -46,25 +46,25 @@ def least_scratch_bytes(task: CleaningTask) -> int:
     """
     if task.out_of_place is not None:
         return scratch_bytes(task)
-    handed_on = _handed_on_bytes(task)
+    saved_state = _saved_bytes(task)
     if task.grouping == "kafka":
         numbers = kafka_groups(task, task.first_uncleanable_offset)
         groups = [task.segments[first:end] for first, end in numbers if first >= task.first_segment]
         largest = max(sum(map(source_bytes, group)) for group in groups)
-        return min(scratch_bytes(task), largest + handed_on + _MARGIN_BYTES)
+        return min(scratch_bytes(task), largest + saved_state + _MARGIN_BYTES)
     # An output fills up to segment.bytes; the excess is copied to the next output before it is truncated.
     largest = max(map(source_bytes, _left(task)))
-    return min(scratch_bytes(task), task.config.segment_bytes + 2 * largest + handed_on + _MARGIN_BYTES)
+    return min(scratch_bytes(task), task.config.segment_bytes + 2 * largest + saved_state + _MARGIN_BYTES)
 
 
-def _handed_on_bytes(task: CleaningTask) -> int:
+def _saved_bytes(task: CleaningTask) -> int:
     """Return an upper bound of what is still to be written for the next round: the map with one bit per record and
     batch, and the tables of two proofs.
 
     There are no more keys than offsets in the dirty section. A map memory of 0 means that it is not known yet.
     """
-    if task.handed_on is not None:
-        return max(0, task.handed_on.proof.size_bytes - _UNCOUNTED_BYTES)
+    if task.saved_state is not None:
+        return max(0, task.saved_state.proof.size_bytes - _UNCOUNTED_BYTES)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     if first == end:
         return 0

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from keytail.cli.progress import Reporter
 from keytail.compact.replacing import planned_row
 from keytail.compact.task import CleaningTask
+from keytail.console import print_message
 from keytail.log.lock import LockLost
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
-from keytail.telling import say
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Events:
         return cls(
             on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
             on_note=reporter.note,
-            on_trace=lambda trace: say(trace, "error"),
+            on_trace=lambda trace: print_message(trace, "error"),
             on_phase=reporter.phase,
         )
 

@@ -95,45 +95,45 @@ class Installer:
 
         Returns each partition that was begun, with its row; a stopped run begins no more of them.
         """
-        begun: list[Installation] = []
+        started: list[Installation] = []
         for task, outcome in answers:
             if self.stop.asked:
                 break
             row = replace(planned_row(task), start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None)
             self.events.on_phase(row.name, self.destination.phase)
-            begun.append(self.destination.begin(task, row))
-            self._install(begun[-1], outcome)
-        for one, problem in self.destination.move_checkpoints([one for one in begun if one.problem is None]):
-            self._fail(one, problem)
-        for one in begun:
-            if one.problem is None:
-                remove_lost_scratch(self.destination.fs, one.task)
-                for oddity in one.oddities():
-                    self.events.on_note(oddity)
-                one.row = one.compacted_row()
-        return begun
+            started.append(self.destination.begin(task, row))
+            self._install(started[-1], outcome)
+        for item, problem in self.destination.move_checkpoints([item for item in started if item.problem is None]):
+            self._fail(item, problem)
+        for item in started:
+            if item.problem is None:
+                remove_lost_scratch(self.destination.fs, item.task)
+                for warning in item.warnings():
+                    self.events.on_note(warning)
+                item.row = item.compacted_row()
+        return started
 
-    def _install(self, one: Installation, outcome: Outcome[CleaningResult]) -> None:
+    def _install(self, item: Installation, outcome: Outcome[CleaningResult]) -> None:
         """Install the result and run the next rounds until none is left. An error ends the partition."""
         try:
             while True:
-                if self.stop.asked and one.task.goes_on:
+                if self.stop.asked and item.task.continues:
                     raise Interrupted("interrupted")
-                result = self._result_of(one.task, outcome)
-                one.install(result, self.stop.is_asked)
+                result = self._result_of(item.task, outcome)
+                item.install(result, self.stop.is_asked)
                 if result.rest is None:
                     return
-                one.task = self._prepare_next(one.task, result)
-                [outcome] = self.runner.run([one.task], f"compact {one.row.name}, next round")
+                item.task = self._prepare_next(item.task, result)
+                [outcome] = self.runner.run([item.task], f"compact {item.row.name}, next round")
         except (KeytailError, OSError) as problem:
             if isinstance(problem, SparkEnded):
                 self.stop.because_spark_ended(problem)
-            self._fail(one, problem)
+            self._fail(item, problem)
 
-    def _fail(self, one: Installation, problem: KeytailError | OSError) -> None:
+    def _fail(self, item: Installation, problem: KeytailError | OSError) -> None:
         if isinstance(problem, LockLost):
             self.stop.lock_lost = problem
-        one.fail(problem if isinstance(problem, KeytailError) else explained(problem))
+        item.fail(problem if isinstance(problem, KeytailError) else explained(problem))
 
     def _result_of(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> CleaningResult:
         if outcome.trace:

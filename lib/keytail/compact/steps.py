@@ -15,7 +15,7 @@ from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
-from keytail.compact.planning import Planned, Rules, TaskSettings, plan_one
+from keytail.compact.planning import Planned, Rules, TaskSettings, plan_partition_of
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem
@@ -76,13 +76,13 @@ class Steps:
         if self.engine is not None:
             reporter.watch(self.engine.driver_address)
             return self.engine
-        known = [one for one in expected if one is not None]
-        may_fan_out = self.request.fan_out != "never" and any(one.way == "maybe fan-out" for one in known)
+        known = [item for item in expected if item is not None]
+        may_fan_out = self.request.fan_out != "never" and any(item.way == "maybe fan-out" for item in known)
         return workers_of_run(
             self.run,
             reporter,
             self.request.master,
-            [*(one.seconds for one in known), *copies_s],
+            [*(item.seconds for item in known), *copies_s],
             needs_spark=needs_spark or may_fan_out or self.request.fan_out == "always",
             extra=extra,
         )
@@ -108,7 +108,7 @@ def resolve_leftovers(
     changed by a user who cannot create files like its own is refused here, before anything is written.
     """
     facts = planned.facts
-    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
+    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.repaired_checkpoint is not None):
         try:
             fs.refuse_unless_like(fs.stat(facts.path))
         except (Refused, OSError) as problem:
@@ -120,7 +120,7 @@ def resolve_leftovers(
     except (KeytailError, OSError) as problem:
         text = f"an interrupted replacement of segments cannot be finished or undone: {in_words(problem)}"
         return replace(planned, decision=Decision("refused", text, None)), []
-    return plan_one(fs, log_dir, entry, configuration, rules), done
+    return plan_partition_of(fs, log_dir, entry, configuration, rules), done
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:
@@ -132,7 +132,7 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
         if not plan.wanted or selection is None or plan.config is None:
             continue
         facts = plan.facts
-        limit = plan.gate.offset if plan.gate else None
+        limit = plan.removal_limit.offset if plan.removal_limit else None
         task = CleaningTask.of(
             facts,
             first_dirty_offset=selection.first_dirty_offset,

@@ -47,7 +47,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class HandedOn:
+class SavedState:
     """What one round of writing passes to the next: where to continue, and the files with the state that it needs.
 
     Segments below number `next_segment` are replaced, or will be before the next round begins.
@@ -82,7 +82,7 @@ class FannedOut:
     @property
     def files(self) -> tuple[CleanFile, ...]:
         markers = (self.markers,) if self.markers else ()
-        return (self.settled, *markers, *(one.file for one in self.bits), *self.proofs)
+        return (self.settled, *markers, *(item.file for item in self.bits), *self.proofs)
 
 
 class NeedsFanOut(KeytailError):
@@ -119,7 +119,7 @@ class CleaningTask:
     `segments` are all of the partition's, as listed by the driver before the first was replaced. The map takes
     `map_memory_bytes`, and holds at most `map_max_entries` keys if that is given. `grouping` "kafka" makes one output
     of each group that Kafka would form; "measured" uses the sizes after cleaning. With `max_scratch_bytes` groups are
-    written in rounds of about that many bytes, at least one group per round; `handed_on` is the state saved by the
+    written in rounds of about that many bytes, at least one group per round; `saved_state` is the state saved by the
     previous round.
 
     If there are more keys than the map can hold, `fan_out` "auto" makes the task raise NeedsFanOut, whereas Kafka ends
@@ -156,7 +156,7 @@ class CleaningTask:
     hash_name: str = HASH_NAME
     hash_seed: int = 0
     max_scratch_bytes: int | None = None
-    handed_on: HandedOn | None = None
+    saved_state: SavedState | None = None
     fanned_out: FannedOut | None = None
     fan_out: FanOut = "never"
     throttle_bytes_per_s: int | None = None
@@ -177,14 +177,14 @@ class CleaningTask:
         return self.out_of_place.like(fs, source) if self.out_of_place else fs.stat(source)
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether an earlier round has run."""
-        return self.handed_on is not None or self.fanned_out is not None
+        return self.saved_state is not None or self.fanned_out is not None
 
     @property
     def first_segment(self) -> int:
         """Number of the first segment that is not replaced yet."""
-        before = self.handed_on or self.fanned_out
+        before = self.saved_state or self.fanned_out
         return before.next_segment if before else 0
 
     @classmethod
@@ -258,7 +258,7 @@ class CleaningResult:
     keys: int
     limits_met: int = 0
     large_batches: int = 0
-    rest: HandedOn | FannedOut | None = None
+    rest: SavedState | FannedOut | None = None
     placed: tuple[PlacedFile, ...] | None = None
     refusal: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.pace import Pace, PacedFileSystem
 from keytail.run.hosts import refuse_network_here
 from keytail.run.memory import map_memory_bytes
-from keytail.run.watching import telling
+from keytail.run.watching import sending_progress
 
 
 def clean_on_worker(
@@ -20,7 +20,7 @@ def clean_on_worker(
     """Run one Spark task; a map memory of 0 means this host's share."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
-    with telling(task.partition_path, attempt):
+    with sending_progress(task.partition_path, attempt):
         return clean_partition(*on_worker(tasks_a_host, task, attempt))
 
 

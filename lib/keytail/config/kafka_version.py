@@ -64,11 +64,11 @@ class Inferred:
 
     @property
     def first(self) -> Version | None:
-        return max((one.first for one in self.evidence if one.first is not None), default=None)
+        return max((item.first for item in self.evidence if item.first is not None), default=None)
 
     @property
     def end(self) -> Version | None:
-        return min((one.end for one in self.evidence if one.end is not None), default=None)
+        return min((item.end for item in self.evidence if item.end is not None), default=None)
 
     @property
     def sentence(self) -> str:

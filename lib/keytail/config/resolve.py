@@ -279,8 +279,8 @@ def effective(
     possible: dict[str, tuple[Setting, ...]] = dict(_DEFAULTS)
     layers = (broker or {}, *dynamic, created, read, in_file, command_line.everywhere, own)
     for layer in layers:
-        for name, said in layer.items():
-            options = said if isinstance(said, tuple) else (said,)
+        for name, message in layer.items():
+            options = message if isinstance(message, tuple) else (message,)
             possible[name] = _over(possible[name], options)
     settings = {
         name: options[0] if len(options) == 1 else _safest(name, options) for name, options in possible.items()
@@ -307,7 +307,7 @@ def effective(
 
 def _or_below(layer: Layer) -> Layer:
     """Return the same settings as optional ones: the safer of each and of the value below it is used."""
-    return {name: (None, *(said if isinstance(said, tuple) else (said,))) for name, said in layer.items()}
+    return {name: (None, *(message if isinstance(message, tuple) else (message,))) for name, message in layer.items()}
 
 
 def _over(below: tuple[Setting, ...], options: Options) -> tuple[Setting, ...]:

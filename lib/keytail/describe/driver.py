@@ -15,7 +15,7 @@ from keytail.cli.kafka_version import which_kafka
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.plan import Rules, Selection, select
-from keytail.compact.planning import Planned, check_clock, plan_one
+from keytail.compact.planning import Planned, check_clock, plan_partition_of
 from keytail.config.kafka_version import Inferred
 from keytail.config.keys import KEYS, TOPIC_KEYS
 from keytail.config.message_format import MessageFormat
@@ -49,22 +49,24 @@ def describe(request: Request, fs: FileSystem = LOCAL) -> list[DescribeRow]:
     if not request.count_records:
         return of_each(
             chosen.partitions,
-            lambda log_dir, entry: row(plan_one(fs, log_dir, entry, configuration, rules, by_listing=True), None),
+            lambda log_dir, entry: row(
+                plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=True), None
+            ),
             fs,
         )
-    planned = [plan_one(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
+    planned = [plan_partition_of(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
     with Threads(max_workers=os.cpu_count()) as pool:
         return list(pool.map(lambda plan: row(plan, _count(fs, plan.facts)), planned))
 
 
 def _kafka(inferred: Inferred) -> dict[str, Any]:
-    return {"versions": inferred.sentence, "evidence": {one.seen: one.means for one in inferred.evidence}}
+    return {"versions": inferred.sentence, "evidence": {item.seen: item.means for item in inferred.evidence}}
 
 
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
     """Return the number of records by the headers of all batches, after checking their checksums; the problem if a
     batch cannot be read."""
-    from keytail.log.stride import SegmentReader  # noqa: PLC0415 (brings in the kernels)
+    from keytail.log.chunk import SegmentReader  # noqa: PLC0415 (brings in the kernels)
 
     reader = SegmentReader(fs)
     count = 0
@@ -72,8 +74,8 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
         for segment in facts.segments:
             path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
             torn_tail = segment is facts.segments[-1] and not facts.clean_shutdown
-            for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
-                count += int(stride.table["record_count"].sum(dtype="i8"))
+            for chunk in reader.chunks(path, segment.log_bytes, torn_tail=torn_tail):
+                count += int(chunk.table["record_count"].sum(dtype="i8"))
     except KeytailError as problem:
         return problem
     except OSError as problem:

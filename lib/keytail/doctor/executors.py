@@ -81,11 +81,11 @@ def differences(here: Seen, there: Seen) -> list[str]:
     if here.python.split(".")[:2] != there.python.split(".")[:2]:
         found.append(f"Python {there.python}, here {here.python}")
     pairs = zip(here.versions, there.versions, strict=True)
-    found += [f"{other}, here {mine}" for mine, other in pairs if mine != other]
+    found += [f"{other}, here {own}" for own, other in pairs if own != other]
     if here.native.split(", ")[1:] != there.native.split(", ")[1:]:
         found.append(f"hashes by {there.native}, here {here.native}")
-    for path, (digest, said) in here.log_dirs.items():
+    for path, (digest, message) in here.log_dirs.items():
         other, other_said = there.log_dirs[path]
         if other != digest:
-            found.append(f"{path} has {other_said if other else f'no listing ({other_said})'}, here {said}")
+            found.append(f"{path} has {other_said if other else f'no listing ({other_said})'}, here {message}")
     return found

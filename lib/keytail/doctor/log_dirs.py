@@ -53,7 +53,7 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
     cluster = read_cluster(fs, paths, configuration)
     kafka = which_kafka(fs, surveyed, cluster)
     rows.append(CheckRow("Kafka", OK, f"version {kafka.sentence}"))
-    rows += [CheckRow(f"Kafka: {one.seen}", OK, one.means) for one in kafka.evidence]
+    rows += [CheckRow(f"Kafka: {item.seen}", OK, item.means) for item in kafka.evidence]
     rows.append(metadata(cluster, now_ms))
     if small := small_segments(replace(configuration, cluster=cluster)):
         rows.append(CheckRow("segment.bytes", WARN, small, SET_MORE))

@@ -68,7 +68,7 @@ def spark() -> CheckRow:
             "Create this environment again without pyspark-client, and use a separate one for programs that need it, "
             "such as Airflow",
         )
-    wanted = next((one for one in metadata.requires("keytail") or [] if one.startswith("pyspark==")), "")
+    wanted = next((item for item in metadata.requires("keytail") or [] if item.startswith("pyspark==")), "")
     if wanted and wanted != f"pyspark=={found}":
         return CheckRow("Spark", WARN, f"pyspark {found}; tested with {wanted}", f"pip install {wanted}")
     home = os.environ.get("SPARK_HOME")

@@ -89,10 +89,10 @@ def _audit(path: str, home: str) -> None:
     other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}"))
     logs = tuple(
         ReplicaLog(
-            name, one.path, tuple((s.base_offset, s.log_bytes, s.log_mtime_ns) for s in one.segments),
-            one.log_start_offset, one.log_end_offset, None, None,
+            name, item.path, tuple((s.base_offset, s.log_bytes, s.log_mtime_ns) for s in item.segments),
+            item.log_start_offset, item.log_end_offset, None, None,
         )
-        for name, one in (("a", facts), ("b", other))
+        for name, item in (("a", facts), ("b", other))
     )  # fmt: skip
     first, end = compared_range(logs)
     audit(AuditTask("warm", 0, logs, end, cleaning_limits(logs), 2, 1, 1), first, Alone(LOCAL))

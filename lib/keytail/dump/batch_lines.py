@@ -64,7 +64,7 @@ class DumpWriter:
         if wanted is not None:
             first = np.concatenate(([0], np.cumsum(wanted)))[first]
         records, buffers = self._record_rows(part, slice(None) if wanted is None else wanted)
-        if part.goes_on:
+        if part.continues:
             self._lines.write(self._records[is_old], records, buffers=buffers)
             return
         self._lines.write(self._batches[is_old], batches, (self._records[is_old], records), first, buffers)

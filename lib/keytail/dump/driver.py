@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from keytail.console import Unfailing, print_message
 from keytail.dump.command import Request
 from keytail.dump.files import DumpOptions, dump
 from keytail.dump.report import Report
 from keytail.errors import UsageProblem, visible_lines
 from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.telling import Unfailing, say
 
 READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
 
@@ -38,7 +38,7 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
     out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
     if sys.stdout.isatty() if request.escape is None else request.escape:
         out = _escaping(out, as_json)
-    report = Report(out, say, as_json=as_json)
+    report = Report(out, print_message, as_json=as_json)
     try:
         dumped = dump(fs, request.paths, options, report)
         _or_lost(sys.stdout.buffer.flush)

@@ -163,7 +163,7 @@ def _head(path: str, base: int, report: Report) -> None:
 def _problems(part: Part) -> list[Problem]:
     """Return the problems that make the exit status 1. Kafka's tool reports wrong checksums only as `isvalid: false`.
     """
-    if part.goes_on:
+    if part.continues:
         return part.problems
     wrong = [
         Problem(

@@ -203,7 +203,7 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) 
         for row, batch in enumerate(part.batches):
             some = stamps[first[row] : first[row + 1]]
             newest = int(some.max()) if len(some) else _NO_TIMESTAMP
-            if part.goes_on:
+            if part.continues:
                 largest[-1] = max(largest[-1], newest)
                 continue
             largest.append(newest)
@@ -263,7 +263,7 @@ class _Log:
             at += self._position
             if code == kernels.FOUND and at + size <= self._size:
                 return at, size, last
-            if code != kernels.GO_ON or at == position:
+            if code != kernels.CONTINUE or at == position:
                 break
             position = at
         return 0, 0, _NO_OFFSET

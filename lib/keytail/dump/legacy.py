@@ -16,7 +16,7 @@ from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP
 from keytail.format.compression import LZ4, decompress
 from keytail.kernels.records import RECORD_TABLE
 from keytail.limits import max_record_bytes
-from keytail.log.stride import Stride
+from keytail.log.chunk import Chunk
 
 _PREFIX_BYTES = 12
 _LEAST_BYTES = 14
@@ -27,7 +27,7 @@ class LegacyRecords:
     """`spans` (RECORD_TABLE; the body is only the value) over `raw`; for each, its checksum (`crcs`), and whether it
     is `valid`.
 
-    `problems` are (row of the stride, what is wrong); the records before the problem are included.
+    `problems` are (row of the chunk, what is wrong); the records before the problem are included.
     """
 
     spans: np.ndarray
@@ -49,7 +49,7 @@ class _Message:
     value: bytes | None
 
 
-def legacy_records(stride: Stride, first: int, end: int) -> LegacyRecords:
+def legacy_records(chunk: Chunk, first: int, end: int) -> LegacyRecords:
     """Return the records of the rows [first, end), all of which must have magic 0 or 1."""
     rows: list[tuple[int, ...]] = []
     crcs: list[int] = []
@@ -58,9 +58,9 @@ def legacy_records(stride: Stride, first: int, end: int) -> LegacyRecords:
     pieces: list[bytes] = []
     at = 0
     for row in range(first, end):
-        batch = stride.table[row]
-        start = int(batch["position"]) - stride.position
-        data = stride.raw[start : start + int(batch["size_bytes"])].tobytes()
+        batch = chunk.table[row]
+        start = int(batch["position"]) - chunk.position
+        data = chunk.raw[start : start + int(batch["size_bytes"])].tobytes()
         found, problem = _messages(data)
         for message in found:
             key, value = message.key or b"", message.value or b""

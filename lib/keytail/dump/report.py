@@ -20,8 +20,8 @@ MOST_GAPS = 1000  # of a file: in a compacted log every second record may have o
 class Report:
     """Writes lines and findings. `wrong`: there was a finding for which the command ends with status 1."""
 
-    def __init__(self, out: Sink, say: Callable[[str], object], *, as_json: bool = False) -> None:
-        self.out, self.say, self.as_json = out, say, as_json
+    def __init__(self, out: Sink, print_message: Callable[[str], object], *, as_json: bool = False) -> None:
+        self.out, self.print_message, self.as_json = out, print_message, as_json
         self.wrong = False
         self._mismatches: dict[str, dict[int, int]] = {}
         self._times: dict[str, dict[str, list[tuple[int, int]]]] = {"timestamp": {}, "order": {}, "offset": {}}
@@ -36,7 +36,7 @@ class Report:
 
     def note(self, text: str) -> None:
         """Print a message that is not about a problem."""
-        self.say(text)
+        self.print_message(text)
 
     def problem(self, what: str, path: str, position: int | None = None, offset: int | None = None) -> None:
         self.wrong = True
@@ -46,7 +46,7 @@ class Report:
         where = [path]
         where += [f"byte position {position}"] if position is not None else []
         where += [f"offset {offset}"] if offset is not None else []
-        self.say(f"{what} ({', '.join(where)})")
+        self.print_message(f"{what} ({', '.join(where)})")
 
     def index_mismatch(self, path: str, index_offset: int, log_offset: int) -> None:
         self._found(path, f"the batch at this entry's position ends with offset {log_offset}", index_offset)
@@ -77,27 +77,27 @@ class Report:
         if self.as_json:
             return
         for path, mismatches in self._mismatches.items():
-            self.say(f"Mismatches in :{path}")
+            self.print_message(f"Mismatches in :{path}")
             for index_offset, log_offset in sorted(mismatches.items(), reverse=True):
-                self.say(f"  Index offset: {index_offset}, log offset: {log_offset}")
+                self.print_message(f"  Index offset: {index_offset}, log offset: {log_offset}")
         for path, pairs in self._times["timestamp"].items():
-            self.say(f"Found timestamp mismatch in :{path}")
+            self.print_message(f"Found timestamp mismatch in :{path}")
             for pair in pairs:
-                self.say(f"  Index timestamp: {pair[0]}, log timestamp: {pair[1]}")
+                self.print_message(f"  Index timestamp: {pair[0]}, log timestamp: {pair[1]}")
         for path, pairs in self._times["order"].items():
-            self.say(f"Found out of order timestamp in :{path}")
+            self.print_message(f"Found out of order timestamp in :{path}")
             for pair in pairs:
-                self.say(f"  Index timestamp: {pair[0]}, Previously indexed timestamp: {pair[1]}")
+                self.print_message(f"  Index timestamp: {pair[0]}, Previously indexed timestamp: {pair[1]}")
         for path, pairs in self._times["offset"].items():
-            self.say(f"The following indexed offsets are not found in :{path}")
+            self.print_message(f"The following indexed offsets are not found in :{path}")
             for pair in pairs:
-                self.say(f"Indexed offset: {pair[0]}, found log offset: {pair[1]}")
+                self.print_message(f"Indexed offset: {pair[0]}, found log offset: {pair[1]}")
         for path, (pairs, count) in self._gaps.items():
-            self.say(f"Non-consecutive offsets in {path}")
+            self.print_message(f"Non-consecutive offsets in {path}")
             for before, after in sorted(dict(pairs).items()):
-                self.say(f"  {before} is followed by {after}")
+                self.print_message(f"  {before} is followed by {after}")
             if count > len(pairs):
-                self.say(f"  and {count - len(pairs)} more")
+                self.print_message(f"  and {count - len(pairs)} more")
 
     def _found(self, path: str, what: str, offset: int | None) -> None:
         """Note a finding: in JSON it is written immediately, in text at the end."""

@@ -19,12 +19,12 @@ from keytail.format.compression import CODECS, decompress
 from keytail.format.record import find_fields
 from keytail.kernels.dump import batches as kernels
 from keytail.kernels.records import IN_RAW, RECORD_TABLE
+from keytail.log.chunk import CHUNK_BYTES
 from keytail.log.fs import FileSystem
-from keytail.log.records.opening import BlockOpener, Stride
+from keytail.log.records.opening import BlockOpener, Chunk
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.records.scan import RecordScanner
 from keytail.log.records.table import RecordTable
-from keytail.log.stride import STRIDE_BYTES
 
 _ROWS = 1 << 16
 _NOTHING = np.empty(0, np.uint8)
@@ -44,7 +44,7 @@ class Part:
     """Consecutive batches, all of magic 2 or all older, and their records if requested.
 
     `records.records["row"]` is an index into `batches`; `first_record` (int64, one more than batches) has the first
-    record of each. The arrays are views of buffers that the next part overwrites. `goes_on`: the part has one batch,
+    record of each. The arrays are views of buffers that the next part overwrites. `continues`: the part has one batch,
     that of the previous part, with more of its records.
     """
 
@@ -54,7 +54,7 @@ class Part:
     first_record: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     legacy: LegacyRecords | None = None
     problems: list[Problem] = field(default_factory=list)
-    goes_on: bool = False
+    continues: bool = False
 
 
 @dataclass
@@ -70,7 +70,7 @@ class LogReader:
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
-        self._raw = np.empty(STRIDE_BYTES, np.uint8)
+        self._raw = np.empty(CHUNK_BYTES, np.uint8)
         self._rows = np.empty(_ROWS, BATCH_TABLE)
         self._valid = np.empty(_ROWS, np.bool_)
         self._opener = BlockOpener()
@@ -91,12 +91,12 @@ class LogReader:
 
         `wanted` returns which of the given rows (BATCH_TABLE) to take; reading ends if it omits rows at their end.
         """
-        for stride, valid in self._strides(path, start, end):
-            chosen = slice(0, len(stride.table)) if wanted is None else wanted(stride.table)
-            some = Stride(path, stride.position, stride.raw, stride.table[chosen])
+        for chunk, valid in self._chunks(path, start, end):
+            chosen = slice(0, len(chunk.table)) if wanted is None else wanted(chunk.table)
+            some = Chunk(path, chunk.position, chunk.raw, chunk.table[chosen])
             yield from self._parts(some, valid[chosen], deep)
-            if chosen.stop < len(stride.table):
-                self.extent = Extent(int(stride.table["position"][chosen.stop]))
+            if chosen.stop < len(chunk.table):
+                self.extent = Extent(int(chunk.table["position"][chosen.stop]))
                 return
 
     def parts_of(self, raw: np.ndarray) -> Iterator[Part]:
@@ -107,9 +107,9 @@ class LogReader:
         kernels.index_any(raw, len(raw), 0, self._rows, self._valid, out)
         rows = int(out[kernels.ROWS])
         if rows:
-            yield from self._parts(Stride("", 0, raw, self._rows[:rows]), self._valid[:rows], True)
+            yield from self._parts(Chunk("", 0, raw, self._rows[:rows]), self._valid[:rows], True)
 
-    def _strides(self, path: str, position: int, end: int) -> Iterator[tuple[Stride, np.ndarray]]:
+    def _chunks(self, path: str, position: int, end: int) -> Iterator[tuple[Chunk, np.ndarray]]:
         fd = self._fs.open_read(path)
         out = np.zeros(4, np.int64)
         self.extent = Extent(position)
@@ -120,7 +120,7 @@ class LogReader:
                 rows, consumed, code, needed = (int(x) for x in out)
                 if rows:
                     raw = self._raw[:consumed]
-                    yield Stride(path, position, raw, self._rows[:rows]), self._valid[:rows]
+                    yield Chunk(path, position, raw, self._rows[:rows]), self._valid[:rows]
                     position += consumed
                     self.extent = Extent(position)
                 elif needed and position + needed <= end and filled == len(self._raw):
@@ -138,65 +138,65 @@ class LogReader:
             return f"there are {left} zero bytes where a batch should begin"
         return f"a batch has the invalid size {size}; {left} bytes from here on cannot be read"
 
-    def _parts(self, stride: Stride, valid: np.ndarray, deep: bool) -> Iterator[Part]:
-        """Yield the rows of a stride, split where the format changes."""
-        is_old = stride.table["magic"] < 2
+    def _parts(self, chunk: Chunk, valid: np.ndarray, deep: bool) -> Iterator[Part]:
+        """Yield the rows of a chunk, split where the format changes."""
+        is_old = chunk.table["magic"] < 2
         bounds = [0, *(np.flatnonzero(is_old[1:] != is_old[:-1]) + 1).tolist(), len(is_old)]
         for first, last in itertools.pairwise(bounds):
             if first == last:
                 continue
             if not deep:
-                yield Part(stride.table[first:last], valid[first:last])
+                yield Part(chunk.table[first:last], valid[first:last])
             elif is_old[first]:
-                yield from self._old(stride, valid, first, last)
+                yield from self._old(chunk, valid, first, last)
             else:
-                yield from self._new(stride, valid, first, last)
+                yield from self._new(chunk, valid, first, last)
 
-    def _new(self, stride: Stride, valid: np.ndarray, row: int, end: int) -> Iterator[Part]:
+    def _new(self, chunk: Chunk, valid: np.ndarray, row: int, end: int) -> Iterator[Part]:
         """Yield rows of magic 2. A batch that cannot be read is a part by itself, read by the slow path."""
-        counts, sizes = stride.table["record_count"], stride.table["size_bytes"]
+        counts, sizes = chunk.table["record_count"], chunk.table["size_bytes"]
         unreadable = np.flatnonzero((counts < 0) | (sizes < HEADER_BYTES))
         while row < end:
             coming = unreadable[np.searchsorted(unreadable, row) :]
             limit = min(end, int(coming[0]) if len(coming) else end)
             while row < limit:
-                some = Stride(stride.path, stride.position, stride.raw, stride.table[row:limit])
+                some = Chunk(chunk.path, chunk.position, chunk.raw, chunk.table[row:limit])
                 try:
                     for part in self._sound(some, valid[row:limit]):
-                        row += len(part.batches) * (not part.goes_on)
+                        row += len(part.batches) * (not part.continues)
                         yield part
                 except (CorruptLog, Refused) as damage:
-                    limit = int(np.searchsorted(stride.table["position"], damage.byte_position or 0))
+                    limit = int(np.searchsorted(chunk.table["position"], damage.byte_position or 0))
                     if row > limit or isinstance(damage, Refused):
-                        yield _unopened(stride, valid, limit, damage, goes_on=row > limit)
+                        yield _unopened(chunk, valid, limit, damage, continues=row > limit)
                         row = limit + 1
                         break
             else:
                 if limit < end:
-                    yield self._spoiled(stride, valid, limit)
+                    yield self._spoiled(chunk, valid, limit)
                     row = limit + 1
 
-    def _sound(self, stride: Stride, valid: np.ndarray) -> Iterator[Part]:
-        wanted = (stride.table["record_count"] > 0) | (stride.table["size_bytes"] > HEADER_BYTES)
-        for opened in self._opener.open_rows(stride, wanted):
-            for chunk in self._scanner.chunks(stride, opened):
-                first, end = chunk.first_row, chunk.end_row
-                records = chunk.record_table
+    def _sound(self, chunk: Chunk, valid: np.ndarray) -> Iterator[Part]:
+        wanted = (chunk.table["record_count"] > 0) | (chunk.table["size_bytes"] > HEADER_BYTES)
+        for opened in self._opener.open_rows(chunk, wanted):
+            for portion in self._scanner.portions(chunk, opened):
+                first, end = portion.first_row, portion.end_row
+                records = portion.record_table
                 rows = records.records["row"]
                 first_record = np.searchsorted(rows, np.arange(first, end + 1))
                 records.records["row"] -= first
                 table = RecordTable(
-                    stride.table[first:end], records.records, records.raw, records.arena, records.where[first:end]
+                    chunk.table[first:end], records.records, records.raw, records.arena, records.where[first:end]
                 )
                 yield Part(
-                    table.batches, valid[first:end], table, first_record, goes_on=opened.records_before > 0
+                    table.batches, valid[first:end], table, first_record, continues=opened.records_before > 0
                 )
 
-    def _spoiled(self, stride: Stride, valid: np.ndarray, row: int) -> Part:
+    def _spoiled(self, chunk: Chunk, valid: np.ndarray, row: int) -> Part:
         """Return one batch with its readable records, and the problem that makes the others unreadable."""
-        batch = stride.table[row]
-        start = int(batch["position"]) - stride.position
-        raw = stride.raw[start + HEADER_BYTES : start + int(batch["size_bytes"])]
+        batch = chunk.table[row]
+        start = int(batch["position"]) - chunk.position
+        raw = chunk.raw[start + HEADER_BYTES : start + int(batch["size_bytes"])]
         spans, what = np.zeros(0, RECORD_TABLE), ""
         try:
             if int(batch["record_count"]) < 0:
@@ -215,36 +215,36 @@ class LogReader:
             what = str(reason)
         except Refused as reason:
             what = reason.what
-        table = RecordTable(stride.table[row : row + 1], spans, raw, _NOTHING, np.full(1, IN_RAW, np.int8))
+        table = RecordTable(chunk.table[row : row + 1], spans, raw, _NOTHING, np.full(1, IN_RAW, np.int8))
         base = int(batch["base_offset"])
         problem = Problem(f"the records of a batch cannot be read: {what}", int(batch["position"]), base)
         first_record = np.array([0, len(spans)], np.int64)
-        return Part(stride.table[row : row + 1], valid[row : row + 1], table, first_record, None, [problem])
+        return Part(chunk.table[row : row + 1], valid[row : row + 1], table, first_record, None, [problem])
 
-    def _old(self, stride: Stride, valid: np.ndarray, first: int, end: int) -> Iterator[Part]:
+    def _old(self, chunk: Chunk, valid: np.ndarray, first: int, end: int) -> Iterator[Part]:
         for row in range(first, end, 1 << 12):
             last = min(row + (1 << 12), end)
-            found = legacy_records(stride, row, last)
+            found = legacy_records(chunk, row, last)
             problems = [
                 Problem(
                     f"a message cannot be read: {what}",
-                    int(stride.table["position"][at]),
-                    int(stride.table["last_offset"][at]),
+                    int(chunk.table["position"][at]),
+                    int(chunk.table["last_offset"][at]),
                 )
                 for at, what in found.problems
             ]
             where = np.full(last - row, IN_RAW, np.int8)
-            table = RecordTable(stride.table[row:last], found.spans, found.raw, _NOTHING, where)
+            table = RecordTable(chunk.table[row:last], found.spans, found.raw, _NOTHING, where)
             first_record = np.searchsorted(found.spans["row"], np.arange(last - row + 1))
             yield Part(table.batches, valid[row:last], table, first_record, found, problems)
 
 
-def _unopened(stride: Stride, valid: np.ndarray, row: int, why: KeytailError, *, goes_on: bool) -> Part:
+def _unopened(chunk: Chunk, valid: np.ndarray, row: int, why: KeytailError, *, continues: bool) -> Part:
     """Return a batch without its records, or without those after its previous pieces."""
-    batches = stride.table[row : row + 1]
+    batches = chunk.table[row : row + 1]
     table = RecordTable(batches, np.zeros(0, RECORD_TABLE), _NOTHING, _NOTHING, np.full(1, IN_RAW, np.int8))
     problem = Problem(why.what, int(batches["position"][0]), int(batches["base_offset"][0]))
-    return Part(batches, valid[row : row + 1], table, np.zeros(2, np.int64), None, [problem], goes_on)
+    return Part(batches, valid[row : row + 1], table, np.zeros(2, np.int64), None, [problem], continues)
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:

@@ -13,9 +13,9 @@ from typing import Literal
 
 from keytail.errors import CorruptLog
 from keytail.format import names
+from keytail.log.chunk import CORRUPT_REMEDY, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
-from keytail.log.stride import CORRUPT_REMEDY, SegmentReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def read_age(fs: FileSystem, task: AgeTask) -> Age:
     CorruptLog for bytes that are no batch and for offsets outside of the segment.
     """
     largest_ms = -1
-    for stride in SegmentReader(fs).unhurried_strides(task.log_path, task.log_bytes):
-        table = stride.table
+    for chunk in SegmentReader(fs).chunks_without_prefetch(task.log_path, task.log_bytes):
+        table = chunk.table
         if table["base_offset"][0] < task.base_offset or table["last_offset"][-1] >= task.end_offset:
             outside = table["base_offset"][0] < task.base_offset
             row = table[0 if outside else -1]

@@ -39,7 +39,7 @@ from keytail.threads import Threads
 
 
 @dataclass
-class _LookedAt:
+class _Examined:
     """A partition with the facts for its decision, or with the reason why there is none."""
 
     facts: PartitionFacts
@@ -73,13 +73,13 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
         chosen = choose(fs, request.choice)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, now_ms)
         with Threads(len(os.sched_getaffinity(0)), "ages") as pool:
-            looked_at = [
+            examined = [
                 _look(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
             ]
-            for one in looked_at:
-                _begin_reading(fs, pool, one, now_ms)
+            for item in examined:
+                _begin_reading(fs, pool, item, now_ms)
             rows = []
-            sizes = [(os.path.basename(one.facts.path), one.bytes_to_read) for one in looked_at]
+            sizes = [(os.path.basename(item.facts.path), item.bytes_to_read) for item in examined]
             with Reporter("expire", sizes) as reporter:
                 if engine is None and flags.path is not None:
                     reporter.note("starting Spark, for the ledger")
@@ -89,17 +89,17 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                     "expire", run_id, now_ms, request.choice.log_dirs, configuration, request.shared_storage
                 )
                 with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
-                    record.intend([_planned_row(one) for one in looked_at if one.retention is not None])
-                    for one in looked_at:
-                        row = _settle(fs, one, request, now_ms)
+                    record.intend([_planned_row(item) for item in examined if item.retention is not None])
+                    for item in examined:
+                        row = _settle(fs, item, request, now_ms)
                         rows.append(row)
-                        reporter.done(row.name, row.status, one.bytes_to_read, row.error)
+                        reporter.done(row.name, row.status, item.bytes_to_read, row.error)
                     record.end(rows, exit_status(rows))
         return record.recorded(rows)
 
 
-def _planned_row(one: _LookedAt) -> ExpireRow:
-    facts = one.facts
+def _planned_row(item: _Examined) -> ExpireRow:
+    facts = item.facts
     size = sum(segment.log_bytes for segment in facts.segments)
     return ExpireRow(
         facts.topic, facts.partition, facts.log_dir, "begun", segments_before=len(facts.segments), bytes_before=size
@@ -113,7 +113,7 @@ def _look(
     configuration: Configuration,
     request: Request,
     now_ms: int,
-) -> _LookedAt:
+) -> _Examined:
     """Survey one partition. An executing run first resolves leftovers of an interrupted one."""
     start_ms = time.time_ns() // 1_000_000
     facts = survey_partition(fs, log_dir, entry)
@@ -139,67 +139,67 @@ def _look(
         )
         reasons += expiry.refusals(facts, log_start)
         if reasons:
-            return _LookedAt(facts, error="; ".join([*reasons, *resolved.doubts()]), notes=tuple(notes))
+            return _Examined(facts, error="; ".join([*reasons, *resolved.doubts()]), notes=tuple(notes))
         if request.execute:
             fs.refuse_unless_like(fs.stat(facts.path))
     except KeytailError as problem:
-        return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes))
+        return _Examined(facts, None, status_of(problem), str(problem), tuple(notes))
     except OSError as problem:
-        return _LookedAt(facts, None, "failed", str(problem), tuple(notes))
+        return _Examined(facts, None, "failed", str(problem), tuple(notes))
     retention = expiry.Retention.from_values(resolved.values())
     candidates = expiry.age_candidates(facts, retention, request.high_watermark)
     in_use = not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs)
     tasks = tuple(age_tasks(facts, candidates, now_ms, retention.retention_ms))
-    return _LookedAt(facts, retention, "kept", "", tuple(notes), in_use, start_ms, tasks)
+    return _Examined(facts, retention, "kept", "", tuple(notes), in_use, start_ms, tasks)
 
 
-def _begin_reading(fs: FileSystem, pool: Threads, one: _LookedAt, now_ms: int) -> None:
+def _begin_reading(fs: FileSystem, pool: Threads, item: _Examined, now_ms: int) -> None:
     """Start to read, in parallel, the segments that expire if their indexes are right, and the next one."""
-    if one.retention is None:
+    if item.retention is None:
         return
-    by_base = {segment.base_offset: segment for segment in one.facts.segments}
-    for task in one.tasks:
-        one.reading.append(pool.submit(read_age, fs, task))
-        if not one.retention.is_over(claimed_age(by_base[task.base_offset]), now_ms):
+    by_base = {segment.base_offset: segment for segment in item.facts.segments}
+    for task in item.tasks:
+        item.reading.append(pool.submit(read_age, fs, task))
+        if not item.retention.is_over(claimed_age(by_base[task.base_offset]), now_ms):
             return
 
 
-def _ages(fs: FileSystem, one: _LookedAt, now_ms: int) -> dict[int, Age]:
+def _ages(fs: FileSystem, item: _Examined, now_ms: int) -> dict[int, Age]:
     """Return the ages by base offset, up to the first segment that is too young to expire."""
-    assert one.retention is not None
+    assert item.retention is not None
     ages: dict[int, Age] = {}
-    for number, task in enumerate(one.tasks):
-        age = one.reading[number].result() if number < len(one.reading) else read_age(fs, task)
+    for number, task in enumerate(item.tasks):
+        age = item.reading[number].result() if number < len(item.reading) else read_age(fs, task)
         ages[task.base_offset] = age
-        if not one.retention.is_over(age, now_ms):
+        if not item.retention.is_over(age, now_ms):
             break
     return ages
 
 
-def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> ExpireRow:
+def _settle(fs: FileSystem, item: _Examined, request: Request, now_ms: int) -> ExpireRow:
     """Decide, and in an executing run remove segments."""
-    facts = one.facts
+    facts = item.facts
     row = ExpireRow(
         topic=facts.topic,
         partition=facts.partition,
         log_dir=facts.log_dir,
-        status=one.status,
-        error=one.error,
+        status=item.status,
+        error=item.error,
         segments_before=len(facts.segments),
         bytes_before=sum(segment.log_bytes for segment in facts.segments),
         log_start_before=facts.log_start_offset,
         log_end_offset=facts.log_end_offset,
-        in_use=one.in_use,
-        notes=one.notes,
-        start_ms=one.start_ms or None,
+        in_use=item.in_use,
+        notes=item.notes,
+        start_ms=item.start_ms or None,
     )
-    if one.retention is not None:
+    if item.retention is not None:
         source = request.high_watermark
         try:
-            ages = _ages(fs, one, now_ms)
-            decision = expiry.decide(facts, one.retention, now_ms, ages, high_watermark=source)
-            found = expiry.findings(facts, one.retention, now_ms, ages, high_watermark=source)
-            notes = [*one.notes, *([_ROLLS] if decision.rolls else [])]
+            ages = _ages(fs, item, now_ms)
+            decision = expiry.decide(facts, item.retention, now_ms, ages, high_watermark=source)
+            found = expiry.findings(facts, item.retention, now_ms, ages, high_watermark=source)
+            notes = [*item.notes, *([_ROLLS] if decision.rolls else [])]
             if request.execute:
                 notes += expiry.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
@@ -210,7 +210,7 @@ def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> Ex
         except OSError as problem:
             row = replace(row, status="failed", error=f"{problem}; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
-    for future in one.reading:  # those after a segment that is retained
+    for future in item.reading:  # those after a segment that is retained
         future.cancel()
     if row.status in ("refused", "corrupt"):
         row = replace(row, segments_after=row.segments_before, bytes_after=row.bytes_before)

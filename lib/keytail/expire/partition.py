@@ -250,8 +250,8 @@ def findings(
     by_base = {segment.base_offset: segment for segment in facts.segments}
     claims = {base: claimed_age(segment) for base, segment in by_base.items()}
     ours = decide(facts, retention, now_ms, ages, high_watermark=high_watermark).expired
-    gone = {segment.base_offset for segment in ours}
-    believed = {base: ages[base] if base in gone and base in ages else claims[base] for base in by_base}
+    removed = {segment.base_offset for segment in ours}
+    believed = {base: ages[base] if base in removed and base in ages else claims[base] for base in by_base}
     more = len(decide(facts, retention, now_ms, believed, high_watermark=high_watermark).expired) - len(ours) - 1
     found = []
     for base, age in ages.items():
@@ -294,10 +294,10 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
         _commit(fs, facts, decision)
     first = decision.expired[-1].end_offset if decision.expired else facts.segments[0].base_offset
     done = []
-    if _cut_epochs(fs, facts.path, decision.log_start_offset):
+    if _truncate_epochs(fs, facts.path, decision.log_start_offset):
         done.append(f"truncated {names.LEADER_EPOCHS} at the log start offset {decision.log_start_offset}")
-    gone = _remove_below(fs, facts.path, decision.expired, first)
-    done += [f"removed {name}, below the first segment" for name in gone]
+    removed = _remove_below(fs, facts.path, decision.expired, first)
+    done += [f"removed {name}, below the first segment" for name in removed]
     return [] if decision.expired else done
 
 
@@ -317,7 +317,7 @@ def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
     return os.path.join(facts.path, names.segment_file(base_offset, suffix))
 
 
-def _cut_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
+def _truncate_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
     """Remove epochs before that of the log start, which then begins there. Returns whether that changed anything."""
     file = os.path.join(path, names.LEADER_EPOCHS)
     entries = read_epochs(fs, file)
@@ -340,7 +340,7 @@ def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], 
     Files are removed in ascending order, the `.log` of each segment first: without it the other files have no effect.
     """
     bases = {segment.base_offset for segment in expired}
-    gone = [
+    removed = [
         (file.base_offset, file.suffix != names.LOG, file.name)
         for file in (names.parse_file_name(entry.name) for entry in fs.scan(path))
         if file.kind == "live"
@@ -348,10 +348,10 @@ def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], 
         and file.base_offset < first_base
         and (file.suffix != names.LOG or file.base_offset in bases)
     ]
-    if gone:
+    if removed:
         refuse_lost(fs, path)
-    for _, _, name in sorted(gone):
+    for _, _, name in sorted(removed):
         fs.unlink(os.path.join(path, name))
-    if gone:
+    if removed:
         fs.fsync_dir(path)
-    return [name for _, _, name in sorted(gone)]
+    return [name for _, _, name in sorted(removed)]

@@ -64,11 +64,11 @@ class AvroSchemas:
 def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
     """Read `ID=FILE` arguments. Raises UsageProblem if one is invalid, or a table has no types for its schema."""
     by_id: dict[int, str] = {}
-    for one in given:
-        number, equals, path = one.partition("=")
+    for item in given:
+        number, equals, path = item.partition("=")
         if not (equals and number.isdecimal() and len(number) < 20 and int(number) < 2**31):
             raise UsageProblem(
-                f"invalid {flag} '{one}': expected ID=FILE",
+                f"invalid {flag} '{item}': expected ID=FILE",
                 remedy="Give the schema's id in the registry and its file, as 17=FILE",
                 slug="invalid-schema-argument",
             )
@@ -160,7 +160,7 @@ def _parsed(fastavro: Any, text: str) -> Any:
 def _without_annotations(schema: Any) -> Any:
     """Remove logical types except decimals: Arrow converts dates and times by column, not one by one."""
     if isinstance(schema, list):
-        return [_without_annotations(one) for one in schema]
+        return [_without_annotations(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     drop = schema.get("logicalType") not in _KEPT
@@ -172,8 +172,8 @@ def _without_annotations(schema: Any) -> Any:
             kept[name] = _without_annotations(kept[name])
     if isinstance(kept.get("fields"), list):
         kept["fields"] = [
-            {**one, "type": _without_annotations(one["type"])} if isinstance(one, dict) and "type" in one else one
-            for one in kept["fields"]
+            {**item, "type": _without_annotations(item["type"])} if isinstance(item, dict) and "type" in item else item
+            for item in kept["fields"]
         ]
     return kept
 
@@ -253,13 +253,13 @@ class _Types:
                 f"a table has no type for record {name}, which has no fields", slug="unsupported-avro-type"
             )
         self._open.append(name)
-        for one in schema["fields"]:
-            yield one["name"], self._of(one["type"], built=built)
+        for item in schema["fields"]:
+            yield item["name"], self._of(item["type"], built=built)
         self._open.pop()
 
     @staticmethod
     def _one_of(union: Sequence[Any]) -> Any:
-        others = [one for one in union if one != "null"]
+        others = [item for item in union if item != "null"]
         if len(others) != 1:
             raise UsageProblem(
                 f"a table has no type for a union of {len(others)} types besides null", slug="unsupported-avro-type"

@@ -44,7 +44,7 @@ def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
     columns = [
         pyarrow.array(np.full(n, partition, np.int32)),
         decode(keys, formats.key, records["offset"], "key"),
-        *([] if formats.key.tells_keys_apart else [binary(keys)]),
+        *([] if formats.key.distinguishes_keys else [binary(keys)]),
         decode(values, formats.value, records["offset"], "value"),
         pyarrow.ListArray.from_arrays(
             pyarrow.array(headers.offsets.astype(np.int32)),
@@ -56,7 +56,7 @@ def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
         pyarrow.array(~values.valid),
     ]
     names = ["partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch", "deleted"]
-    if formats.key.tells_keys_apart:
+    if formats.key.distinguishes_keys:
         names.remove("key_bytes")
     return pyarrow.RecordBatch.from_arrays(columns, names)
 
@@ -108,7 +108,7 @@ def _text(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -
     try:
         text = raw.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:
-        _fail(np.array([not _is_utf8(one) for one in raw.to_pylist()]), offsets, what, "is not valid UTF-8")
+        _fail(np.array([not _is_utf8(item) for item in raw.to_pylist()]), offsets, what, "is not valid UTF-8")
         raise
     if wanted.name == "uuid":
         fits = compute.fill_null(compute.match_substring_regex(text, _UUID), True)

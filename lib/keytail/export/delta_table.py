@@ -48,8 +48,8 @@ class TableState:
 
     def as_metadata(self) -> str:
         partitions = {str(number): known.as_json() for number, known in sorted(self.partitions.items())}
-        told = {"topic": self.topic, "formats": self.formats, "as_of": self.as_of, "partitions": partitions}
-        return json.dumps({"keytail_export": VERSION, **told}, separators=(",", ":"))
+        stored = {"topic": self.topic, "formats": self.formats, "as_of": self.as_of, "partitions": partitions}
+        return json.dumps({"keytail_export": VERSION, **stored}, separators=(",", ":"))
 
 
 @as_caller()
@@ -109,20 +109,20 @@ def _commit_info(file: Path) -> Mapping[str, Any]:
 
 def _state_of(metadata: str | None) -> TableState | None:
     try:
-        told = parse_object(metadata or "")
+        stored = parse_object(metadata or "")
     except ValueError:
         return None
-    if "keytail_export" not in told:
+    if "keytail_export" not in stored:
         return None
-    if told["keytail_export"] != VERSION:
+    if stored["keytail_export"] != VERSION:
         raise Refused(
-            f"the table has the export state of version {told['keytail_export']}, but this keytail supports version "
+            f"the table has the export state of version {stored['keytail_export']}, but this keytail supports version "
             f"{VERSION}",
             remedy="Use the version of keytail that exported it, or give another --to",
             slug="unsupported-export-version",
         )
-    known = {int(number): Exported(**one) for number, one in told["partitions"].items()}
-    return TableState(told["topic"], told["formats"], told["as_of"], known)
+    known = {int(number): Exported(**item) for number, item in stored["partitions"].items()}
+    return TableState(stored["topic"], stored["formats"], stored["as_of"], known)
 
 
 def decoded(raw: Any, formats: Formats) -> Any:

@@ -23,6 +23,7 @@ from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
 from keytail.cli.selection import choose
 from keytail.cli.stopping import Stopped
+from keytail.console import print_message
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.export.command import ExportRow, Request
 from keytail.export.delta_table import TableState, read_state
@@ -41,7 +42,6 @@ from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
-from keytail.telling import say
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
     seed, planned, states = secrets.randbits(63), {}, {}
     for topic, entries in sorted(of_topic.items()):
         states[topic], planned[topic] = _plan_topic(fs, request, topic, entries, seed)
-    rows = {one.row.name: one.row for plans in planned.values() for one in plans}
-    if request.execute and any(one.work for plans in planned.values() for one in plans):
+    rows = {plan.row.name: plan.row for plans in planned.values() for plan in plans}
+    if request.execute and any(plan.work for plans in planned.values() for plan in plans):
         try:
             _execute(request, planned, states, rows)
         except (Stopped, SparkEnded) as stop:
@@ -284,7 +284,7 @@ def _execute(
     rows: dict[str, ExportRow],
 ) -> None:
 
-    works = [one.work for plans in planned.values() for one in plans if one.work is not None]
+    works = [plan.work for plans in planned.values() for plan in plans if plan.work is not None]
     sizes = [(os.path.basename(work.task.partition_path), work.log_bytes) for work in works]
     with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
         reporter.note("starting Spark")
@@ -294,18 +294,20 @@ def _execute(
         if request.submitted:
             require_delta(engine.session)
         for topic, plans in planned.items():
-            of = {one.work.partition: one for one in plans if one.work is not None}
+            of = {plan.work.partition: plan for plan in plans if plan.work is not None}
 
-            def heard(outcome: ExportOutcome, of: Mapping[int, _Planned] = of) -> None:
+            def on_result(outcome: ExportOutcome, of: Mapping[int, _Planned] = of) -> None:
                 row = _row_of(of[outcome.work.partition].row, outcome)
                 rows[row.name] = row
                 if outcome.trace:
-                    say(outcome.trace, "error")
+                    print_message(outcome.trace, "error")
                 reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
 
             if of:
-                path, works = os.path.join(request.target, topic), [one.work for one in of.values() if one.work]
-                Export(engine, heard).run(Exporting(topic, path, request.formats, states[topic], request.as_of, works))
+                path, works = os.path.join(request.target, topic), [item.work for item in of.values() if item.work]
+                Export(engine, on_result).run(
+                    Exporting(topic, path, request.formats, states[topic], request.as_of, works)
+                )
 
 
 def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:

@@ -36,7 +36,7 @@ class Format:
         return "string" if self.name in _TEXT else "binary"
 
     @property
-    def tells_keys_apart(self) -> bool:
+    def distinguishes_keys(self) -> bool:
         """Whether different bytes decode to different keys. Not so for floats (-0.0, NaNs) and Avro (schema ids)."""
         return self.name not in ("float", "double", "avro")
 
@@ -52,7 +52,7 @@ class Formats:
     @property
     def raw_schema(self) -> str:
         """The Spark schema of the rows that tasks return. `deleted`: the record is a tombstone."""
-        key_bytes = "" if self.key.tells_keys_apart else "key_bytes binary, "
+        key_bytes = "" if self.key.distinguishes_keys else "key_bytes binary, "
         return (
             f"partition int, key {self.key.sql_type}, {key_bytes}value {self.value.sql_type}, "
             "headers array<struct<key: string, value: binary>>, timestamp timestamp, offset bigint, leader_epoch int, "

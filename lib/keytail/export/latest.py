@@ -22,12 +22,12 @@ from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors
 from keytail.kernels.records import number_records
+from keytail.log.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
 from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import SegmentFacts
-from keytail.log.records.scan import Chunk, RecordScanner
+from keytail.log.records.scan import Portion, RecordScanner
 from keytail.log.records.table import RecordTable
-from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, TransactionTracker, read_aborted
 
 SLICE_BYTES = 256 << 20
@@ -168,13 +168,13 @@ class _Finder:
                 break  # later segments are read only for their markers, once
             if is_source:
                 self._first_bits.append(self._records)
-            for stride in _strides(self._fs, self._reader, task.partition_path, task.segments, number, task.end_offset):
-                aborted = tracker.follow(stride.table)
+            for chunk in _chunks(self._fs, self._reader, task.partition_path, task.segments, number, task.end_offset):
+                aborted = tracker.follow(chunk.table)
                 if not is_source:
                     continue
                 if shard == 0:
-                    self._gaps.look(stride.table)
-                if not self._put(stride, aborted, number, offset_map, shard, shards):
+                    self._gaps.look(chunk.table)
+                if not self._put(chunk, aborted, number, offset_map, shard, shards):
                     return False
         if shard == 0:
             tracker.finish()
@@ -186,20 +186,20 @@ class _Finder:
         return True
 
     def _put(
-        self, stride: Stride, aborted: np.ndarray, number: int, offset_map: OffsetMap, shard: int, shards: int
+        self, chunk: Chunk, aborted: np.ndarray, number: int, offset_map: OffsetMap, shard: int, shards: int
     ) -> bool:
-        task, table = self._task, stride.table
+        task, table = self._task, chunk.table
         counts = table["record_count"].astype(np.int64)
         of_segment = self._records - self._first_bits[-1]
         first_ordinal = (number << 32) + of_segment + np.cumsum(counts) - counts
         wanted = ~aborted & ((table["attributes"] & CONTROL) == 0) & (counts > 0)
         wanted &= (table["last_offset"] >= task.from_offset) & (table["base_offset"] < task.end_offset)
-        for opened in self._reader.open_rows(stride, wanted):
-            for chunk in self._scanner.chunks(stride, opened):
-                ordinals = self._numbered(chunk, first_ordinal)
+        for opened in self._reader.open_rows(chunk, wanted):
+            for portion in self._scanner.portions(chunk, opened):
+                ordinals = self._numbered(portion, first_ordinal)
                 if shard == 0:
-                    self._note(chunk, ordinals)
-                columns, n = chunk.columns, len(chunk.records)
+                    self._note(portion, ordinals)
+                columns, n = portion.columns, len(portion.records)
                 if shards > 1:
                     ordinals[columns.low[:n] % np.uint64(shards) != np.uint64(shard)] = -1
                 if offset_map.put_all(columns.low, columns.high, columns.ordinals, n) < n:
@@ -207,21 +207,21 @@ class _Finder:
         self._records += int(counts.sum())
         return True
 
-    def _numbered(self, chunk: Chunk, first_ordinal: np.ndarray) -> np.ndarray:
-        """Return the ordinals of the chunk's records, -1 for those that are not to be mapped."""
-        records, columns = chunk.records, chunk.columns
-        chunk.hash_keys(self._task.hash_seed)
+    def _numbered(self, portion: Portion, first_ordinal: np.ndarray) -> np.ndarray:
+        """Return the ordinals of the portion's records, -1 for those that are not to be mapped."""
+        records, columns = portion.records, portion.columns
+        portion.hash_keys(self._task.hash_seed)
         number_records(
-            records, len(records), chunk.opened.from_here(first_ordinal), self._task.from_offset, columns.ordinals,
+            records, len(records), portion.opened.from_here(first_ordinal), self._task.from_offset, columns.ordinals,
             np.zeros(2, np.int64),
         )  # fmt: skip
         ordinals = columns.ordinals[: len(records)]
         ordinals[records["offset"] >= self._task.end_offset] = -1
         return ordinals
 
-    def _note(self, chunk: Chunk, ordinals: np.ndarray) -> None:
+    def _note(self, portion: Portion, ordinals: np.ndarray) -> None:
         """Record which records have no key, and which have no value."""
-        records, task = chunk.records, self._task
+        records, task = portion.records, self._task
         in_range = (records["offset"] >= task.from_offset) & (records["offset"] < task.end_offset)
         keyless = records["offset"][in_range & (records["key_bytes"] < 0)]
         if len(keyless):
@@ -318,23 +318,23 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
     with unchanged(fs, piece.partition_path, piece.segments, is_last=piece.is_last):
         for number in range(len(piece.segments)):
             bit = piece.first_bits[number]
-            of_segment = _strides(
+            of_segment = _chunks(
                 fs, reader, piece.partition_path, piece.segments, number, piece.end_offset, is_last=piece.is_last
             )
-            for stride in of_segment:
-                counts = stride.table["record_count"].astype(np.int64)
+            for chunk in of_segment:
+                counts = chunk.table["record_count"].astype(np.int64)
                 ends = bit + np.cumsum(counts)
                 first_bit = ends - counts
-                of_stride = _unpacked(bits, bit, int(ends[-1]))
-                alive = np.concatenate([[0], np.cumsum(of_stride)])
+                of_chunk = _unpacked(bits, bit, int(ends[-1]))
+                alive = np.concatenate([[0], np.cumsum(of_chunk)])
                 wanted = alive[ends - bit] > alive[first_bit - bit]
                 bit = int(ends[-1])
                 if not wanted.any():
                     continue
-                for opened in reader.open_rows(stride, wanted):
-                    for chunk in scanner.chunks(stride, opened, bits, first_bit):
-                        if len(chunk.records):
-                            yield chunk.record_table
+                for opened in reader.open_rows(chunk, wanted):
+                    for portion in scanner.portions(chunk, opened, bits, first_bit):
+                        if len(portion.records):
+                            yield portion.record_table
 
 
 def _unpacked(bits: np.ndarray, start: int, end: int) -> np.ndarray:
@@ -343,7 +343,7 @@ def _unpacked(bits: np.ndarray, start: int, end: int) -> np.ndarray:
     return np.pad(of[: end - start], (0, max(end - start - len(of), 0)))
 
 
-def _strides(
+def _chunks(
     fs: FileSystem,
     reader: SegmentReader,
     partition_path: str,
@@ -352,14 +352,14 @@ def _strides(
     end_offset: int,
     *,
     is_last: bool = True,
-) -> Iterator[Stride]:
-    """Yield the strides of segment `number`. The active one may end with a partial batch above the required offsets."""
+) -> Iterator[Chunk]:
+    """Yield the chunks of segment `number`. The active one may end with a partial batch above the required offsets."""
     segment = segments[number]
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
     n_bytes = segment.log_bytes
     if is_last and number + 1 == len(segments):
         n_bytes = whole_bytes(fs, path, segment.base_offset, end_offset if segment.base_offset < end_offset else 0)
-    for stride in reader.strides(path, n_bytes):
-        refuse_unsupported(stride)
-        check_ends_below(stride, segments[number + 1].base_offset if number + 1 < len(segments) else None)
-        yield stride
+    for chunk in reader.chunks(path, n_bytes):
+        refuse_unsupported(chunk)
+        check_ends_below(chunk, segments[number + 1].base_offset if number + 1 < len(segments) else None)
+        yield chunk

@@ -33,7 +33,7 @@ from keytail.run.engine import Engine
 from keytail.run.memory import map_memory_bytes
 from keytail.run.spark_engine import lost, name_jobs
 from keytail.run.tasks import explained
-from keytail.run.watching import telling
+from keytail.run.watching import sending_progress
 from keytail.values import NotAValue, from_bytes, to_bytes
 
 _PROBLEM = "keytail-export-problem "
@@ -86,7 +86,7 @@ class ExportOutcome:
     end_ms: int = 0
 
 
-Heard = Callable[[ExportOutcome], None]
+OnResult = Callable[[ExportOutcome], None]
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Export:
     """One run. `heard` is called with the outcome of each partition, once its rows are committed or it has failed."""
 
     engine: Engine
-    heard: Heard
+    on_result: OnResult
     slice_bytes: int = SLICE_BYTES
     _state: TableState = field(init=False)
     _exists: bool = field(init=False)
@@ -103,9 +103,9 @@ class Export:
         self._exists = what.before is not None
         self._state = what.before or TableState(what.topic, what.formats.as_json(), what.as_of)
         found = self._found(what)
-        for way, commit in (("full", self._write), ("incremental", self._merge)):
-            of_way = {number: one for number, one in found.items() if one.work.plan.way == way}
-            self._commit(what, of_way, commit)
+        for strategy, commit in (("full", self._write), ("incremental", self._merge)):
+            of_strategy = {number: item for number, item in found.items() if item.work.plan.way == strategy}
+            self._commit(what, of_strategy, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
         """Return the partitions whose latest records have been found, by number. `heard` is called for the others."""
@@ -120,7 +120,7 @@ class Export:
                 latest = outcome.value
                 if latest is None:
                     times = (outcome.start_ms, outcome.end_ms)
-                    self.heard(ExportOutcome(work, None, outcome.problem, outcome.trace, *times))
+                    self.on_result(ExportOutcome(work, None, outcome.problem, outcome.trace, *times))
                 elif work.plan.way == "incremental" and latest.has_gap:
                     again.append(work.in_full(
                         f"offsets are missing from offset {work.task.from_offset} on, where the last export ended: "
@@ -143,12 +143,12 @@ class Export:
                 self.engine.cancel()
                 raise
             if problem is None:
-                for one in found.values():
-                    self.heard(replace(one, end_ms=_now_ms()))
+                for item in found.values():
+                    self.on_result(replace(item, end_ms=_now_ms()))
                 return
             number, why = problem
             for other in [number] if number is not None else list(found):
-                self.heard(replace(found.pop(other), problem=why, end_ms=_now_ms()))
+                self.on_result(replace(found.pop(other), problem=why, end_ms=_now_ms()))
 
     @as_caller()
     def _try(
@@ -161,7 +161,7 @@ class Export:
         """Return None after a commit, else the failure and the partition that caused it, if known."""
         numbers = sorted(found)
         state = self._state.with_partitions({number: found[number].work.after for number in numbers})
-        size = sum(one.work.log_bytes for one in found.values())
+        size = sum(item.work.log_bytes for item in found.values())
         wanted = {
             # A task has rows of one partition; without this setting Spark would first sort them by partition.
             "spark.sql.maxConcurrentOutputFileWriters": "2",
@@ -193,7 +193,7 @@ def _now_ms() -> int:
 
 def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
     memory = work.task.map_memory_bytes or map_memory_bytes(tasks_a_host)
-    with telling(work.task.partition_path, attempt, "latest records"):
+    with sending_progress(work.task.partition_path, attempt, "latest records"):
         return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
 
 
@@ -201,10 +201,10 @@ def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
 def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int) -> Iterator[Any]:
     """Yield a DataFrame with the raw schema, one task per slice, which is valid while the context is open."""
     pieces = [
-        (one.work.partition, piece)
-        for one in found
-        if one.latest is not None
-        for piece in slices_of(one.work.task, one.latest, slice_bytes)
+        (item.work.partition, piece)
+        for item in found
+        if item.latest is not None
+        for piece in slices_of(item.work.task, item.latest, slice_bytes)
     ]
     with as_caller():
         shared = session.sparkContext.broadcast(pieces)
@@ -248,13 +248,13 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
 def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
     """Return the partition that made a job fail, if known, and the error."""
     text = text_of(problem)
-    if said := _SAID.search(text):
+    if message := _SAID.search(text):
         with contextlib.suppress(NotAValue, ValueError, TypeError):  # not a task's text: Spark's has the reason
-            number, known = from_bytes(base64.b64decode(said[1]))
+            number, known = from_bytes(base64.b64decode(message[1]))
             if isinstance(known, KeytailError):
                 return number, known
-    if said := export_table.UNDECODABLE.search(text):
-        name, number, offset = said[1], int(said[2]), int(said[3])
+    if message := export_table.UNDECODABLE.search(text):
+        name, number, offset = message[1], int(message[2]), int(message[3])
         return number, Undecodable(
             f"partition {number}: a {name} is not valid {getattr(formats, name)}",
             offset=offset,

@@ -24,11 +24,11 @@ from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import NONE, check_level, compress
 from keytail.kernels import encode as kernels
 
-MAX_BATCH_BYTES = 1 << 30  # before compression: keytail's readers open no more (`log/stride.py`)
+MAX_BATCH_BYTES = 1 << 30  # before compression: keytail's readers open no more (`log/chunk.py`)
 MAX_BATCH_RECORDS = 2**31 - 1
 BATCH_BYTES = 16384  # the default of a producer's `batch.size`
-CHUNK_BYTES = 4 << 20
-_CHUNK_BATCHES = 1 << 14
+PART_BYTES = 4 << 20
+_PART_BATCHES = 1 << 14
 
 _OFFSETS = "the offsets of the {} are not ascending or exceed their data"
 _REFUSALS = {
@@ -89,7 +89,7 @@ class Encoding:
     """How records become batches. `level` None is the codec's default; `log_append_time`: timestamps are append times.
 
     A batch has at most `batch_bytes` before compression, unless one record needs more, and `max_message_bytes` in the
-    log. Each step of `encode_batches` makes about `chunk_bytes` before compression.
+    log. Each step of `encode_batches` makes about `part_bytes` before compression.
     """
 
     leader_epoch: int
@@ -98,13 +98,13 @@ class Encoding:
     batch_bytes: int = BATCH_BYTES
     batch_records: int = MAX_BATCH_RECORDS
     max_message_bytes: int = MAX_BATCH_BYTES
-    chunk_bytes: int = CHUNK_BYTES
+    part_bytes: int = PART_BYTES
     log_append_time: bool = False
 
     def __post_init__(self) -> None:
         check_level(self.codec, self.level)
         bytes_fit, records_fit = 0 < self.batch_bytes <= MAX_BATCH_BYTES, 0 < self.batch_records <= MAX_BATCH_RECORDS
-        if not (bytes_fit and records_fit and self.chunk_bytes > 0):
+        if not (bytes_fit and records_fit and self.part_bytes > 0):
             raise UsageProblem(
                 f"invalid batch limits: {self.batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and "
                 f"{self.batch_records} records",
@@ -138,19 +138,19 @@ def encode_batches(
         raise ValueError("records appended at several times")
     arrays = _arrays(columns)
     largest = _check(arrays, first_row, encoding.most_bytes if encoding.codec == NONE else MAX_BATCH_BYTES)
-    return _chunks(arrays, encoding, base_offset, first_row, largest)
+    return _parts(arrays, encoding, base_offset, first_row, largest)
 
 
-def _chunks(
+def _parts(
     arrays: tuple, encoding: Encoding, base_offset: int, first_row: int, largest_bytes: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     records, n = len(arrays[0]), 0
     batch_bytes = min(encoding.batch_bytes, encoding.most_bytes)
     while n < records:
-        target = np.empty(encoding.chunk_bytes + max(largest_bytes, batch_bytes), np.uint8)
-        table = np.zeros(_CHUNK_BATCHES, BATCH_TABLE)
+        target = np.empty(encoding.part_bytes + max(largest_bytes, batch_bytes), np.uint8)
+        table = np.zeros(_PART_BATCHES, BATCH_TABLE)
         n, n_bytes, rows = kernels.write_blocks(
-            *arrays, n, base_offset, batch_bytes, encoding.batch_records, encoding.chunk_bytes, target, table
+            *arrays, n, base_offset, batch_bytes, encoding.batch_records, encoding.part_bytes, target, table
         )
         target, table = target[:n_bytes], table[:rows]
         table["magic"] = 2

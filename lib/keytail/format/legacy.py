@@ -134,12 +134,12 @@ def transcode(
 
 def summarize_rows(
     raw: np.ndarray,
-    stride_position: int,
+    chunk_position: int,
     table: np.ndarray,
     previous_last_offset: int = -1,
     limit_bytes: int = NO_LIMIT_BYTES,
 ) -> None:
-    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is at byte `stride_position`.
+    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is at byte `chunk_position`.
 
     LegacyProblem for the first row that is invalid, or begins at or below the last offset before it; TooLarge for one
     that decompresses to more than `limit_bytes`.
@@ -148,13 +148,13 @@ def summarize_rows(
     if not len(old):
         return
     out = np.zeros(kernels.OUT_SIZE, np.int64)
-    kernels.check_plain(raw, stride_position, table, out)
+    kernels.check_plain(raw, chunk_position, table, out)
     bad, reason = len(table), ""
     if out[kernels.CODE]:
         bad, reason = int(out[kernels.WHERE]), _REASONS[int(out[kernels.CODE])]
     wrappers = old[(table["attributes"][old] & CODEC_MASK != 0) & (old < bad)]
     for row in wrappers:
-        start = int(table["position"][row]) - stride_position
+        start = int(table["position"][row]) - chunk_position
         try:
             batch = summarize(raw, start, int(table["size_bytes"][row]), limit_bytes)
         except ValueError as problem:

@@ -31,7 +31,7 @@ from keytail.log.fs import FileSystem
 PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
-CHUNK_BYTES = 16 << 20  # of decoded records that are split at a time
+PART_BYTES = 16 << 20  # of decoded records that are split at a time
 # Rows of Parquet decoded at a time, whatever their size: as many as Spark's own reader.
 _MOST_ROWS = 4096
 _READ_BYTES = 1 << 20
@@ -80,9 +80,9 @@ class Scratch:
     folders: Sequence[str]
     run_id: str
 
-    def path(self, one: Slice, attempt: str) -> str:
-        folder = self.folders[one.number % len(self.folders)]
-        return os.path.join(folder, names.scratch_file(one.number, self.run_id, attempt, names.CELLS))
+    def path(self, item: Slice, attempt: str) -> str:
+        folder = self.folders[item.number % len(self.folders)]
+        return os.path.join(folder, names.scratch_file(item.number, self.run_id, attempt, names.CELLS))
 
 
 def on_slices(
@@ -95,7 +95,7 @@ def on_slices(
 
 
 def store_slice(
-    fs: FileSystem, one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int], path: str
+    fs: FileSystem, item: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int], path: str
 ) -> list[Cell]:
     """Write the cells of `pack_slice` to a new file at `path`, which is removed after an error."""
     stored: list[Cell] = []
@@ -103,7 +103,7 @@ def store_slice(
     try:
         fd = fs.create(path, fs.stat(os.path.dirname(path)))
         try:
-            for task, place, partition, packed in pack_slice(one, columns, n_partitions, passed):
+            for task, place, partition, packed in pack_slice(item, columns, n_partitions, passed):
                 size_bytes = fs.write(fd, packed)
                 stored.append(Cell(task, place, partition, path, position, size_bytes))
                 position += size_bytes
@@ -135,24 +135,24 @@ def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordCo
 
 
 def pack_slice(
-    one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]
+    item: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
     """Yield task, place, partition and bytes of each cell of the slice, without records of the partitions in `passed`.
     The bytes are valid until the next cell.
 
     Records for a partition that the topic does not have are left out. An empty cell with such a partition's number,
-    ahead of the other cells of its chunk, reports it to task number modulo `n_partitions`.
+    ahead of the other cells of its part, reports it to task number modulo `n_partitions`.
     """
     divider = cells.Divider(n_partitions)
-    place = one.number << 32
-    for piece in one.pieces:
-        for chunk in _chunks(piece, columns, n_partitions):
-            records, found = [records for records, _ in chunk], [numbers for _, numbers in chunk]
+    place = item.number << 32
+    for piece in item.pieces:
+        for part in _parts(piece, columns, n_partitions):
+            records, found = [records for records, _ in part], [numbers for _, numbers in part]
             wrong = np.unique(np.concatenate([numbers[~_exists(numbers, n_partitions)] for numbers in found]))
-            told = {int(number) % n_partitions: int(number) for number in wrong[::-1]}
+            reported = {int(number) % n_partitions: int(number) for number in wrong[::-1]}
             for numbers in found:
                 numbers[~_exists(numbers, n_partitions) | np.isin(numbers, list(passed))] = _NO_PARTITION
-            empty = [(number, cells.empty_cell()) for number in told.values()]
+            empty = [(number, cells.empty_cell()) for number in reported.values()]
             for partition, cell in (*empty, *divider.divide(records, found)):
                 yield partition % n_partitions, place, partition, cell
                 place += 1
@@ -162,15 +162,15 @@ def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
     return (numbers >= 0) & (numbers < n_partitions)
 
 
-def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
+def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
     """Yield batches of COUNTS_SCHEMA: counts of the slice for each partition, including those that do not exist."""
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
-    for piece in one.pieces:
-        for chunk in _chunks(piece, counted, n_partitions):
-            numbers, of = np.unique(np.concatenate([found for _, found in chunk]), return_inverse=True)
-            keys = np.concatenate([np.diff(records.keys.offsets) for records, _ in chunk])
-            values = np.concatenate([np.diff(records.values.offsets) for records, _ in chunk])
-            keyless = np.concatenate([~records.keys.valid for records, _ in chunk])
+    for piece in item.pieces:
+        for part in _parts(piece, counted, n_partitions):
+            numbers, of = np.unique(np.concatenate([found for _, found in part]), return_inverse=True)
+            keys = np.concatenate([np.diff(records.keys.offsets) for records, _ in part])
+            values = np.concatenate([np.diff(records.values.offsets) for records, _ in part])
+            keyless = np.concatenate([~records.keys.valid for records, _ in part])
             sums = [np.zeros(len(numbers), np.int64) for _ in range(4)]
             for total, weight in zip(sums, (np.ones(len(of), np.int64), keys, values, keyless), strict=True):
                 np.add.at(total, of, weight)
@@ -192,14 +192,14 @@ def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_par
     return found
 
 
-def _chunks(
+def _parts(
     piece: Piece, columns: Mapping[str, str], n_partitions: int
 ) -> Iterator[list[tuple[RecordColumns, np.ndarray]]]:
-    """Yield chunks of about CHUNK_BYTES: lists of small runs of records, with the partition of each record."""
+    """Yield parts of about CHUNK_BYTES: lists of small runs of records, with the partition of each record."""
     row, pending_bytes = piece.first_row, 0
     pending: list[tuple[RecordColumns, np.ndarray]] = []
     for batch in _decoded(piece, columns):
-        if pending and pending_bytes + batch.nbytes > CHUNK_BYTES:
+        if pending and pending_bytes + batch.nbytes > PART_BYTES:
             yield pending
             pending, pending_bytes = [], 0
         records = columns_of(batch)
@@ -226,7 +226,7 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
     # Buffered: otherwise a column of a row group, which may be most of the file, is read at once.
     with as_caller():
         file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
-    rows = max(1, min(_MOST_ROWS, CHUNK_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
+    rows = max(1, min(_MOST_ROWS, PART_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
     names = list(dict.fromkeys(columns.values()))
     for batch in file.iter_batches(rows, [piece.row_group], names, use_threads=False):
         arrays = [_plain(batch.column(name)) for name in columns.values()]

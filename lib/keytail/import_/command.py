@@ -202,7 +202,7 @@ def _log_dirs(configuration: Configuration, log_dirs: o.LogDirs = None) -> tuple
 
 
 def _replicas(configuration: Configuration, replica_log_dirs: ReplicaLogDirs = None) -> tuple[tuple[str, ...], ...]:
-    return tuple(chosen_log_dirs(o.comma_lists([one]), configuration) for one in replica_log_dirs or ())
+    return tuple(chosen_log_dirs(o.comma_lists([item]), configuration) for item in replica_log_dirs or ())
 
 
 @dataclass(frozen=True)

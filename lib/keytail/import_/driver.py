@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from keytail.cli.progress import Reporter
+from keytail.console import print_message
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format.compression import CODECS
 from keytail.import_ import on_spark
@@ -40,7 +41,6 @@ from keytail.run.ended import sweep
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
-from keytail.telling import say
 
 # Larger than a producer's 16 KiB: bulk-loaded records are read in bulk, and larger batches compress better.
 BATCH_BYTES = 128 << 10
@@ -60,7 +60,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
             run.enter_context(hold(request.all_log_dirs, fs))
             target = find_target(fs, request)
         at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after our session has stopped
-        with Reporter("import", [(f"{request.topic}-{one.number}", 0) for one in target.partitions]) as reporter:
+        with Reporter("import", [(f"{request.topic}-{item.number}", 0) for item in target.partitions]) as reporter:
             reporter.note("starting Spark")
             spark = session_of_run(
                 run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
@@ -72,9 +72,9 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
             )
             planned = [_plan(fs, request, target, partition, import_id) for partition in target.partitions]
             if not request.execute:
-                reporter.note(f"counting {request.source.path}: {records.told}")
+                reporter.note(f"counting {request.source.path}: {records.description}")
                 return _dry_run(request, target, planned, records.measure(), import_id)
-            reporter.note(f"import id {import_id}; reading {request.source.path}: {records.told}")
+            reporter.note(f"import id {import_id}; reading {request.source.path}: {records.description}")
             return _execute(request, fs, target, planned, records, import_id, reporter, at_end)
 
 
@@ -148,9 +148,9 @@ def _dry_run(
         raise Refused(what, path=request.source.path, remedy="Check the source", slug="empty-source")
     by_number = {load.partition: load for load in loads}
     rows = []
-    for one in planned:
-        load = by_number.pop(one.partition.number, None)
-        rows.append(_row_of_load(request, target, one, load, import_id))
+    for item in planned:
+        load = by_number.pop(item.partition.number, None)
+        rows.append(_row_of_load(request, target, item, load, import_id))
     if by_number:
         numbers = ", ".join(str(number) for number in sorted(by_number)[:20])
         raise Refused(
@@ -161,25 +161,25 @@ def _dry_run(
     return rows
 
 
-def _row_of_load(request: Request, target: Target, one: _Planned, load: Load | None, import_id: str) -> ImportRow:
-    counted: dict[str, Any] = {"import_id": import_id, "replicas": max(len(one.partition.entries), 1)}
+def _row_of_load(request: Request, target: Target, item: _Planned, load: Load | None, import_id: str) -> ImportRow:
+    counted: dict[str, Any] = {"import_id": import_id, "replicas": max(len(item.partition.entries), 1)}
     if load is not None:
         counted |= {"records": load.records, "source_bytes": load.key_bytes + load.value_bytes}
-    if one.status != "would-import":
-        return one.row(request, **counted)
-    if one.plan is not None and one.plan.record is not None:
-        status = "imported-before" if one.plan.is_done else "would-import"
-        done = one.plan.record
-        note = "an earlier run committed this import" + ("" if one.plan.is_done else ", but did not complete it")
+    if item.status != "would-import":
+        return item.row(request, **counted)
+    if item.plan is not None and item.plan.record is not None:
+        status = "imported-before" if item.plan.is_done else "would-import"
+        done = item.plan.record
+        note = "an earlier run committed this import" + ("" if item.plan.is_done else ", but did not complete it")
         counted |= {"records": done.records, "first_offset": done.base_offset, "end_offset": done.end_offset}
-        return one.row(request, status=status, notes=(*one.notes, note), **counted)
+        return item.row(request, status=status, notes=(*item.notes, note), **counted)
     if load is None:
-        return one.row(request, status="unchanged", **counted)
+        return item.row(request, status="unchanged", **counted)
     if target.rules.compacted and load.keyless:
         error = f"{load.keyless} records have no key, and the topic is compacted: a broker rejects such records"
-        return one.row(request, status="refused", error=error, **counted)
-    first = one.plan.base_offset if one.plan is not None else 0
-    return one.row(request, first_offset=first, end_offset=first + load.records, **counted)
+        return item.row(request, status="refused", error=error, **counted)
+    first = item.plan.base_offset if item.plan is not None else 0
+    return item.row(request, first_offset=first, end_offset=first + load.records, **counted)
 
 
 def _execute(
@@ -193,13 +193,13 @@ def _execute(
     at_end: contextlib.ExitStack,
 ) -> list[ImportRow]:
     run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
-    plans = {one.partition.number: one.plan for one in planned if one.plan is not None}
+    plans = {item.partition.number: item.plan for item in planned if item.plan is not None}
     is_local = records.spark.sparkContext.master.startswith("local")
     at_end.push(partial(_remove_late_scratch, fs, list(plans.values()), run_id, is_local))
-    rows = {one.partition.number: one.row(request, import_id=import_id) for one in planned}
-    notes = {one.partition.number: one.notes for one in planned}
+    rows = {item.partition.number: item.row(request, import_id=import_id) for item in planned}
+    notes = {item.partition.number: item.notes for item in planned}
 
-    def heard(outcome: ImportOutcome) -> None:
+    def on_result(outcome: ImportOutcome) -> None:
         row = _row_of_outcome(target, outcome, notes[outcome.plan.partition], import_id, now_ms)
         rows[row.partition] = row
         reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
@@ -213,9 +213,9 @@ def _execute(
         tasks,
         import_id,
         run_id,
-        {one.partition.number: one.error for one in planned if one.plan is None},
-        heard,
-        say,
+        {item.partition.number: item.error for item in planned if item.plan is None},
+        on_result,
+        print_message,
         fs,
     ).run()
     return [rows[number] for number in sorted(rows)]
@@ -275,7 +275,7 @@ def _row_of_outcome(
         return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
     if record is None:
         return row
-    told = [*notes, *target.notes_on(outcome.largest_timestamp_ms, now_ms)] if not outcome.earlier else [*notes]
+    reported = [*notes, *target.notes_on(outcome.largest_timestamp_ms, now_ms)] if not outcome.earlier else [*notes]
     return replace(
         row,
         status="imported-before" if outcome.earlier else "imported",
@@ -284,5 +284,5 @@ def _row_of_outcome(
         segments=len(record.segment_bases),
         first_offset=record.base_offset,
         end_offset=record.end_offset,
-        notes=tuple(told),
+        notes=tuple(reported),
     )

@@ -33,7 +33,7 @@ from keytail.log.import_record import ImportRecord
 from keytail.log.lock import LockLost
 from keytail.rebuild_index.partition import remove_scratch
 from keytail.run.spark_engine import attempt_name, name_jobs
-from keytail.run.tasks import Outcome, answer_bytes, attempt_one, explained
+from keytail.run.tasks import Outcome, answer_bytes, explained, run_attempt
 from keytail.threads import Threads
 from keytail.values import from_bytes
 
@@ -88,7 +88,7 @@ class Import:
         outcomes = []
         try:
             answers = self._write()
-            problem = next((one.problem for one in answers.values() if one.problem is not None), None)
+            problem = next((item.problem for item in answers.values() if item.problem is not None), None)
             is_empty = not any(answer.value is not None for answer in answers.values())
             if problem is None and is_empty and not any(plan.record for plan in self.plans):
                 what = "the source has no rows, so there is nothing to import"
@@ -180,8 +180,8 @@ def _write_partition(
     context = TaskContext.get()
     assert context is not None
     number, attempt = context.partitionId(), attempt_name()
-    records = (one for batch in batches for one in unpack(batch))
-    answer = attempt_one(partial(_written, tasks=tasks, refused=refused, number=number), records, attempt)
+    records = (item for batch in batches for item in unpack(batch))
+    answer = run_attempt(partial(_written, tasks=tasks, refused=refused, number=number), records, attempt)
     for _ in batches:  # Spark treats a worker that does not consume all its input as dead
         pass
     if answer.value is not None or answer.problem is not None:

@@ -19,15 +19,15 @@ from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.producers import check_snapshot, encode_snapshot
 from keytail.log.checkpoint import read_epochs
+from keytail.log.chunk import SegmentReader
 from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.import_record import ImportRecord, parse_record
 from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
-from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.epochs import Epoch
 
 FIRST_LEADER_EPOCH = 0  # which KRaft gives a new partition
-_STRIDE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -111,7 +111,7 @@ def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
 
 
 def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord) -> bool:
-    segment = next((one for one in facts.segments if one.base_offset == record.base_offset), None)
+    segment = next((item for item in facts.segments if item.base_offset == record.base_offset), None)
     if segment is None or segment.log_bytes < HEADER_BYTES:
         return False
     path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
@@ -170,7 +170,7 @@ def plan_import(
     """
     first = replicas[0].facts
     states = tuple(_state(replica, import_id) for replica in replicas)
-    record = next((one.record for one, state in zip(replicas, states, strict=True) if state != "new"), None)
+    record = next((item.record for item, state in zip(replicas, states, strict=True) if state != "new"), None)
     base_offset = first.log_end_offset if record is None else record.base_offset
     for replica, state in zip(replicas, states, strict=True):
         if state == "new" and replica.facts.log_end_offset != base_offset:
@@ -324,10 +324,10 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
     if not 0 <= position < segment.log_bytes:
         return f"the last entry of {index} points beyond the end of the log"
     last = last_time_entry(fs, stem + names.TIME_INDEX, segment.time_index_bytes)
-    reader = SegmentReader(fs, _STRIDE_BYTES)
-    strides = reader.unhurried_strides(stem + names.LOG, segment.log_bytes, start=position)
+    reader = SegmentReader(fs, _CHUNK_BYTES)
+    chunks = reader.chunks_without_prefetch(stem + names.LOG, segment.log_bytes, start=position)
     try:
-        newest_ms = max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=-1)
+        newest_ms = max((int(chunk.table["max_timestamp_ms"].max()) for chunk in chunks), default=-1)
     except CorruptLog as damage:
         return f"from the last entry of {index} on, the log has invalid batches ({damage.what})"
     if newest_ms > (last[0] if last is not None else -1):

@@ -35,7 +35,7 @@ class Rows:
     why: str
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return f"through Spark's rows, because {self.why}"
 
     def measure(self) -> list[Load]:

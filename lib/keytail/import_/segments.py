@@ -21,7 +21,7 @@ from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
 # Encoded at a time: so much that encoding the last batch, which waits for more records, twice costs little.
-CHUNK_BYTES = 8 << 20
+PART_BYTES = 8 << 20
 _RECORD_BYTES = 16  # approximate size of a record beside its key, value and headers
 
 
@@ -89,7 +89,7 @@ class SegmentsWriter:
         self._pending.append(self._timed(columns))
         self._pending_bytes += columns.data_bytes + _RECORD_BYTES * len(columns)
         self._records += len(columns)
-        if self._pending_bytes >= max(CHUNK_BYTES, 2 * task.batch_bytes):
+        if self._pending_bytes >= max(PART_BYTES, 2 * task.batch_bytes):
             self._encode(is_last=False)
 
     def _encode(self, is_last: bool) -> None:

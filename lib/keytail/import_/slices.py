@@ -69,7 +69,7 @@ class Slices:
     slices: Sequence[Slice]
     columns: Mapping[str, str]
     n_partitions: int
-    told: str = field(default="tasks read Parquet without the JVM", init=False)
+    description: str = field(default="tasks read Parquet without the JVM", init=False)
 
     def measure(self) -> list[Load]:
         """Count the records of each partition, ascending. Reads keys and values of the whole source once."""
@@ -107,9 +107,9 @@ def _store(
 ) -> Iterator[Any]:  # fmt: skip
     """The body of a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
 
-    def work(one: Slice) -> Iterator[Any]:
+    def work(item: Slice) -> Iterator[Any]:
         try:
-            stored = cells.store_slice(LOCAL, one, columns, n_partitions, passed, scratch.path(one, attempt_name()))
+            stored = cells.store_slice(LOCAL, item, columns, n_partitions, passed, scratch.path(item, attempt_name()))
         except OSError as problem:
             raise explained(problem) from problem
         columns_of_cells = zip(*stored, strict=True) if stored else ((),) * len(cells.Cell._fields)
@@ -175,7 +175,7 @@ def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) 
             if column is None or first is None or column.leaves != first.leaves:
                 return f"the column for {role} is not the same in all of its files"
             if not _is_known(role, kind, column):
-                leaves = ", ".join(" ".join(one) for one in column.leaves)
+                leaves = ", ".join(" ".join(item) for item in column.leaves)
                 return f"its column for {role} has the type {column.arrow} ({leaves})"
     return None
 

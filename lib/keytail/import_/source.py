@@ -108,8 +108,8 @@ def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partition
         path = spark._jvm.org.apache.hadoop.fs.Path(spark._jvm.java.net.URI(name))
         status = path.getFileSystem(configuration).getFileStatus(path)
         files.append([name, status.getLen(), status.getModificationTime()])
-    said = [topic, n_partitions, asdict(source), files]
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
+    message = [topic, n_partitions, asdict(source), files]
+    return hashlib.blake2b(json.dumps(message, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def opened(spark: Any, source: Source) -> Any:

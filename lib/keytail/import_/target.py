@@ -124,7 +124,7 @@ def find_target(fs: FileSystem, request: Request) -> Target:
         if not places:
             _refuse_to_make(request, number, topic_id)
         # A broker creates a new partition in the log dir with the fewest.
-        homes = tuple(facts for _, facts, _ in places) or (min(by_broker[0], key=lambda one: len(one.partitions)),)
+        homes = tuple(facts for _, facts, _ in places) or (min(by_broker[0], key=lambda item: len(item.partitions)),)
         partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
         brokers_of[number] = tuple(brokers[broker] for broker, _, _ in places) or (brokers[0],)
     values = configuration.of(topic).values()

@@ -1,6 +1,6 @@
 """Reads batch headers from raw bytes into a table, one row per batch, and checks each before it is used.
 
-The layout is that of `format/BATCH.md`. Kernels return codes and positions; `log/stride.py` turns them into errors that
+The layout is that of `format/BATCH.md`. Kernels return codes and positions; `log/chunk.py` turns them into errors that
 name the file.
 """
 

@@ -15,7 +15,7 @@ from keytail.kernels.native import prefetch
 from keytail.kernels.proof.table import FLAGS, KEPT, OLDER_KEPT, PRESENT, SLOT_WORDS, low_slot_of
 from keytail.kernels.shards import move_back, shard_of, sum_up
 
-_AHEAD = 16
+_PREFETCH_DISTANCE = 16
 
 
 @kernel
@@ -159,12 +159,12 @@ def merge_entries(slots, used, limit, entries, start):
     may come once more, settled. Stops before a new key once `used` has reached `limit`.
     """
     clear = ~np.uint64(FLAGS)
-    fates = np.uint64(3)
+    actions = np.uint64(3)
     capacity = slots.shape[0] // SLOT_WORDS
     n = entries.shape[0] // SLOT_WORDS
     for k in range(start, n):
-        if k + _AHEAD < n:
-            prefetch(slots, SLOT_WORDS * low_slot_of(entries[SLOT_WORDS * (k + _AHEAD)], capacity))
+        if k + _PREFETCH_DISTANCE < n:
+            prefetch(slots, SLOT_WORDS * low_slot_of(entries[SLOT_WORDS * (k + _PREFETCH_DISTANCE)], capacity))
         low, high, offset = entries[SLOT_WORDS * k], entries[SLOT_WORDS * k + 1], entries[SLOT_WORDS * k + 2]
         i = low_slot_of(low, capacity)
         while slots[SLOT_WORDS * i + 2] != 0:
@@ -188,13 +188,13 @@ def merge_entries(slots, used, limit, entries, start):
         newest = held
         if offset > known:
             newest = high
-            if held & fates == np.uint64(KEPT):
+            if held & actions == np.uint64(KEPT):
                 older = np.uint64(OLDER_KEPT)
             slots[SLOT_WORDS * i + 2] = offset
         elif offset < known:
-            if high & fates == np.uint64(KEPT):
+            if high & actions == np.uint64(KEPT):
                 older = np.uint64(OLDER_KEPT)
-        elif held & fates == np.uint64(PRESENT):
+        elif held & actions == np.uint64(PRESENT):
             newest = high
         slots[SLOT_WORDS * i + 1] = newest & ~np.uint64(OLDER_KEPT) | older
     return n, used

@@ -38,7 +38,7 @@ from numba import njit
 from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 
-from keytail import telling
+from keytail import console
 from keytail.acting_user import as_caller
 from keytail.kernels import native
 
@@ -47,7 +47,7 @@ _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 # How long to wait for another process that compiles the same kernel: it takes seconds, on a busy machine tens of
 # seconds.
 MAX_WAIT_SECONDS = 60.0
-_LOOK_AGAIN_SECONDS = 0.05
+_RETRY_SECONDS = 0.05
 
 
 def _digest() -> str:
@@ -79,10 +79,10 @@ def _cache_folder() -> tuple[str | None, bool]:
     if not os.path.isabs(base):  # no home directory: "~" is not expanded
         return None, False
     folder = os.path.join(base, _digest())
-    for one, mode in ((base, 0o755), (folder, 0o700)):
+    for item, mode in ((base, 0o755), (folder, 0o700)):
         with contextlib.suppress(OSError):
-            os.makedirs(one, mode, exist_ok=True)
-        if not _is_trusted_folder(one):
+            os.makedirs(item, mode, exist_ok=True)
+        if not _is_trusted_folder(item):
             return None, False
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -108,7 +108,7 @@ def _is_trusted(path: str, facts: os.stat_result) -> bool:
         return True
     if not UNTRUSTED:
         UNTRUSTED.append(path)
-        telling.say(
+        console.print_message(
             f"keytail: the cache of compiled kernels is not used: {path} belongs to user id {facts.st_uid} with mode "
             f"{stat.S_IMODE(facts.st_mode):o}, and any user with write access there could make this process run other "
             "code. Each process compiles the kernels itself, which takes up to a minute. Remove it, or set "
@@ -203,7 +203,7 @@ class _Lock:
                 if not _Lock._can_wait or time.monotonic() > end:
                     _Lock._can_wait = False
                     return False
-                time.sleep(_LOOK_AGAIN_SECONDS)
+                time.sleep(_RETRY_SECONDS)
             except OSError:  # a file system without locks
                 return False
 

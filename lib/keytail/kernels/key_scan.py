@@ -1,6 +1,6 @@
 """Walks the records of opened batches for their keys alone: finds, hashes and numbers them a few at a time.
 
-Those few stay in the CPU cache between the steps. All spans of a stride do not: writing them and reading them again
+Those few stay in the CPU cache between the steps. All spans of a chunk do not: writing them and reading them again
 took as long as the walk itself; a single loop of all steps was slower than either.
 """
 

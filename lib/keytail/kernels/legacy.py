@@ -150,10 +150,10 @@ def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, 
 
 
 @kernel
-def check_plain(raw, stride_position, table, out):
+def check_plain(raw, chunk_position, table, out):
     """Check all uncompressed messages of magic 0 and 1 among the rows of `table` and complete their rows.
 
-    `raw[0]` is at `stride_position`. `out` is int64[OUT_SIZE]: a code, the row that it refers to, and how many rows are
+    `raw[0]` is at `chunk_position`. `out` is int64[OUT_SIZE]: a code, the row that it refers to, and how many rows are
     wrappers (compressed), which are not changed.
     """
     out[:] = 0
@@ -161,7 +161,7 @@ def check_plain(raw, stride_position, table, out):
         batch = table[row]
         if batch.magic > 1:
             continue
-        start = batch.position - stride_position
+        start = batch.position - chunk_position
         end = start + batch.size_bytes
         out[WHERE] = row
         if start < 0 or end > raw.shape[0] or batch.size_bytes < PREFIX_BYTES + MIN_V0:
@@ -188,7 +188,7 @@ def check_plain(raw, stride_position, table, out):
 
 
 @kernel
-def transcode_plain(raw, stride_position, table, row_from, row_to, where, start, size, arena, used):
+def transcode_plain(raw, chunk_position, table, row_from, row_to, where, start, size, arena, used):
     """Write the records of the wanted uncompressed messages among rows `row_from` .. `row_to` into `arena[used:]`.
 
     A row is wanted if its `where` is not CLOSED; `where` becomes IN_ARENA, and `start` and `size` give the bytes. Rows
@@ -201,7 +201,7 @@ def transcode_plain(raw, stride_position, table, row_from, row_to, where, start,
         size_bytes = np.int64(batch.size_bytes)
         if used + size_bytes > arena.shape[0]:
             return row, used
-        p = batch.position - stride_position + PREFIX_BYTES
+        p = batch.position - chunk_position + PREFIX_BYTES
         _, key, key_bytes, value, value_bytes = _fields(raw, p, p - PREFIX_BYTES + size_bytes)
         # Both deltas are 0: such a record is never longer than the message.
         end = _put_record(arena, used, np.int64(0), np.int64(0), raw, key, key_bytes, value, value_bytes)

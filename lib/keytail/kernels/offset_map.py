@@ -18,7 +18,7 @@ from keytail.kernels.native import prefetch
 SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
 MOST_COUNTED = 2**32 - 1
 SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records per key
-_AHEAD = 16  # probes in flight: about one memory latency's worth of work
+_PREFETCH_DISTANCE = 16  # probes in flight: about one memory latency's worth of work
 
 
 @njit(inline="always")
@@ -60,8 +60,8 @@ def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
     is_one = times.shape[0] == 0
     i = start
     while i < n:
-        if i + _AHEAD < n:
-            home = _home(high[i + _AHEAD], capacity)
+        if i + _PREFETCH_DISTANCE < n:
+            home = _home(high[i + _PREFETCH_DISTANCE], capacity)
             prefetch(slots, home)
             if counting:
                 prefetch(counts, home)
@@ -107,8 +107,8 @@ def get_all(slots, present, low, high, wanted, n, found):
     capacity = slots.shape[0]
     mask = np.uint64(8 * present.shape[0] - 1)
     for i in range(n):
-        if i + _AHEAD < n and _may_be_present(present, low[i + _AHEAD], mask):
-            prefetch(slots, _home(high[i + _AHEAD], capacity))
+        if i + _PREFETCH_DISTANCE < n and _may_be_present(present, low[i + _PREFETCH_DISTANCE], mask):
+            prefetch(slots, _home(high[i + _PREFETCH_DISTANCE], capacity))
         found[i] = -1
         if wanted[i] >= 0 and _may_be_present(present, low[i], mask):
             slot = _find(slots, low[i], high[i], capacity)

@@ -23,13 +23,13 @@ RECORD_TABLE = np.dtype(
         ("key_bytes", "i4"),  # -1: no key
         ("value_bytes", "i4"),  # -1: null
         ("value_skip", "i4"),  # distance of the value from body_start; the headers begin where the value ends
-        ("row", "i4"),  # row of its batch in the stride's table
+        ("row", "i4"),  # row of its batch in the chunk's table
         ("canonical", "i4"),  # 1: the body's varints are minimal and its nulls are -1, so it may be copied
     ],
     align=True,
 )
 
-# Where a batch's record block is: column `where` of an opened stride.
+# Where a batch's record block is: column `where` of an opened chunk.
 CLOSED, IN_RAW, IN_ARENA = -1, 0, 1
 
 # Codes in `out[2]` of `scan_records`.

@@ -190,17 +190,17 @@ def best_chain(base, last, below, touching, ranks, first_offset, keep):
     scores, rows = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
     at_score, at_row = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
     score, before = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    one = np.int64(n) + 2  # more than all other steps together
+    item = np.int64(n) + 2  # more than all other steps together
     for j in range(n):
-        score[j] = one + (j == 0 or base[j] != first_offset)
+        score[j] = item + (j == 0 or base[j] != first_offset)
         found, row = _best_below(scores, rows, below[j] - touching[j])
-        if found >= 0 and found + one + 1 > score[j]:
-            score[j], before[j] = found + one + 1, row
-        if touching[j] and at_score[below[j] - 1] >= 0 and at_score[below[j] - 1] + one > score[j]:
-            score[j], before[j] = at_score[below[j] - 1] + one, at_row[below[j] - 1]
+        if found >= 0 and found + item + 1 > score[j]:
+            score[j], before[j] = found + item + 1, row
+        if touching[j] and at_score[below[j] - 1] >= 0 and at_score[below[j] - 1] + item > score[j]:
+            score[j], before[j] = at_score[below[j] - 1] + item, at_row[below[j] - 1]
         if j > 0:
-            if last[j - 1] < base[j] and score[j - 1] + one + 1 > score[j]:
-                score[j], before[j] = score[j - 1] + one + 1, j - 1
+            if last[j - 1] < base[j] and score[j - 1] + item + 1 > score[j]:
+                score[j], before[j] = score[j - 1] + item + 1, j - 1
             rank = np.int64(ranks[j - 1])
             if score[j - 1] > at_score[rank]:
                 at_score[rank], at_row[rank] = score[j - 1], j - 1

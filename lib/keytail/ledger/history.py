@@ -33,8 +33,8 @@ def history(request: Request) -> list[Any]:
     if request.maintain:
         return maintain(flags, request.retain_days, execute=request.execute, master=request.master)
     if request.run_id is not None:
-        one, of_run = run(flags, request.run_id, master=request.master)
-        return [one, *of_run]
+        item, of_run = run(flags, request.run_id, master=request.master)
+        return [item, *of_run]
     if request.partitions:
         return partitions(flags, comma_lists(request.partitions), limit=request.limit, master=request.master)
     return runs(flags, limit=request.limit, master=request.master)
@@ -78,10 +78,10 @@ def run(
     `newest` the latest run with this suffix is returned."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
-        ones = [one for one in known if one.run_id.endswith(run_id)]
+        ones = [item for item in known if item.run_id.endswith(run_id)]
         ones = ones[-1:] if newest else ones
         if len(ones) != 1:
-            few = ", ".join(one.run_id for one in known[-5:]) or "none"
+            few = ", ".join(item.run_id for item in known[-5:]) or "none"
             what = "several runs have an id that ends with" if ones else "the ledger has no run"
             raise UsageProblem(
                 f"{what} {run_id}",
@@ -99,8 +99,8 @@ def runs_since(
     """Return the runs that began at or after that time, and a row for each partition of each."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
-        wanted = [one for one in known if (one.start_ms or 0) >= since_ms]
-        ids = [one.run_id for one in wanted]
+        wanted = [item for item in known if (item.start_ms or 0) >= since_ms]
+        ids = [item.run_id for item in wanted]
         found = _read(flags, "partitions", {"run_id": ids}, engine) if ids else []
     return wanted, folded_partitions(found)
 
@@ -208,7 +208,7 @@ def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_
 
 
 def _plain(kind: type, known: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    wanted = {one.name for one in fields(kind)} - set(without)
+    wanted = {field.name for field in fields(kind)} - set(without)
     return {name: known[name] for name in wanted if name in known}
 
 

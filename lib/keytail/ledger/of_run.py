@@ -190,12 +190,12 @@ def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: F
     from keytail.run.ended import first_line  # noqa: PLC0415 (as the line above)
 
     try:
-        mended = repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs)
+        repaired = repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs)
     except Exception as problem:
         ledger.on_note(f"ledger: missing outcomes of earlier runs could not be determined: {first_line(problem)}")
         return
-    if mended:
-        ledger.on_note(f"ledger: {mended} missing outcomes of earlier runs were determined from the disk")
+    if repaired:
+        ledger.on_note(f"ledger: {repaired} missing outcomes of earlier runs were determined from the disk")
 
 
 @as_caller()

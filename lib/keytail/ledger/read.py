@@ -55,7 +55,7 @@ def _by_deltalake(place: str, filters: Filters) -> pyarrow.Table:
 
 def _literals(value: Any) -> str:
     values = list(value) if _is_many(value) else [value]
-    return ", ".join("'" + str(one).replace("'", "''") + "'" for one in values)
+    return ", ".join("'" + str(item).replace("'", "''") + "'" for item in values)
 
 
 def _by_spark(spark: Any, place: str, filters: Filters) -> pyarrow.Table:

@@ -43,10 +43,10 @@ def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = 
     open_partitions = open_partitions.where(open_partitions.log_dir.isin(sorted(log_dirs)))
     columns = [*_OF_PARTITION, "command", "bundle", *_KNOWN_BEFORE]
     unfinished = [_unfinished(row) for row in open_partitions.select(*columns).collect()]
-    for one in unfinished:
-        row, made = as_on_disk(fs, one.row, one.command, ledger.run_id)
-        of_run = {"run_id": one.run_id, "command": one.command, "repaired_by": ledger.run_id}
-        ledger.conclude(one.bundle, [row], {row.name: made}, **of_run)
+    for item in unfinished:
+        row, made = as_on_disk(fs, item.row, item.command, ledger.run_id)
+        of_run = {"run_id": item.run_id, "command": item.command, "repaired_by": ledger.run_id}
+        ledger.conclude(item.bundle, [row], {row.name: made}, **of_run)
     return len(unfinished) + _repair_runs(ledger, set(log_dirs), hosts)
 
 
@@ -102,6 +102,6 @@ def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
     lost = [row.asDict(recursive=True) for row in open_runs.where(open_runs.run_id != ledger.run_id).collect()]
     lost = [row for row in lost if set(row["log_dirs"] or ()) <= log_dirs]
     error = f"run {ledger.run_id} found that the run recorded no outcome"
-    said = {"event": OUTCOME, "status": "interrupted", "error": error, "repaired_by": ledger.run_id}
-    ledger.append("runs", [{**row, **said} for row in lost])
+    message = {"event": OUTCOME, "status": "interrupted", "error": error, "repaired_by": ledger.run_id}
+    ledger.append("runs", [{**row, **message} for row in lost])
     return len(lost)

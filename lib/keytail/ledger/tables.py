@@ -27,7 +27,7 @@ _KEY = {
     "host": ("string", "of the driver"),
     "command": ("string", "of the run"),
 }
-_BEGUN = {"event": ("string", "intent: before anything is done; outcome: after everything is done")}
+_EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done")}
 _REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined it from the disk")}
 
 _NUMBERS = dict.fromkeys(
@@ -40,7 +40,7 @@ _NUMBERS = dict.fromkeys(
 
 RUNS = {
     **_KEY,
-    **_BEGUN,
+    **_EVENT,
     "arguments": ("array<string>", "command line"),
     "log_dirs": ("array<string>", "of the run"),
     "versions": ("map<string,string>", "of keytail, Python, Spark, Delta, numba"),
@@ -58,7 +58,7 @@ RUNS = {
 }
 PARTITIONS = {
     **_KEY,
-    **_BEGUN,
+    **_EVENT,
     "bundle": ("bigint", "number of the bundle; null: nothing had to be done"),
     "log_dir": ("string", ""),
     "topic": ("string", ""),

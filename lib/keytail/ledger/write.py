@@ -135,25 +135,25 @@ class LedgerTable:
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append rows; return when they are committed. Raises Spark's error if they cannot be."""
-        mine = _Waiting(list(rows))
-        if not mine.rows:
+        own = _Waiting(list(rows))
+        if not own.rows:
             return
-        self._waiting.append(mine)
+        self._waiting.append(own)
         with self._writing:
-            if not mine.is_written:
+            if not own.is_written:
                 self._write_all()
-        if mine.problem is not None:
-            raise mine.problem
+        if own.problem is not None:
+            raise own.problem
 
     def _write_all(self) -> None:
         together, self._waiting = self._waiting, []
         problem = None
         try:
-            self._write([row for one in together for row in one.rows])
+            self._write([row for item in together for row in item.rows])
         except Exception as reason:
             problem = reason
-        for one in together:
-            one.is_written, one.problem = True, problem
+        for item in together:
+            item.is_written, item.problem = True, problem
 
     @as_caller()
     def _write(self, rows: Sequence[Row]) -> None:
@@ -182,8 +182,8 @@ class Ledger:
     lost: bool = False
     _tables: dict[str, LedgerTable] = field(init=False)
     _unwritten: list[tuple[str, list[Row]]] = field(default_factory=list)
-    _told: set[tuple[str, str]] = field(default_factory=set)
-    _begun: Mapping[str, Any] = field(default_factory=dict)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
+    _started: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tables = {name: LedgerTable(self.engine.session, self.path, name, self.run_id) for name in TABLES}
@@ -200,7 +200,7 @@ class Ledger:
 
     def begin(self, **run: Any) -> None:
         """Write the intent of the run: columns of `runs`. Raises KeytailError if it cannot be written."""
-        self._begun = run
+        self._started = run
         try:
             self._tables["runs"].append([{**self._stamp().fields(), "event": INTENT, **run}])
         except Exception as problem:
@@ -225,21 +225,21 @@ class Ledger:
         """Write the results of partitions; `made` contains the base offsets of segments that the run wrote, by the
         partition's name. Rows that cannot be written are kept, and retried by `end`."""
         stamp = self._stamp()
-        self._told.update((row.log_dir, row.name) for row in rows)
+        self._reported.update((row.log_dir, row.name) for row in rows)
         # Segments first: an outcome implies that they are there too.
         self._append_or_keep("segments", self._segments(stamp, bundle, rows, made or {}, more))
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 
     def end(self, rows: Sequence[ResultRow], status: str, error: str = "") -> None:
         """Write the result of the run. `rows` are all its rows, including those of partitions that needed no work."""
-        self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._told])
+        self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._reported])
         for table, kept in self._unwritten:
             self._append_or_lose(table, kept)
         self._unwritten = []
         done = [row for row in rows if row.status in _CHANGED]
         outcome = {
             **self._stamp().fields(),
-            **self._begun,
+            **self._started,
             "event": OUTCOME,
             "status": status,
             "error": error,

@@ -147,8 +147,8 @@ def update_offsets(
             file.waiting.remove(change)
             raise
         del file.waiting[: len(together)]
-        for one in together:
-            one.is_done = True
+        for item in together:
+            item.is_done = True
 
 
 def _changed(offsets: Offsets, changes: Iterable[_Change]) -> Offsets:

@@ -1,6 +1,6 @@
 """Summarizes the contents of one segment for reports, not for decisions.
 
-Reads the whole `.log` and checks it, as every reader of strides does.
+Reads the whole `.log` and checks it, as every reader of chunks does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
 from keytail.format.compression import CODECS
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.kernels.native import file_digest
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: S
     least, largest = np.iinfo(np.int64).max, NO_TIMESTAMP
     codecs: Counter[str] = Counter()
     magics: Counter[int] = Counter()
-    for stride in reader.strides(path, log_bytes):
-        table = stride.table
-        digest.update(stride.raw)
+    for chunk in reader.chunks(path, log_bytes):
+        table = chunk.table
+        digest.update(chunk.raw)
         next_offset = int(table["last_offset"][-1]) + 1
         numbers, counts = np.unique(table["attributes"] & CODEC_MASK, return_counts=True)
         codecs.update({_codec(int(number)): int(n) for number, n in zip(numbers, counts, strict=True)})
         numbers, counts = np.unique(table["magic"], return_counts=True)
         magics.update({int(number): int(n) for number, n in zip(numbers, counts, strict=True)})
         of_producers = table["attributes"] & CONTROL == 0
-        for opened in reader.open_rows(stride, of_producers):
-            for chunk in scanner.chunks(stride, opened):
-                if len(found := chunk.records):
+        for opened in reader.open_rows(chunk, of_producers):
+            for portion in scanner.portions(chunk, opened):
+                if len(found := portion.records):
                     records += len(found)
                     tombstones += int(((found["key_bytes"] >= 0) & (found["value_bytes"] < 0)).sum())
                     least = min(least, int(found["timestamp_ms"].min()))

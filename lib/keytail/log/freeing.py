@@ -31,8 +31,8 @@ class Freeing:
     ) -> None:
         self._thread.shutdown(wait=True)
         if error is None:
-            for one in self._closing:
-                one.result()
+            for item in self._closing:
+                item.result()
 
     def unlink(self, path: str) -> None:
         """Remove the name of a file immediately."""

@@ -79,13 +79,13 @@ class FileSystem:
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
         """Hook of every operation that changes something; `action` performs it."""
-        return self._told(operation, arguments, action)
+        return self._with_error_details(operation, arguments, action)
 
     def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
         """Hook of operations that change nothing."""
-        return self._told(operation, arguments, action)
+        return self._with_error_details(operation, arguments, action)
 
-    def _told(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
+    def _with_error_details(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
         """Perform `action` and complete its error: the system's errors contain neither the operation nor the path of
         a descriptor."""
         try:

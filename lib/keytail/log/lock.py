@@ -50,7 +50,7 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
         by_directory.setdefault(os.path.realpath(log_dir), []).append(os.path.abspath(log_dir))
     with contextlib.ExitStack() as held:
         for path, given in sorted(by_directory.items()):
-            held.enter_context(_hold_one(path, given, fs))
+            held.enter_context(_hold_log_dir(path, given, fs))
         yield
 
 
@@ -114,7 +114,7 @@ def _asked(path: str, fs: FileSystem) -> bool | None:
 
 
 @contextlib.contextmanager
-def _hold_one(log_dir: str, given: Sequence[str], fs: FileSystem) -> Iterator[None]:
+def _hold_log_dir(log_dir: str, given: Sequence[str], fs: FileSystem) -> Iterator[None]:
     """Hold the lock of one log dir; `given` are other paths of the same directory."""
     path = os.path.join(log_dir, names.LOCK)
     fd = _acquire(path, log_dir, fs)
@@ -173,8 +173,8 @@ def _is_at(fs: FileSystem, fd: int, path: str) -> bool:
         named = fs.stat(path)
     except (FileNotFoundError, SymbolicLink):
         return False
-    mine = fs.fd_stat(fd)
-    return (named.device, named.inode) == (mine.device, mine.inode)
+    own = fs.fd_stat(fd)
+    return (named.device, named.inode) == (own.device, own.inode)
 
 
 def _try_lock(fd: int) -> str | None:

@@ -8,10 +8,10 @@ from typing import NamedTuple, NoReturn
 
 from keytail import acting_user
 from keytail.acting_user import User, user_of
+from keytail.console import print_message
 from keytail.errors import Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.telling import say
 
 _ONE_AT_A_TIME = (
     "Run keytail once for each owner, with only the directories of that owner. If a directory has the wrong owner, "
@@ -96,9 +96,9 @@ def one_owner(changed: Iterable[Owner], read: Iterable[Owner]) -> Owner | None:
     return others[0] if others else None
 
 
-def _several(one: Owner, other: Owner) -> Refused:
+def _several(item: Owner, other: Owner) -> Refused:
     return Refused(
-        f"{one.path} belongs to {_name(one.uid)} and {other.path} to {_name(other.uid)}: if started as root, keytail "
+        f"{item.path} belongs to {_name(item.uid)} and {other.path} to {_name(other.uid)}: if started as root, keytail "
         "works as the owner of the log dirs, which must be the same user for all",
         remedy=_ONE_AT_A_TIME,
         slug="several-owners",
@@ -132,7 +132,7 @@ def _owner_of_file(fs: FileSystem, path: str) -> Iterator[Owner]:
         if facts.uid != 0:
             yield Owner(facts.uid, facts.gid, directory)
             return
-        yield from (Owner(one.uid, one.gid, path) for one in fs.scan(directory) if one.name == name)
+        yield from (Owner(item.uid, item.gid, path) for item in fs.scan(directory) if item.name == name)
     except (FileNotFoundError, NotADirectoryError):
         return
 
@@ -153,8 +153,8 @@ def _user(owner: Owner) -> User:
 def _become(owner: Owner | None, directories: Sequence[str]) -> None:
     if acting_user.is_another():
         if owner is None or owner.uid != os.geteuid():
-            mine = Owner(os.geteuid(), os.getegid(), "the input that this run already reads")
-            raise _several(owner or Owner(0, 0, next(iter(directories), "the file")), mine)
+            own = Owner(os.geteuid(), os.getegid(), "the input that this run already reads")
+            raise _several(owner or Owner(0, 0, next(iter(directories), "the file")), own)
         return
     if owner is None:
         return
@@ -168,7 +168,7 @@ def _become(owner: Owner | None, directories: Sequence[str]) -> None:
             remedy=f"Run as {user}, or allow root to change its user (CAP_SETUID and CAP_SETGID)",
             slug="cannot-switch-user",
         ) from error
-    say(f"keytail: started as root; working as {user}, the owner of {owner.path}")
+    print_message(f"keytail: started as root; working as {user}, the owner of {owner.path}")
     for path in directories:
         refuse_unreachable(path, user)
 

@@ -17,10 +17,10 @@ from keytail.durations import duration_text
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.producers import ProducerEntry, parse_snapshot
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producer import Producer, not_idle
-from keytail.log.stride import SegmentReader
 
 
 @dataclass
@@ -139,8 +139,8 @@ def load_producers(
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
             torn_tail = is_last and not log.clean_shutdown
             reader = reader or SegmentReader(fs)
-            for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
-                producers.replay(stride.table, start, log_end_offset)
+            for chunk in reader.chunks(path, segment.log_bytes, torn_tail=torn_tail):
+                producers.replay(chunk.table, start, log_end_offset)
     return producers
 
 
@@ -189,8 +189,8 @@ def _batch_at_or_after(reader: SegmentReader, facts: PartitionFacts, offset: int
         if is_last or facts.segments[number + 1].base_offset > offset:
             path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
             torn_tail = is_last and not facts.clean_shutdown
-            for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
-                at = int(np.searchsorted(stride.table["last_offset"], offset))
-                if at < len(stride.table):
-                    return int(stride.table["base_offset"][at])
+            for chunk in reader.chunks(path, segment.log_bytes, torn_tail=torn_tail):
+                at = int(np.searchsorted(chunk.table["last_offset"], offset))
+                if at < len(chunk.table):
+                    return int(chunk.table["base_offset"][at])
     return offset

@@ -225,10 +225,10 @@ def _sweep(fs: FileSystem, path: str) -> list[str]:
     files = named_files(fs, path)
     live = logs(files, "live")
     newest = max(live, default=-1)
-    gone = logs(files, "deleted") - live
+    removed = logs(files, "deleted") - live
     for file in files:
         base = file.base_offset
-        if file.kind != "live" or base is None or base not in gone:
+        if file.kind != "live" or base is None or base not in removed:
             continue
         # A snapshot at or above the last segment may be that of the log end: never remove it.
         if file.suffix in names.INDEX_SUFFIXES or (file.suffix == names.SNAPSHOT and base < newest):

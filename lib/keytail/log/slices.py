@@ -20,12 +20,12 @@ from keytail.format.batch import BATCH_HEADER, CONTROL, HEADER_BYTES, TRANSACTIO
 from keytail.format.control import ControlType
 from keytail.format.index import OFFSET_ENTRY, parse_offset_index
 from keytail.kernels import transactions as kernels
+from keytail.log.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
 from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.records.scan import RecordScanner
 from keytail.log.records.table import RecordTable
-from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_unsupported
 
 
 @dataclass(frozen=True)
@@ -184,30 +184,30 @@ def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
     return found[np.lexsort((found["first_offset"], found["producer_id"]))]
 
 
-def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Stride]:
-    """Yield strides of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
+def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Chunk]:
+    """Yield chunks of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
     damage, Refused if the file is not, or no longer, the one that was listed."""
     reader = SegmentReader(fs)
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
-        yield from _strides(reader, piece)
+        yield from _chunks(reader, piece)
 
 
-def _strides(reader: SegmentReader, piece: LogSlice) -> Iterator[Stride]:
-    for stride in reader.strides(piece.path, piece.stop, start=piece.start):
-        refuse_unsupported(stride)
-        check_ends_below(stride, piece.next_offset)
-        _check_begins(stride, piece)
-        yield stride
+def _chunks(reader: SegmentReader, piece: LogSlice) -> Iterator[Chunk]:
+    for chunk in reader.chunks(piece.path, piece.stop, start=piece.start):
+        refuse_unsupported(chunk)
+        check_ends_below(chunk, piece.next_offset)
+        _check_begins(chunk, piece)
+        yield chunk
 
 
-def _check_begins(stride: Stride, piece: LogSlice) -> None:
+def _check_begins(chunk: Chunk, piece: LogSlice) -> None:
     """Raise CorruptLog for a batch below its segment: the offset of a batch is not covered by a checksum."""
-    first = stride.table[0]
+    first = chunk.table[0]
     if first["base_offset"] < piece.segment.base_offset:
         raise CorruptLog(
             f"the batch begins at offset {first['base_offset']}, below the base offset "
             f"{piece.segment.base_offset} of its segment",
-            path=stride.path,
+            path=chunk.path,
             byte_position=int(first["position"]),
             offset=int(first["base_offset"]),
             remedy=CORRUPT_REMEDY,
@@ -221,17 +221,17 @@ def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
     the log aborts."""
     reader, scanner = SegmentReader(fs), RecordScanner()
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
-        for stride in _strides(reader, piece):
-            table = stride.table
+        for chunk in _chunks(reader, piece):
+            table = chunk.table
             wanted = (table["last_offset"] >= piece.from_offset) & (table["base_offset"] < piece.end_offset)
             wanted &= ((table["attributes"] & CONTROL) == 0) & (table["record_count"] > 0)
             if piece.aborted is not None:
-                wanted &= ~_aborted(stride, piece, piece.aborted)
+                wanted &= ~_aborted(chunk, piece, piece.aborted)
             if not wanted.any():
                 continue
-            for opened in reader.open_rows(stride, wanted):
-                for chunk in scanner.chunks(stride, opened):
-                    found = chunk.record_table
+            for opened in reader.open_rows(chunk, wanted):
+                for portion in scanner.portions(chunk, opened):
+                    found = portion.record_table
                     offsets = found.records["offset"]
                     inside = (offsets >= piece.from_offset) & (offsets < piece.end_offset)
                     if not inside.all():
@@ -240,10 +240,10 @@ def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
                         yield found
 
 
-def _aborted(stride: Stride, piece: LogSlice, entries: np.ndarray) -> np.ndarray:
+def _aborted(chunk: Chunk, piece: LogSlice, entries: np.ndarray) -> np.ndarray:
     """Return for each row (bool) whether it is data of a transaction that is aborted by the entries, which a consumer
     skips."""
-    table = stride.table
+    table = chunk.table
     out = np.zeros(len(table), np.uint8)
     special = (table["attributes"] & (CONTROL | TRANSACTIONAL)) != 0
     if not special.any():
@@ -252,14 +252,14 @@ def _aborted(stride: Stride, piece: LogSlice, entries: np.ndarray) -> np.ndarray
         columns = (np.ascontiguousarray(entries[name]) for name in ("producer_id", "first_offset", "last_offset"))
         kernels.aborted_rows(table, *columns, out)
     aborted = out.view(bool)
-    _refuse_unlisted(stride, piece, entries, aborted)
+    _refuse_unlisted(chunk, piece, entries, aborted)
     return aborted
 
 
-def _refuse_unlisted(stride: Stride, piece: LogSlice, entries: np.ndarray, aborted: np.ndarray) -> None:
-    """Raise CorruptLog if an ABORT marker ends data of this stride that no entry covers: it would be read as
+def _refuse_unlisted(chunk: Chunk, piece: LogSlice, entries: np.ndarray, aborted: np.ndarray) -> None:
+    """Raise CorruptLog if an ABORT marker ends data of this chunk that no entry covers: it would be read as
     committed."""
-    table = stride.table
+    table = chunk.table
     is_control = (table["attributes"] & CONTROL) != 0
     is_abort = is_control & (table["control_type"] == ControlType.ABORT)
     is_abort &= (table["base_offset"] >= piece.from_offset) & (table["base_offset"] < piece.end_offset)
@@ -272,7 +272,7 @@ def _refuse_unlisted(stride: Stride, piece: LogSlice, entries: np.ndarray, abort
             raise CorruptLog(
                 f"the marker at offset {table['base_offset'][row]} aborts a transaction that the transaction index "
                 "does not contain: its records would be read as committed",
-                path=stride.path,
+                path=chunk.path,
                 byte_position=int(table["position"][begin + int(np.argmax(data))]),
                 offset=int(table["base_offset"][begin + int(np.argmax(data))]),
                 remedy=f"Rebuild the index with `keytail rebuild-index`. {CORRUPT_REMEDY}",

@@ -26,7 +26,7 @@ class Window:
         self._window_bytes = window_bytes
         self._buffer = np.empty(0, dtype=np.uint8)
         self._begin = 0
-        self._ahead = np.empty(0, dtype=np.uint8)
+        self._prefetched = np.empty(0, dtype=np.uint8)
         self._reader: Threads | None = None
         self._coming: Future[int] | None = None
         self._coming_bytes = 0
@@ -69,15 +69,15 @@ class Window:
         ahead = self._take_coming()
         if ahead and len(rest) <= _HEADROOM_BYTES and len(rest) + ahead >= wanted_bytes:
             self._begin = _HEADROOM_BYTES - len(rest)
-            self._ahead[self._begin : _HEADROOM_BYTES] = rest
-            self._buffer, self._ahead = self._ahead, self._buffer
+            self._prefetched[self._begin : _HEADROOM_BYTES] = rest
+            self._buffer, self._prefetched = self._prefetched, self._buffer
             self.filled = len(rest) + ahead
         else:
             self._refill(rest, ahead, wanted_bytes)
-        self._read_ahead()
+        self._prefetch_next()
 
     def _take_coming(self) -> int:
-        """Return how many bytes are ready after the headroom of `_ahead`."""
+        """Return how many bytes are ready after the headroom of `_prefetched`."""
         if self._coming is None:
             return 0
         count, wanted = self._coming.result(), self._coming_bytes
@@ -96,22 +96,22 @@ class Window:
         room = buffer[_HEADROOM_BYTES : _HEADROOM_BYTES + filled]
         room[: len(rest)] = rest
         known = min(len(rest) + ahead, filled)
-        room[len(rest) : known] = self._ahead[_HEADROOM_BYTES : _HEADROOM_BYTES + known - len(rest)]
+        room[len(rest) : known] = self._prefetched[_HEADROOM_BYTES : _HEADROOM_BYTES + known - len(rest)]
         count = self._fs.read_into(self._fd, room[known:], self.position + known)
         if known + count < filled:
             self._raise_shorter(self.position + known + count)
         self._buffer, self._begin, self.filled = buffer, _HEADROOM_BYTES, filled
 
-    def _read_ahead(self) -> None:
+    def _prefetch_next(self) -> None:
         behind = self.position + self.filled
         if behind >= self.size_bytes:
             return
-        if len(self._ahead) < _HEADROOM_BYTES + self._window_bytes:
-            self._ahead = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
+        if len(self._prefetched) < _HEADROOM_BYTES + self._window_bytes:
+            self._prefetched = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
         if self._reader is None:
             self._reader = Threads(1, "read-ahead")
         self._coming_bytes = min(self._window_bytes, self.size_bytes - behind)
-        room = self._ahead[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
+        room = self._prefetched[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
         self._coming = self._reader.submit(self._fs.read_into, self._fd, room, behind)
 
     def _raise_shorter(self, position: int) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 
 from keytail.format import names
 from keytail.kernels.native import file_digest
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
-from keytail.log.stride import SegmentReader
 
 MAX_SEGMENT_BYTES = 2**31 - 1
 MAX_RELATIVE_OFFSET = 2**31 - 1
@@ -269,10 +269,10 @@ class OutputWriter:
         old, mark, source = self._current, self._mark, self._sources[-1]
         self._coming = new = self._open(source.base_offset, source.base_offset)
         self._made.update(dict.fromkeys(new.made))
-        reader = SegmentReader(self._fs, stride_bytes=1 << 20)
-        for stride in reader.strides(old.log_path, old.size_bytes, start=mark.size_bytes):
-            taken = new.append(stride.raw, stride.table)
-            assert taken == len(stride.table), "a part of an output fits where the whole did"
+        reader = SegmentReader(self._fs, chunk_bytes=1 << 20)
+        for chunk in reader.chunks(old.log_path, old.size_bytes, start=mark.size_bytes):
+            taken = new.append(chunk.raw, chunk.table)
+            assert taken == len(chunk.table), "a part of an output fits where the whole did"
         old.take_back(mark)
         self._sources.pop()
         self._close(source.base_offset)

@@ -19,15 +19,15 @@ from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
 from keytail.format.compression import CODECS
 from keytail.format.control import ControlType
 from keytail.format.index import TIME_ENTRY
+from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.index.files import OffsetEntry, OffsetIndex, TimeEntry
 from keytail.log.index.presized import REBUILD
 from keytail.log.partition import PartitionFacts
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader, Stride
 from keytail.lookup.segment_indexes import SegmentIndexes
 
-_STRIDE_BYTES = 256 << 10
+_CHUNK_BYTES = 256 << 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 class _WrongEntry(Exception):
@@ -56,24 +56,24 @@ class FoundRecord:
 class Search:
     """One search: its readers, and the steps that it reports.
 
-    `believes`: search as a broker that starts on the files as they are; else as if invalid indexes were rebuilt.
+    `trusts_indexes`: search as a broker that starts on the files as they are; else as if invalid indexes were rebuilt.
     """
 
-    def __init__(self, fs: FileSystem, facts: PartitionFacts, *, believes: bool = False) -> None:
+    def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
         self.facts = facts
-        self.indexes = SegmentIndexes(fs, facts, believes=believes)
+        self.indexes = SegmentIndexes(fs, facts, trusts_indexes=trusts_indexes)
         self.steps: list[str] = []
-        self._reader = SegmentReader(fs, _STRIDE_BYTES)
+        self._reader = SegmentReader(fs, _CHUNK_BYTES)
         self._scanner = RecordScanner()
         count = len(facts.segments)
-        self.say(
+        self.add_step(
             f"The log has offsets {facts.log_start_offset} to {facts.log_end_offset - 1} in {count} "
             f"segment{'s' if count != 1 else ''}."
             if facts.log_end_offset > facts.log_start_offset
             else f"The log is empty: it starts and ends at offset {facts.log_end_offset}."
         )
 
-    def say(self, step: str) -> None:
+    def add_step(self, step: str) -> None:
         self.steps.append(step)
 
     def largest(self, number: int) -> tuple[int, str]:
@@ -96,9 +96,9 @@ class Search:
         """Return the last time index entry not above a time, or the begin of the segment."""
         base = self.facts.segments[number].base_offset
         name = self.indexes.file(number, names.TIME_INDEX)
-        index = self.indexes.sound_time_index(number)
+        index = self.indexes.valid_time_index(number)
         if index is None:
-            self.say(f"{name} is not used: the search begins at base offset {base}.")
+            self.add_step(f"{name} is not used: the search begins at base offset {base}.")
             return TimeEntry(-1, NO_TIMESTAMP, base)
         with index:
             at = index.lookup(timestamp_ms)
@@ -110,14 +110,14 @@ class Search:
                 f"The last one not after {spell_time(timestamp_ms)} is in slot {at.slot}: up to offset {at.offset} no "
                 f"timestamp is above {spell_time(at.timestamp_ms)}, so the search can begin there."
             )
-        self.say(text)
+        self.add_step(text)
         return at
 
     def offset_floor(self, number: int, offset: int) -> OffsetEntry:
         """Return the last offset index entry not above an offset, or the begin of the segment."""
         name = self.indexes.file(number, names.INDEX)
         if self.indexes.is_rebuilt(number):
-            self.say(f"{name} is missing: the segment is read from byte 0.")
+            self.add_step(f"{name} is missing: the segment is read from byte 0.")
             return self._begin(number)
         with self.indexes.open(OffsetIndex, number, names.INDEX) as index:
             if index.used < len(index):
@@ -125,7 +125,7 @@ class Search:
                     f"{name} has zeros after its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
                     "broker uses it and reads the segment from its start: this is slower, with the same answer"
                 )
-                self.say(f"{name} is not used, since it was not trimmed: the segment is read from byte 0.")
+                self.add_step(f"{name} is not used, since it was not trimmed: the segment is read from byte 0.")
                 return self._begin(number)
             at = index.lookup(offset)
             text = f"{name} has {_count(len(index), 'entry', 'entries')}, each with the last offset of a batch, or of "
@@ -134,7 +134,7 @@ class Search:
             text += f"None is at or below {offset}: reading begins at byte 0."
         else:
             text += f"The last one not above {offset} is in slot {at.slot}: offset {at.offset}, byte {at.position}."
-        self.say(text)
+        self.add_step(text)
         return at
 
     def scan(
@@ -154,7 +154,7 @@ class Search:
                 f"{name}, slot {floor.slot}: no batch at or below offset {floor.offset} begins at byte "
                 f"{floor.position}. A broker {broker}. {REBUILD}"
             )
-            self.say(f"No batch at or below offset {floor.offset} begins there: the segment is read from byte 0.")
+            self.add_step(f"No batch at or below offset {floor.offset} begins there: the segment is read from byte 0.")
             return self._scan(number, self._begin(number), min_offset, min_timestamp_ms)
 
     def _scan(
@@ -164,55 +164,55 @@ class Search:
         if min_timestamp_ms is not None:
             column, least = "max_timestamp_ms", min_timestamp_ms
             what = f"largest timestamp before {spell_time(least)}"
-        passed = told = 0
-        for stride in self._strides(number, floor):
-            for row in np.flatnonzero(stride.table[column] >= least):
-                batch = stride.table[row]
-                walked = passed + int(row) - told
+        passed = reported = 0
+        for chunk in self._chunks(number, floor):
+            for row in np.flatnonzero(chunk.table[column] >= least):
+                batch = chunk.table[row]
+                walked = passed + int(row) - reported
                 text = f"{_count(walked, 'batch is', 'batches are')} skipped ({what}). " if walked else ""
                 text += (
                     f"The batch at byte {batch['position']} has offsets {batch['base_offset']} to "
                     f"{batch['last_offset']}, {_count(int(batch['record_count']), 'record', 'records')}, timestamps up "
                     f"to {spell_time(int(batch['max_timestamp_ms']))}, {batch['size_bytes']} bytes"
                 )
-                told += walked + 1
-                record = self._record_of(number, stride, int(row), min_offset, min_timestamp_ms)
+                reported += walked + 1
+                record = self._record_of(number, chunk, int(row), min_offset, min_timestamp_ms)
                 if record is None:
-                    self.say(f"{text}. None of its records matches; reading continues after it.")
+                    self.add_step(f"{text}. None of its records matches; reading continues after it.")
                     continue
-                self.say(f"{text}, {'uncompressed' if record.codec == 'none' else record.codec}.")
+                self.add_step(f"{text}, {'uncompressed' if record.codec == 'none' else record.codec}.")
                 control = f", a control record of the broker: {record.control}" if record.control else ""
-                self.say(
+                self.add_step(
                     f"The first matching record: offset {record.offset}, timestamp "
                     f"{spell_time(record.timestamp_ms)}{control}."
                 )
                 return record
-            passed += len(stride.table)
+            passed += len(chunk.table)
         return None
 
     def _record_of(
-        self, number: int, stride: Stride, row: int, min_offset: int, min_timestamp_ms: int | None
+        self, number: int, chunk: Chunk, row: int, min_offset: int, min_timestamp_ms: int | None
     ) -> FoundRecord | None:
         """Return the first matching record of a batch, or None."""
-        batch = stride.table[row]
-        wanted = np.zeros(len(stride.table), np.bool_)
+        batch = chunk.table[row]
+        wanted = np.zeros(len(chunk.table), np.bool_)
         wanted[row] = True
-        for opened in self._reader.open_rows(stride, wanted):
-            for chunk in self._scanner.chunks(stride, opened):
-                records = chunk.records
+        for opened in self._reader.open_rows(chunk, wanted):
+            for portion in self._scanner.portions(chunk, opened):
+                records = portion.records
                 fits = records["offset"] >= min_offset
                 if min_timestamp_ms is not None:
                     fits &= records["timestamp_ms"] >= min_timestamp_ms
                 if not fits.any():
                     continue
                 first = int(np.argmax(fits))
-                one = replace(chunk.record_table, records=records[first : first + 1])
+                item = replace(portion.record_table, records=records[first : first + 1])
                 return FoundRecord(
                     offset=int(records["offset"][first]),
                     timestamp_ms=int(records["timestamp_ms"][first]),
                     leader_epoch=int(batch["leader_epoch"]),
-                    key=one.keys().to_list()[0],
-                    value=one.values().to_list()[0],
+                    key=item.keys().to_list()[0],
+                    value=item.values().to_list()[0],
                     control=_control_name(int(batch["control_type"])) if batch["attributes"] & CONTROL else "",
                     segment=self.facts.segments[number].base_offset,
                     byte_position=int(batch["position"]),
@@ -224,8 +224,8 @@ class Search:
                 )
         return None
 
-    def _strides(self, number: int, floor: OffsetEntry) -> Iterator[Stride]:
-        """Yield the strides of a segment from `floor` on; _WrongEntry unless a batch begins there, at or below its
+    def _chunks(self, number: int, floor: OffsetEntry) -> Iterator[Chunk]:
+        """Yield the chunks of a segment from `floor` on; _WrongEntry unless a batch begins there, at or below its
         offset.
 
         The offset of the entry may be the end of a later batch (format/INDEX.md, 8).
@@ -235,13 +235,13 @@ class Search:
         is_last = number == len(self.facts.segments) - 1
         promised = floor.slot >= 0
         try:
-            for stride in self._reader.unhurried_strides(
+            for chunk in self._reader.chunks_without_prefetch(
                 path, segment.log_bytes, start=floor.position, torn_tail=is_last
             ):
-                if promised and int(stride.table["base_offset"][0]) > floor.offset:
+                if promised and int(chunk.table["base_offset"][0]) > floor.offset:
                     raise _WrongEntry
                 promised = False
-                yield stride
+                yield chunk
         except CorruptLog as problem:
             if promised and problem.byte_position == floor.position:
                 raise _WrongEntry from problem
@@ -262,7 +262,7 @@ class Search:
             largest_ms = self._largest_from(number, last)
         except _WrongEntry:
             return self._largest_from(number, self._begin(number))
-        index = self.indexes.sound_time_index(number)
+        index = self.indexes.valid_time_index(number)
         if index is None:
             return self._largest_from(number, self._begin(number))
         with index:
@@ -270,8 +270,8 @@ class Search:
 
     def _largest_from(self, number: int, floor: OffsetEntry) -> int:
         """Return the largest timestamp of all batches from `floor` on; -1 if none has a timestamp."""
-        strides = self._strides(number, floor)
-        return max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=NO_TIMESTAMP)
+        chunks = self._chunks(number, floor)
+        return max((int(chunk.table["max_timestamp_ms"].max()) for chunk in chunks), default=NO_TIMESTAMP)
 
 
 def spell_time(timestamp_ms: int) -> str:
@@ -292,5 +292,5 @@ def _control_name(control_type: int) -> str:
         return f"type {control_type}"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
+def _count(number: int, item: str, many: str) -> str:
+    return f"{number:,} {item if number == 1 else many}"

@@ -23,16 +23,16 @@ IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
 class SegmentIndexes:
     """The indexes of a partition, segments by number from 0, and `notes` on problems with those that were used.
 
-    `believes`: use them as a broker that starts on the files as they are; else as if invalid ones were rebuilt.
+    `trusts_indexes`: use them as a broker that starts on the files as they are; else as if invalid ones were rebuilt.
     """
 
-    def __init__(self, fs: FileSystem, facts: PartitionFacts, *, believes: bool = False) -> None:
+    def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
         self.facts = facts
         self.notes: list[str] = []
         self.distrusted = False  # a time index was not trusted
         self.is_unknown = False  # a broker's answer is unknown because of a wrong entry
         self._fs = fs
-        self._believes = believes
+        self._trusts_indexes = trusts_indexes
 
     def note(self, note: str) -> None:
         if note not in self.notes:
@@ -64,8 +64,8 @@ class SegmentIndexes:
         problem = _time_index_problem(self.facts.segments[number])
         if not problem:
             return True
-        self._distrust(f"{self.file(number, names.TIME_INDEX)} {problem}: the segment was read instead")
-        return self._believes and not self.is_recovered(number)
+        self._note_invalid(f"{self.file(number, names.TIME_INDEX)} {problem}: the segment was read instead")
+        return self._trusts_indexes and not self.is_recovered(number)
 
     def is_recovered(self, number: int) -> bool:
         """Return whether a starting broker rebuilds its indexes after an unclean shutdown, whatever their content."""
@@ -73,7 +73,7 @@ class SegmentIndexes:
         end = bases[0] if bases else self.facts.log_end_offset
         return not self.facts.clean_shutdown and end > self.facts.recovery_point
 
-    def sound_time_index(self, number: int) -> TimeIndex | None:
+    def valid_time_index(self, number: int) -> TimeIndex | None:
         """Return the time index, or None if it cannot be used."""
         segment = self.facts.segments[number]
         if self.is_rebuilt(number) or segment.time_index_bytes is None:
@@ -87,7 +87,7 @@ class SegmentIndexes:
             with index:
                 if index.used == len(index) and not self.is_recovered(number):
                     self.is_unknown = True
-            self._distrust(str(problem))
+            self._note_invalid(str(problem))
             return None
         return index
 
@@ -97,7 +97,7 @@ class SegmentIndexes:
             self._fs, path, self.facts.segments[number].base_offset, active=self.is_written(number)
         )
 
-    def _distrust(self, what: str) -> None:
+    def _note_invalid(self, what: str) -> None:
         self.distrusted = True
         self.note(f"{what}. {REBUILD}" if REBUILD not in what else what)
 

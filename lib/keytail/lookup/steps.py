@@ -46,7 +46,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
         return _answer(search, "none", f"{offset} is the log end offset: the next record that is written gets it")
     bases = [segment.base_offset for segment in facts.segments]
     first = bisect_right(bases, offset) - 1
-    search.say(
+    search.add_step(
         f"The segment with the largest base offset not above {offset} is {search.indexes.file(first, names.LOG)} "
         f"(number {first + 1} of {len(bases)})."
     )
@@ -57,7 +57,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
             gap = f"no record has offset {offset} (removed by compaction, or never written): this is the next one"
             return _answer(search, "found", "" if record.offset == offset else gap, record)
         if number + 1 < len(bases):
-            search.say("The segment has no such record; the next one is read from its start.")
+            search.add_step("The segment has no such record; the next one is read from its start.")
     return _answer(search, "none", f"there is no record from offset {offset} to the log end offset {end}")
 
 
@@ -69,8 +69,8 @@ def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Loo
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)
     if search.indexes.distrusted:
-        believing = Search(fs, facts, believes=True)
-        other, _ = _by_time(believing, timestamp_ms)
+        trusting = Search(fs, facts, trusts_indexes=True)
+        other, _ = _by_time(trusting, timestamp_ms)
         same = (record and record.offset) == (other and other.offset)
         answer = f"offset {other.offset}, timestamp {spell_time(other.timestamp_ms)}" if other else "nothing"
         if search.indexes.is_unknown:
@@ -86,21 +86,23 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
     passed = []
     for number in range(len(facts.segments)):
         largest_ms, source = search.largest(number)
-        told = f"{search.indexes.file(number, names.LOG)} {spell_time(largest_ms)} ({source})"
+        reported = f"{search.indexes.file(number, names.LOG)} {spell_time(largest_ms)} ({source})"
         if largest_ms >= timestamp_ms:
             break
-        passed.append(told)
+        passed.append(reported)
     else:
-        search.say(f"Largest timestamp of each segment: {_some(passed)}. None is at or after {asked}.")
+        search.add_step(f"Largest timestamp of each segment: {_some(passed)}. None is at or after {asked}.")
         return None, f"no segment has a timestamp at or after {asked}"
-    search.say(
+    search.add_step(
         f"The first segment whose largest timestamp is at or after {asked} is number {number + 1} of "
-        f"{len(facts.segments)}: {told}." + (f" Before it: {_some(passed)}." if passed else "")
+        f"{len(facts.segments)}: {reported}." + (f" Before it: {_some(passed)}." if passed else "")
     )
     at = search.time_floor(number, timestamp_ms)
     begin = max(at.offset, facts.log_start_offset)
     if begin > at.offset:
-        search.say(f"Records below the log start offset {begin} are not served, so the search continues from there.")
+        search.add_step(
+            f"Records below the log start offset {begin} are not served, so the search continues from there."
+        )
     floor = search.offset_floor(number, begin)
     record = search.scan(number, floor, facts.log_start_offset, timestamp_ms)
     if record is not None:
@@ -114,7 +116,7 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
 
 def _answer(search: Search, status: Status, reason: str, record: FoundRecord | None = None) -> Lookup:
     if reason:
-        search.say(f"{reason[0].upper()}{reason[1:]}.")
+        search.add_step(f"{reason[0].upper()}{reason[1:]}.")
     return Lookup(status, record, reason, tuple(search.indexes.notes), tuple(search.steps))
 
 

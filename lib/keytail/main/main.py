@@ -23,7 +23,7 @@ from rich.markup import escape
 from keytail import __version__
 from keytail.audit.command import AUDIT
 from keytail.cli.command import Command
-from keytail.cli.stopping import die_quietly, stop_with_parent
+from keytail.cli.stopping import exit_without_trace, stop_with_parent
 from keytail.cli.streams import end_of_output, guard
 from keytail.compact.command import COMPACT, PLAN
 from keytail.describe.command import DESCRIBE
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> 
     """Run a command line and exit with its status. `submitted`: spark-submit started the driver."""
     program = "spark-submit jobs/" if submitted else "keytail"
     guard()
-    die_quietly()
+    exit_without_trace()
     try:
         app(args=arguments, prog_name=program, obj=SUBMITTED if submitted else None)
     except SystemExit as ended:
@@ -111,12 +111,12 @@ def _separate_standard_error(parent: int) -> None:
         os.close(fd)
 
 
-def run_as_job(verb: str) -> NoReturn:
+def run_as_job(command: str) -> NoReturn:
     """Run the command `verb` with the flags of this process, in the Spark session of spark-submit."""
     parent = os.getppid()  # read once: the parent may end at any moment
     _separate_standard_error(parent)
     stop_with_parent(parent)
-    main([verb, *sys.argv[1:]], submitted=True)
+    main([command, *sys.argv[1:]], submitted=True)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ def _row(parameter: Any, context: Any) -> str:
         names = f"`{parameter.metavar or parameter.name.upper()}`"
     value = parameter.metavar if parameter.metavar is not None else parameter.display_type(context) or ""
     value = "" if parameter.param_type_name == "argument" else value
-    told = _plain(parameter.help or "")
+    reported = _plain(parameter.help or "")
     if isinstance(parameter.default, str | int | float) and not isinstance(parameter.default, bool):
-        told += f" Default: {parameter.default}."
-    return f"| {names} | {cell(f'`{value}`') if value else ''} | {cell(' '.join(told.split()))} |"
+        reported += f" Default: {parameter.default}."
+    return f"| {names} | {cell(f'`{value}`') if value else ''} | {cell(' '.join(reported.split()))} |"
 
 
 def _keys(title: str, keys: Sequence[Key]) -> str:

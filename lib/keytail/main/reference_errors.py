@@ -51,7 +51,7 @@ _KIND_OF = {"LockLost": ("Refused", LockLost.default_slug or ""), "refusal": ("R
 
 
 @dataclass(frozen=True)
-class Told:
+class ListedError:
     """An error as the code raises it; parts that are known only at run time are `…`."""
 
     kind: str
@@ -63,11 +63,11 @@ class Told:
 
 def page() -> str:
     """Return the whole page, as Markdown."""
-    found = sorted(set(errors()), key=lambda one: (one.slug, one.text.lower(), one.remedy))
+    found = sorted(set(errors()), key=lambda item: (item.slug, item.text.lower(), item.remedy))
     parts = [_TOP]
     for kind, (title, about) in _KINDS.items():
         rows = [
-            f"| `{one.slug}` | {cell(one.text)} | {cell(one.remedy)} |" for one in found if one.kind == kind
+            f"| `{item.slug}` | {cell(item.text)} | {cell(item.remedy)} |" for item in found if item.kind == kind
         ]
         head = ["| Slug | Message | What to do |", "|---|---|---|"]
         parts.append("\n".join([f"## {title}", "", *_filled(about), "", *head, *rows, ""]))
@@ -75,20 +75,20 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def errors() -> Iterator[Told]:
+def errors() -> Iterator[ListedError]:
     """Yield the errors of all modules that are raised with a text."""
     for path, name, node in _calls():
         kind, default = _KIND_OF.get(name, (name, ""))
         text = _text(node.args[0], path) if node.args else ""
         if text.replace(_VARIES, "").strip(" :;,."):
-            given = {one.arg: _text(one.value, path) for one in node.keywords}
-            yield Told(kind, text, given.get("remedy", ""), given.get("slug", default), name != "refusal")
+            given = {item.arg: _text(item.value, path) for item in node.keywords}
+            yield ListedError(kind, text, given.get("remedy", ""), given.get("slug", default), name != "refusal")
 
 
 def without_slug() -> Iterator[str]:
     """Yield the places, as `path:line`, of errors that are raised without a slug."""
     for path, name, node in _calls():
-        if name not in _KIND_OF and "slug" not in {one.arg for one in node.keywords}:
+        if name not in _KIND_OF and "slug" not in {item.arg for item in node.keywords}:
             yield f"{path.relative_to(_HOME)}:{node.lineno}"
 
 

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from keytail.cli.command import Command
-from keytail.cli.rows import NOT_TOLD
+from keytail.cli.rows import NOT_IN_JSON
 from keytail.main.main import COMMANDS
 from keytail.main.reference import cell
 
@@ -82,7 +82,7 @@ def page() -> str:
 def _section(commands: Sequence[Command]) -> Iterator[str]:
     """Return the parts of the section of commands that have the same rows; the last has all statuses."""
     command = commands[-1]
-    yield f"## {' and '.join(f'`{one.name}`' for one in commands)}\n"
+    yield f"## {' and '.join(f'`{item.name}`' for item in commands)}\n"
     for about, row in command.rows.items():
         yield f"{about or 'A row for each partition'}:\n"
         yield "\n".join(["| Field | Type | Means |", "|---|---|---|", *_fields(row, ""), ""])
@@ -96,7 +96,7 @@ def _section(commands: Sequence[Command]) -> Iterator[str]:
 def _fields(row: type[Any], prefix: str) -> Iterator[str]:
     hints = get_type_hints(row, include_extras=True)
     for field in fields(row):
-        if field.name in NOT_TOLD:
+        if field.name in NOT_IN_JSON:
             continue
         kind, meaning = _unwrapped(hints[field.name])
         text = meaning or ("" if prefix else _COMMON.get(field.name, ""))
@@ -124,7 +124,7 @@ def _item(kind: Any) -> type[Any] | None:
 def _type_text(kind: Any) -> str:
     origin = get_origin(kind)
     if origin in (types.UnionType, typing.Union):
-        texts = [_type_text(one) for one in get_args(kind) if one is not type(None)]
+        texts = [_type_text(item) for item in get_args(kind) if item is not type(None)]
         return f"{' or '.join(dict.fromkeys(texts))} or `null`"
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))

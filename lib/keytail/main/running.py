@@ -101,7 +101,7 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
         flags.get("quarantine_report"), log_dirs, flags.get("rows_file")
     ) as listed:
         run = pkgutil.resolve_name(command.run)
-        rows = run(request, on_row=page.heard) if command.reports_rows else run(request)
+        rows = run(request, on_row=page.add_row) if command.reports_rows else run(request)
         if isinstance(rows, int):
             raise typer.Exit(rows)
         assert command.show is not None
@@ -113,7 +113,7 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
         else:
             command.show(rows, request)
         if page.next_step:
-            show.tell(f"\n{page.next_step}")
+            show.print_note(f"\n{page.next_step}")
         raise typer.Exit(command.exit_status(rows, request))
 
 
@@ -122,14 +122,14 @@ def _log_dirs(request: Any) -> Sequence[str]:
 
 
 def _say(text: str) -> None:
-    show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
+    show.print_note(f"[bold red]keytail:[/] {escape(text)}", "error")
 
 
 def _report_stop(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
     """Report what a run that ended early has done, and how to continue. Returns `status`."""
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    show.tell("", "error")
+    show.print_note("", "error")
     _say(
         f"{why}{f': {done}' if done else ''}. What is reported as done is complete, no file is partly replaced, and a "
         "broker may start. To continue, run the same command again"

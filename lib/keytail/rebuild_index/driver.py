@@ -19,6 +19,7 @@ from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
 from keytail.cli.quarantine import Place
 from keytail.cli.selection import choose
+from keytail.console import print_message
 from keytail.errors import KeytailError, in_words
 from keytail.format import names
 from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
@@ -28,7 +29,7 @@ from keytail.log.log_dirs import hosted
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.recover import recover
 from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_status
-from keytail.rebuild_index.partition import PartitionPlan, cut_sentence, plan_partition, refusals
+from keytail.rebuild_index.partition import PartitionPlan, plan_partition, refusals, truncation_text
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
@@ -36,7 +37,6 @@ from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
-from keytail.telling import say
 
 
 def rebuild(
@@ -59,8 +59,8 @@ def rebuild(
         chosen = choose(fs, request.choice)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
         run_id = secrets.token_hex(4)
-        looked_at = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
-        plans = [one.plan for one in looked_at if one.plan is not None]
+        examined = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
+        plans = [item.plan for item in examined if item.plan is not None]
         size = sum(plan.log_bytes for plan in plans)
         sizes = [(os.path.basename(plan.facts.path), plan.log_bytes) for plan in plans]
         with Reporter("rebuild-index", sizes) as reporter:
@@ -72,10 +72,10 @@ def rebuild(
                 )  # fmt: skip
             else:
                 reporter.watch(engine.driver_address)
-            notes = {one.facts.path: one.notes for one in looked_at}
+            notes = {item.facts.path: item.notes for item in examined}
             rows: dict[str, RebuildRow] = {}
 
-            def heard(outcome: PartitionOutcome) -> None:
+            def on_result(outcome: PartitionOutcome) -> None:
                 row = _row(outcome, notes[outcome.plan.facts.path])
                 rows[outcome.plan.facts.path] = row
                 on_row(row)
@@ -88,19 +88,24 @@ def rebuild(
                 "rebuild-index", run_id, now_ms, request.choice.log_dirs, configuration, request.shared_storage
             )
             with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
-                record.intend([replace(one.refused_row(), status="begun") for one in looked_at if one.plan is not None])
+                record.intend(
+                    [replace(item.refused_row(), status="begun") for item in examined if item.plan is not None]
+                )
                 Rebuild(
-                    plans, engine, of_dirs, heard, lambda trace: say(trace, "error"), fs,
+                    plans, engine, of_dirs, on_result, lambda trace: print_message(trace, "error"), fs,
                     shared_storage=request.shared_storage,
                 ).run()  # fmt: skip
-                done = [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
-                made = {row.name: [one.base_offset for one in row.segments if one.status == "rebuilt"] for row in done}
+                done = [rows[item.facts.path] if item.plan is not None else item.refused_row() for item in examined]
+                made = {
+                    row.name: [segment.base_offset for segment in row.segments if segment.status == "rebuilt"]
+                    for row in done
+                }
                 record.end(done, exit_status(done), made)
         return record.recorded(done)
 
 
 @dataclass(frozen=True)
-class _LookedAt:
+class _Examined:
     """A partition with its plan, or with the reason why it has none."""
 
     facts: PartitionFacts
@@ -126,7 +131,7 @@ def _plan(
     configuration: Configuration,
     request: Request,
     run_id: str,
-) -> _LookedAt:
+) -> _Examined:
     """Survey and plan one partition; an executing run first resolves what an interrupted run left in it."""
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []
@@ -139,7 +144,7 @@ def _plan(
         values = configuration.of(entry.topic).values()
         reasons = refusals(facts, bool(values["remote.storage.enable"]))
         if reasons:
-            return _LookedAt(facts, None, "refused", "; ".join(reasons), tuple(notes))
+            return _Examined(facts, None, "refused", "; ".join(reasons), tuple(notes))
         if request.execute:
             fs.refuse_unless_like(fs.stat(facts.path))
         plan = plan_partition(
@@ -154,10 +159,10 @@ def _plan(
             run_id=run_id,
         )
     except KeytailError as problem:
-        return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes), problem)
+        return _Examined(facts, None, status_of(problem), str(problem), tuple(notes), problem)
     except OSError as problem:
-        return _LookedAt(facts, None, "failed", in_words(problem), tuple(notes))
-    return _LookedAt(facts, plan, notes=tuple(notes))
+        return _Examined(facts, None, "failed", in_words(problem), tuple(notes))
+    return _Examined(facts, plan, notes=tuple(notes))
 
 
 def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
@@ -166,18 +171,18 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
     segments: tuple[SegmentRow, ...] = ()
     batches = files_wrong = None
     status, error = "sound", ""
-    told = [*notes, *outcome.rest.wrong]
-    if outcome.done_cut is not None:
-        told.insert(0, cut_sentence(outcome.done_cut, True))
+    reported = [*notes, *outcome.rest.wrong]
+    if outcome.done_truncation is not None:
+        reported.insert(0, truncation_text(outcome.done_truncation, True))
     if result is not None:
         log_bytes = {segment.base_offset: segment.log_bytes for segment in facts.segments}
-        segments = tuple(_segment_row(one, log_bytes[one.base_offset], outcome) for one in result.segments)
+        segments = tuple(_segment_row(item, log_bytes[item.base_offset], outcome) for item in result.segments)
         batches = sum(segment.batches for segment in result.segments)
         files_wrong = len(result.wrong) + outcome.rest.files
-        if files_wrong or result.torn is not None or outcome.done_cut is not None:
+        if files_wrong or result.torn is not None or outcome.done_truncation is not None:
             status = "rebuilt" if outcome.installed else "would-rebuild"
         if result.torn is not None:
-            error = cut_sentence(result.torn, False)
+            error = truncation_text(result.torn, False)
     if outcome.rest.refused:
         status, error = "refused", "; ".join(outcome.rest.refused)
     if outcome.problem is not None:
@@ -193,7 +198,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         files_wrong=files_wrong,
         in_use=plan.is_in_use,
         segments=segments,
-        notes=tuple(told),
+        notes=tuple(reported),
         start_ms=outcome.start_ms,
         end_ms=outcome.end_ms,
         problem=outcome.problem,
@@ -203,7 +208,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
 
 def _torn_places(outcome: PartitionOutcome) -> tuple[Place, ...]:
     """Return what a truncation removes, or would remove."""
-    torn = outcome.done_cut or (outcome.result.torn if outcome.result else None)
+    torn = outcome.done_truncation or (outcome.result.torn if outcome.result else None)
     if torn is None:
         return ()
     path = os.path.join(outcome.plan.facts.path, names.segment_file(torn.tail.base_offset, names.LOG))

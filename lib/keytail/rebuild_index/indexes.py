@@ -19,17 +19,17 @@ from keytail.format import names
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.index import parse_offset_index
 from keytail.kernels.native import file_digest
+from keytail.log.chunk import CORRUPT_REMEDY, Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.partition import refuse_changed
 from keytail.log.replace import CleanFile
-from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride
 from keytail.rebuild_index.aborted import Needed
+from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
-from keytail.rebuild_index.judgement import why_wrong
 
-# Processing headers and checksums takes less time than passing a stride to another thread; half of a core's own cache.
-STRIDE_BYTES = 512 << 10
+# Processing headers and checksums takes less time than passing a chunk to another thread; half of a core's own cache.
+CHUNK_BYTES = 512 << 10
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _NO_LIMIT_BYTES = 1 << 40
 
@@ -140,7 +140,7 @@ def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...
     starts = [0, *positions[at].tolist()]
     firsts = [-1, *(task.base_offset + entries["relative_offset"][at].astype(np.int64)).tolist()]
     ends = [*starts[1:], task.log_bytes]
-    return tuple(Slice(*one) for one in zip(starts, ends, firsts, strict=True))
+    return tuple(Slice(*item) for item in zip(starts, ends, firsts, strict=True))
 
 
 def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
@@ -173,8 +173,8 @@ def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
     if whole.indexer.next_earns_an_entry:
         whole.indexer.join(part.indexer)
     else:
-        for stride in _strides(fs, task, part.slice.start, part.end):
-            _add(task, whole.indexer, stride)
+        for chunk in _chunks(fs, task, part.slice.start, part.end):
+            _add(task, whole.indexer, chunk)
             if whole.indexer.meets(part.indexer):
                 whole.indexer.join(part.indexer)
                 break
@@ -190,40 +190,40 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
     indexer = SegmentIndexer(task.base_offset, task.index_interval_bytes, limit_bytes, part=part.start > 0)
     needed = Needed(task.asked_offsets, task.log_start_offset)
     found = Scan(part, indexer, part.start, 0, -1, -1, np.empty(0, BATCH_TABLE))
-    for stride in _up_to_damage(fs, task, found):
-        table = stride.table
+    for chunk in _up_to_damage(fs, task, found):
+        table = chunk.table
         if not found.batches:
             found.first_offset = int(table["base_offset"][0])
             if part.start and found.first_offset > part.named_offset:
                 return found  # a scan without batches cannot be joined: the index was wrong
-        _refuse_range(task, stride)
-        _add(task, indexer, stride)
+        _refuse_range(task, chunk)
+        _add(task, indexer, chunk)
         needed.add(table)
         latest = found.epochs[-1][0] if found.epochs else -1
         if (table["leader_epoch"] > latest).any():
             found.epochs += epochs_seen(table, latest)
         found.batches += len(table)
         found.last_offset = int(table["last_offset"][-1])
-        found.end = stride.position + len(stride.raw)
+        found.end = chunk.position + len(chunk.raw)
     found.rows = needed.rows()
     return found
 
 
-def _up_to_damage(fs: FileSystem, task: SegmentTask, found: Scan) -> Iterator[Stride]:
-    """Yield the strides of the slice; damage that ends them early is recorded in `found`."""
+def _up_to_damage(fs: FileSystem, task: SegmentTask, found: Scan) -> Iterator[Chunk]:
+    """Yield the chunks of the slice; damage that ends them early is recorded in `found`."""
     try:
-        yield from _strides(fs, task, found.slice.start, found.slice.end)
+        yield from _chunks(fs, task, found.slice.start, found.slice.end)
     except CorruptLog as damage:
         found.damage = damage
 
 
-def _strides(fs: FileSystem, task: SegmentTask, start: int, end: int) -> Iterator[Stride]:
-    reader = SegmentReader(fs, STRIDE_BYTES)
-    return reader.unhurried_strides(task.path(names.LOG), end, start=start)
+def _chunks(fs: FileSystem, task: SegmentTask, start: int, end: int) -> Iterator[Chunk]:
+    reader = SegmentReader(fs, CHUNK_BYTES)
+    return reader.chunks_without_prefetch(task.path(names.LOG), end, start=start)
 
 
-def _add(task: SegmentTask, indexer: SegmentIndexer, stride: Stride) -> None:
-    if indexer.add(stride.table) < len(stride.table):
+def _add(task: SegmentTask, indexer: SegmentIndexer, chunk: Chunk) -> None:
+    if indexer.add(chunk.table) < len(chunk.table):
         raise _index_full(task)
 
 
@@ -237,9 +237,9 @@ def _index_full(task: SegmentTask) -> Refused:
     )
 
 
-def _refuse_range(task: SegmentTask, stride: Stride) -> None:
+def _refuse_range(task: SegmentTask, chunk: Chunk) -> None:
     """Raise CorruptLog at a batch that the segment cannot contain."""
-    table = stride.table
+    table = chunk.table
     limit = min(task.end_offset - 1, task.base_offset + MAX_RELATIVE_OFFSET)
     if table["base_offset"][0] >= task.base_offset and table["last_offset"][-1] <= limit:
         return
@@ -288,17 +288,17 @@ def _judge(
     why = dict.fromkeys(wanted, "differs from what a recovery writes")
     differ = [suffix for suffix, data in wanted.items() if there[suffix] not in (None, data)]
     if differ and not task.rebuild_all:
-        reader = SegmentReader(fs, STRIDE_BYTES)
-        told = why_wrong(
+        reader = SegmentReader(fs, CHUNK_BYTES)
+        reported = why_wrong(
             there[names.INDEX] or b"",
             there[names.TIME_INDEX] or b"",
-            reader.unhurried_strides(task.path(names.LOG), found.end),
+            reader.chunks_without_prefetch(task.path(names.LOG), found.end),
             reader,
             base_offset=task.base_offset,
             index_interval_bytes=task.index_interval_bytes,
             is_in_use=task.is_in_use,
         )
-        why = dict(zip(wanted, told, strict=True))
+        why = dict(zip(wanted, reported, strict=True))
     verdicts = []
     for suffix, data in wanted.items():
         if there[suffix] is None:

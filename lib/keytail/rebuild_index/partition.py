@@ -2,7 +2,7 @@
 
 `segment_tasks` defines what is to be read, by any number of tasks; `settle` combines their results and judges the
 transaction indexes; `cut` truncates a torn tail, after which everything is read again; `install` renames new index
-files; `mend_rest` repairs snapshots and leader epochs, which follow from the log too. The caller of an executing run
+files; `repair_rest` repairs snapshots and leader epochs, which follow from the log too. The caller of an executing run
 holds the locks; in any other run nothing is written here.
 """
 
@@ -19,11 +19,11 @@ from keytail.errors import KeytailError, Refused, refusal
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.log.checkpoint import read_epochs
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.lock import refuse_lost
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import PartitionFacts, survey_partition
-from keytail.log.stride import SegmentReader
 from keytail.log.transactions import read_aborted
 from keytail.rebuild_index.aborted import asked_offsets, right_entries
 from keytail.rebuild_index.epochs import plan_epochs, write_plan
@@ -42,7 +42,7 @@ from keytail.rebuild_index.snapshots import (
     survey_snapshots,
     wanted_snapshots,
 )
-from keytail.rebuild_index.tail import Cut, cut_tail, plan_cut, torn_tail
+from keytail.rebuild_index.tail import Truncation, plan_truncation, torn_tail, truncate_tail
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PartitionResult:
     """The results of a partition's segments, ascending. `torn`: where the log has to be truncated."""
 
     segments: tuple[SegmentResult, ...]
-    torn: Cut | None = None
+    torn: Truncation | None = None
 
     @property
     def wrong(self) -> tuple[tuple[SegmentResult, FileVerdict], ...]:
@@ -171,27 +171,27 @@ def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]
         a, b = np.searchsorted(entries["last_offset"], [task.base_offset, task.end_offset])
         verdict = None
         if len(settled) < whole and not task.is_in_use:
-            verdict = _judge_txn_index(fs, task, entries[a:b])
+            verdict = _check_txn_index_entries(fs, task, entries[a:b])
         files = (*result.files, verdict) if verdict is not None else result.files
         settled.append(replace(result, files=files, rows=result.rows[:0]))
     return PartitionResult(tuple(settled), torn)
 
 
-def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Cut:
+def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Truncation:
     """Return where a broker would truncate the log; raise the damage if it would not."""
     facts = plan.facts
     assert result.damage is not None
     try:
         tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
-        return plan_cut(facts, tail, [entry.name for entry in fs.scan(facts.path)])
+        return plan_truncation(facts, tail, [entry.name for entry in fs.scan(facts.path)])
     except Refused as refusal:
         raise result.damage from refusal
 
 
-def cut(fs: FileSystem, plan: PartitionPlan, torn: Cut, hosted: Collection[tuple[str, int]]) -> PartitionPlan:
+def cut(fs: FileSystem, plan: PartitionPlan, torn: Truncation, hosted: Collection[tuple[str, int]]) -> PartitionPlan:
     """Truncate the log; return the plan of the truncated partition."""
     facts = plan.facts
-    cut_tail(fs, facts, torn, hosted=hosted)
+    truncate_tail(fs, facts, torn, hosted=hosted)
     [log_dir] = survey_log_dirs(fs, [facts.log_dir])
     entry = next(entry for entry in log_dir.partitions if entry.path == facts.path)
     surveyed = survey_partition(fs, log_dir, entry)
@@ -200,7 +200,7 @@ def cut(fs: FileSystem, plan: PartitionPlan, torn: Cut, hosted: Collection[tuple
     return replace(plan, facts=surveyed, known_entries=read_aborted(fs, facts.path, surveyed.segments, 0))
 
 
-def cut_sentence(torn: Cut, done: bool) -> str:
+def truncation_text(torn: Truncation, done: bool) -> str:
     """Describe what a truncation removes, or would remove."""
     lost = "no known offset"
     if torn.lost_end > torn.next_offset:
@@ -208,7 +208,7 @@ def cut_sentence(torn: Cut, done: bool) -> str:
     text = (
         f"torn: {torn.tail.what} (segment {torn.tail.base_offset}, byte position {torn.tail.byte_position}, offset "
         f"{torn.next_offset}); {'truncated' if done else 'a broker that starts truncates the log'} there, which "
-        f"removes {torn.cut_bytes} bytes"
+        f"removes {torn.truncated_bytes} bytes"
     )
     if torn.removed_segments:
         text += f" and the segments {', '.join(map(str, torn.removed_segments))}"
@@ -218,7 +218,7 @@ def cut_sentence(torn: Cut, done: bool) -> str:
     return text if done else f"{text}. Use --truncate to truncate it before a broker starts"
 
 
-def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
+def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
     """Return the verdict, or None if there is no such file and none is needed."""
     wanted = encode_txn_index(entries)
     data = read_if_there(fs, task, names.TXN_INDEX)
@@ -282,11 +282,11 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
             fs.fsync_dir(plan.facts.path)
 
 
-def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
+def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
     """Check snapshots and leader epochs, or repair them, if the log is intact and nobody writes to it."""
     if plan.is_in_use or result.torn is not None:
         return Rest()
-    rest = _mend_snapshots(fs, plan, result.log_end_offset)
+    rest = _repair_snapshots(fs, plan, result.log_end_offset)
     epochs_path = os.path.join(plan.facts.path, names.LEADER_EPOCHS)
     seen = [epoch for segment in result.segments for epoch in segment.epochs]
     epochs = plan_epochs(read_epochs(fs, epochs_path), seen, result.log_end_offset)
@@ -308,7 +308,7 @@ def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> R
     return replace(rest, wrong=(*rest.wrong, f"{names.LEADER_EPOCHS} {' and '.join(parts)}"), files=rest.files + 1)
 
 
-def _mend_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) -> Rest:
+def _repair_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) -> Rest:
     facts = plan.facts
     wanted = wanted_snapshots(
         [segment.base_offset for segment in facts.segments],

@@ -17,10 +17,10 @@ import numpy as np
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.format.producers import check_snapshot, encode_snapshot, parse_snapshot
+from keytail.log.chunk import SegmentReader, refuse_unsupported
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import ProducerStates
-from keytail.log.stride import SegmentReader, refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +156,11 @@ class _Replay:
             is_behind = is_last or self._segments[number + 1].base_offset > self._at
             if is_behind and segment.base_offset < offset and self._at < offset:
                 path = os.path.join(self._path, names.segment_file(segment.base_offset, names.LOG))
-                for stride in self._reader.strides(path, segment.log_bytes):
-                    refuse_unsupported(stride)
-                    self._count(stride.table[stride.table["last_offset"] < offset])
-                    self.producers.replay(stride.table, self._at, offset)
-                    if stride.table["last_offset"][-1] >= offset:
+                for chunk in self._reader.chunks(path, segment.log_bytes):
+                    refuse_unsupported(chunk)
+                    self._count(chunk.table[chunk.table["last_offset"] < offset])
+                    self.producers.replay(chunk.table, self._at, offset)
+                    if chunk.table["last_offset"][-1] >= offset:
                         break
         self._at = max(self._at, offset)
 

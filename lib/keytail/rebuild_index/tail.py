@@ -31,8 +31,8 @@ _LEAST_BYTES = _MAGIC_AT + 1  # of a batch whose magic can be read
 class TornTail:
     """The position where a segment stops being valid. `what` describes the damage there.
 
-    `broker_cuts`: a broker that recovers the segment truncates it here too. A broker does not check everything that a
-    reader can find wrong.
+    `broker_truncates`: a broker that recovers the segment truncates it here too. A broker does not check everything
+    that a reader can find wrong.
     """
 
     base_offset: int
@@ -40,11 +40,11 @@ class TornTail:
     next_offset: int  # after the last valid batch; the base offset if there is none
     log_bytes: int
     what: str
-    broker_cuts: bool
+    broker_truncates: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """A planned truncation and its consequences. Offsets from `next_offset` to `lost_end` are lost.
 
     `lost_end` follows from the headers after the tear, or is the high watermark if that is higher: the replica once
@@ -64,7 +64,7 @@ class Cut:
         return self.tail.next_offset
 
     @property
-    def cut_bytes(self) -> int:
+    def truncated_bytes(self) -> int:
         return self.tail.log_bytes - self.tail.byte_position
 
 
@@ -75,11 +75,11 @@ def torn_tail(
     batch."""
     assert damage.byte_position is not None
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-    cuts = _broker_cuts(fs, path, damage.byte_position, segment.log_bytes)
+    cuts = _broker_truncates(fs, path, damage.byte_position, segment.log_bytes)
     return TornTail(segment.base_offset, damage.byte_position, next_offset, segment.log_bytes, damage.what, cuts)
 
 
-def _broker_cuts(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
+def _broker_truncates(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
     """Return whether a broker's recovery rejects these bytes as a batch: TAIL.md has the list."""
     head = fs.read_at(path, position, min(_LEAST_BYTES, log_bytes - position))
     if len(head) < _LEAST_BYTES:
@@ -99,7 +99,7 @@ def _broker_cuts(fs: FileSystem, path: str, position: int, log_bytes: int) -> bo
     return crc != int(crc32c(np.frombuffer(batch, np.uint8), CRC_START, size_bytes - CRC_START))
 
 
-def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str]) -> Cut:
+def plan_truncation(facts: PartitionFacts, tail: TornTail, file_names: Collection[str]) -> Truncation:
     """Return what a truncation at `tail` removes. Raises Refused if truncation is not the right repair of the damage.
 
     `file_names` is the listing of the partition directory.
@@ -115,7 +115,7 @@ def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str])
     ]
     checkpoint, high_watermark = facts.cleaner_checkpoint, facts.high_watermark
     lost_end = max(facts.log_end_offset, tail.next_offset, high_watermark or 0)
-    return Cut(
+    return Truncation(
         tail,
         lost_end,
         tuple(file.name for file in removed),
@@ -135,7 +135,7 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
         why = f"the broker stopped cleanly ({names.CLEAN_SHUTDOWN} exists), so this is not an interrupted write"
     elif tail.next_offset < facts.recovery_point or tail.base_offset < recovered_from:
         why = f"it is below the recovery point {facts.recovery_point}, up to which the log was flushed to disk"
-    elif not tail.broker_cuts:
+    elif not tail.broker_truncates:
         why = "a broker that recovers the log would not truncate it here"
     elif tail.next_offset < facts.log_start_offset:
         why = f"it is below the log start offset {facts.log_start_offset}, so a broker would delete the rest of the log"
@@ -150,7 +150,9 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
         )
 
 
-def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collection[tuple[str, int]]) -> None:
+def truncate_tail(
+    fs: FileSystem, facts: PartitionFacts, cut: Truncation, *, hosted: Collection[tuple[str, int]]
+) -> None:
     """Truncate the log, in the order of TAIL.md. The segment is left without index files.
 
     `hosted` are the partitions of the log dir, whose entries its cleaner checkpoint keeps. If the process is killed at
@@ -182,7 +184,7 @@ def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collect
         fs.close(fd)
 
 
-def _refuse_unfit(fs: FileSystem, log_path: str, cut: Cut) -> None:
+def _refuse_unfit(fs: FileSystem, log_path: str, cut: Truncation) -> None:
     facts = fs.stat(log_path)
     size_bytes = facts.size_bytes
     if facts.links > 1:
@@ -207,9 +209,9 @@ def _refuse_unfit(fs: FileSystem, log_path: str, cut: Cut) -> None:
 def _unlink(fs: FileSystem, path: str, file_names: Iterable[str]) -> None:
     """Durably remove those of the files that exist."""
     there = {entry.name for entry in fs.scan(path)}
-    gone = [name for name in file_names if name in there]
+    removed = [name for name in file_names if name in there]
     refuse_lost(fs, path)
-    for name in gone:
+    for name in removed:
         fs.unlink(os.path.join(path, name))
-    if gone:
+    if removed:
         fs.fsync_dir(path)

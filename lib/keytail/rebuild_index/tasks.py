@@ -22,19 +22,19 @@ from keytail.rebuild_index.partition import (
     PartitionResult,
     Rest,
     install,
-    mend_rest,
     remove_scratch,
+    repair_rest,
     segment_tasks,
     settle,
 )
 from keytail.rebuild_index.partition import cut as cut_log
-from keytail.rebuild_index.tail import Cut
+from keytail.rebuild_index.tail import Truncation
 from keytail.run.batching import in_bundles
 from keytail.run.ended import sweep
 from keytail.run.engine import Engine, ThisProcess, end_tasks
 from keytail.run.hosts import refuse_network_here, refuse_unseen
-from keytail.run.tasks import Outcome, attempt_one, explained
-from keytail.run.watching import telling
+from keytail.run.tasks import Outcome, explained, run_attempt
+from keytail.run.watching import sending_progress
 from keytail.threads import Threads
 
 # In flight at a time: enough to keep a cluster busy, little enough that a killed run loses little.
@@ -64,7 +64,7 @@ class PartitionOutcome:
     """The outcome for one partition: its result, or the problem that prevented it. `installed`: new files have been
     renamed.
 
-    `done_cut`: the truncation that was made before `result` was determined.
+    `done_truncation`: the truncation that was made before `result` was determined.
     """
 
     plan: PartitionPlan
@@ -74,7 +74,7 @@ class PartitionOutcome:
     start_ms: int
     end_ms: int
     installed: bool = False
-    done_cut: Cut | None = None
+    done_truncation: Truncation | None = None
 
 
 @dataclass
@@ -104,16 +104,16 @@ class Rebuild:
         # While one bundle is finished in the driver, the next one keeps the cores busy.
         threads = 2 if self.engine.has_workers else 1
         with Threads(threads, "bundles") as pool:
-            begun = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
+            started = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
             try:
-                for future in begun:
+                for future in started:
                     for outcome in future.result():
                         done[outcome.plan.facts.path] = outcome
                         self.on_outcome(outcome)
             except BaseException:  # a signal: an installation in progress is completed, nothing else starts
                 self._stopped = True
                 pool.shutdown(wait=False, cancel_futures=True)
-                end_tasks(self.engine, lambda: any(future.running() for future in begun))
+                end_tasks(self.engine, lambda: any(future.running() for future in started))
                 self._remove_scratch()
                 raise
         return [done[plan.facts.path] for plan in self.plans]
@@ -128,11 +128,11 @@ class Rebuild:
         work = [Work(task, part) for task in tasks for part in self._slices(task, len(tasks))]
         outcomes: dict[tuple[str, int], Outcome[SegmentResult | Scan]] = {}
         scans: dict[tuple[str, int], list[Outcome[SegmentResult | Scan]]] = {}
-        for one, outcome in self._do(work, "rebuild-index"):
-            if one.slice is None:
-                outcomes[_key(one.task)] = outcome
+        for item, outcome in self._do(work, "rebuild-index"):
+            if item.slice is None:
+                outcomes[_key(item.task)] = outcome
             else:
-                scans.setdefault(_key(one.task), []).append(outcome)
+                scans.setdefault(_key(item.task), []).append(outcome)
         joins = []
         for task in tasks:
             if parts := scans.get(_key(task)):
@@ -141,8 +141,8 @@ class Rebuild:
                     outcomes[_key(task)] = failed
                 else:
                     joins.append(Work(task, scans=tuple(part.value for part in parts)))  # type: ignore[misc]
-        for one, outcome in self._do(joins, "rebuild-index: slices together"):
-            outcomes[_key(one.task)] = outcome
+        for item, outcome in self._do(joins, "rebuild-index: slices together"):
+            outcomes[_key(item.task)] = outcome
         return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
 
     def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
@@ -161,10 +161,10 @@ class Rebuild:
         else:
             found = self.engine.run_bundle(payloads, self._here)
         by_number = dict(zip(order, found, strict=True))
-        for number, one in enumerate(work):
+        for number, item in enumerate(work):
             if by_number[number].trace:
                 self.on_trace(by_number[number].trace)
-            yield one, by_number[number]
+            yield item, by_number[number]
 
     def _here(self, work: Work, attempt: str) -> SegmentResult | Scan:
         self._refuse_stopped()
@@ -177,20 +177,20 @@ class Rebuild:
     def _on_workers(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
         """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the
         pieces of its task are run again, each by itself."""
-        target = sum(one.size_bytes for one in work) // (_CHUNKS_A_CORE * self._cores)
-        chunks = list(in_bundles(work, lambda one: one.size_bytes, target))
+        target = sum(item.size_bytes for item in work) // (_CHUNKS_A_CORE * self._cores)
+        portions = list(in_bundles(work, lambda item: item.size_bytes, target))
         found: list[Outcome[Any]] = []
         function = partial(do_on_worker, shared_storage=self.shared_storage)
         run = partial(self.engine.run_bundle, function=function, stopped=lambda: self._stopped)
-        for chunk, outcome in zip(chunks, run(chunks, name=name), strict=True):
+        for portion, outcome in zip(portions, run(portions, name=name), strict=True):
             if outcome.value is not None:
                 found += outcome.value
                 continue
             if self._stopped:
-                found += [Outcome(None, outcome.problem) for _ in chunk]
+                found += [Outcome(None, outcome.problem) for _ in portion]
                 continue
-            alone = run([[one] for one in chunk], name=f"{name}, one by one")
-            found += [one.value[0] if one.value is not None else Outcome(None, one.problem) for one in alone]
+            alone = run([[item] for item in portion], name=f"{name}, one by one")
+            found += [item.value[0] if item.value is not None else Outcome(None, item.problem) for item in alone]
         return found
 
     def _finish(
@@ -213,7 +213,7 @@ class Rebuild:
                 if plan.execute:
                     install(self.fs, plan, result)
                     installed = True
-                rest = mend_rest(self.fs, plan, result)
+                rest = repair_rest(self.fs, plan, result)
         except KeytailError as known:
             problem = known
         except OSError as system:
@@ -227,12 +227,12 @@ class Rebuild:
                 problem = problem or explained(system)
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
 
-    def _cut(self, plan: PartitionPlan, torn: Cut, start_ms: int) -> PartitionOutcome:
+    def _cut(self, plan: PartitionPlan, torn: Truncation, start_ms: int) -> PartitionOutcome:
         """Truncate the log first, then process the partition again, which is then intact."""
         remove_scratch(self.fs, plan.facts.path, plan.run_id)
         again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
         [outcome] = self._run_bundle([replace(again, truncate=False)])
-        return replace(outcome, start_ms=start_ms, done_cut=torn)
+        return replace(outcome, start_ms=start_ms, done_truncation=torn)
 
 
 def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
@@ -245,14 +245,14 @@ def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
     """Do the work of one task."""
     task = replace(work.task, attempt=attempt)
-    with telling(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
+    with sending_progress(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
         if work.scans:
             return finish(fs, task, work.scans)
         return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
 
 
 def do_on_worker(
-    chunk: Sequence[Work], attempt: str, *, shared_storage: bool = False
+    portion: Sequence[Work], attempt: str, *, shared_storage: bool = False
 ) -> list[Outcome[SegmentResult | Scan]]:
     """Do the work of one Spark task: each piece of work has its own outcome."""
 
@@ -261,7 +261,7 @@ def do_on_worker(
             refuse_network_here(LOCAL, os.path.dirname(work.task.partition_path))
         return do(LOCAL, work, attempt)
 
-    return [attempt_one(one, work, attempt) for work in chunk]
+    return [run_attempt(one, work, attempt) for work in portion]
 
 
 def _key(task: SegmentTask) -> tuple[str, int]:

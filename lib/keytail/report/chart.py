@@ -107,7 +107,7 @@ class Chart:
 def _width(text: str) -> float:
     """Return about how wide the text is, in units of the SVG."""
     return sum(
-        0.42 if one in _NARROW else 0.98 if one in _WIDE else 0.64 if one.islower() or one.isdigit() else
-        0.78 if one.isascii() else 1
-        for one in text
+        0.42 if item in _NARROW else 0.98 if item in _WIDE else 0.64 if item.islower() or item.isdigit() else
+        0.78 if item.isascii() else 1
+        for item in text
     ) * _TEXT  # fmt: skip

@@ -24,12 +24,14 @@ _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s
 
 def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
     """Draw one bar per topic: its retained and reclaimed bytes; for a plan, its clean and dirty bytes."""
-    chart = _rows("Bytes by topic", [_short(one.topic) for one in sums], _bytes(max(one.bytes_before for one in sums)))
-    for n, one in enumerate(sums):
-        gone = (one.dirty_bytes if is_plan else max(one.reclaimed_bytes or 0, 0)) or 0
-        kept = one.bytes_before - gone
+    chart = _rows(
+        "Bytes by topic", [_short(item.topic) for item in sums], _bytes(max(item.bytes_before for item in sums))
+    )
+    for n, item in enumerate(sums):
+        removed = (item.dirty_bytes if is_plan else max(item.reclaimed_bytes or 0, 0)) or 0
+        kept = item.bytes_before - removed
         chart.bar((0, kept), _row(n), "var(--kept)")
-        chart.bar((kept, one.bytes_before), _row(n), "var(--gone)")
+        chart.bar((kept, item.bytes_before), _row(n), "var(--gone)")
     return chart.svg()
 
 
@@ -61,14 +63,14 @@ def phases(found: Sequence[tuple[str, float, int]]) -> str:
 
 def key_sizes(sizes: Sequence[Size]) -> str:
     """Draw two bars for each size: its share of all keys, and of all records."""
-    keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+    keys, records = sum(item.keys for item in sizes), sum(item.records for item in sizes)
     step = -(-len(sizes) // _MOST_SIZES_NAMED)
-    names = [(n, _binary(one.most)) for n, one in enumerate(sizes)][::step]
+    names = [(n, _binary(item.most)) for n, item in enumerate(sizes)][::step]
     across = Axis(-0.6, max(len(sizes), _LEAST_SIZES) - 0.4, names, "records per key, at most", has_grid=False)
     chart = Chart("Keys by number of records", 173, across, Axis(0, 100, numbers(100, 5), "%"))
-    for n, one in enumerate(sizes):
-        chart.bar((n - 0.39, n - 0.01), (0, 100 * one.keys / keys), "var(--kept)")
-        chart.bar((n + 0.01, n + 0.39), (0, 100 * one.records / records), "var(--gone)")
+    for n, item in enumerate(sizes):
+        chart.bar((n - 0.39, n - 0.01), (0, 100 * item.keys / keys), "var(--kept)")
+        chart.bar((n + 0.01, n + 0.39), (0, 100 * item.records / records), "var(--gone)")
     return chart.svg()
 
 
@@ -80,10 +82,10 @@ def _binary(number: int) -> str:
     return str(number)
 
 
-def segment_map(one: Partition, now_ms: int) -> str:
+def segment_map(partition: Partition, now_ms: int) -> str:
     """Draw one bar per segment, in the order of offsets: its width is the segment's bytes, its height the age, and its
     colour the share of live records."""
-    parts = [part for part in one.detail.parts if part.log_bytes]
+    parts = [part for part in partition.detail.parts if part.log_bytes]
     ages = [max(now_ms - part.largest_timestamp_ms, 0) for part in parts]
     size, unit = next(((s, u) for s, u in _UNITS_OF_AGE if max(ages) >= 2 * s), _UNITS_OF_AGE[-1])
     heights = [max(age, max(ages) * 0.03, 1) / size for age in ages]
@@ -91,11 +93,11 @@ def segment_map(one: Partition, now_ms: int) -> str:
     highest = 1.05 * max(heights)
     age = Axis(0, highest, numbers(highest, 4), f"age, {unit}")
     across = replace(_bytes(starts[-1]), last=starts[-1], has_grid=False)
-    chart = Chart(f"Segments of {shown(one.name)}", 144, across, age)
+    chart = Chart(f"Segments of {shown(partition.name)}", 144, across, age)
     for n, part in enumerate(parts):
-        colour = f"var(--{_colour(one, part)})"
+        colour = f"var(--{_colour(partition, part)})"
         chart.bar((starts[n], starts[n + 1]), (0, heights[n]), colour, edge="var(--panel)")
-    dirty = one.detail.first_dirty_offset
+    dirty = partition.detail.first_dirty_offset
     ahead = [start for start, part in zip(starts, parts, strict=False) if part.base_offset >= (dirty or 0)]
     if dirty is not None and (begin := min(ahead, default=starts[-1])):
         chart.line([(begin, 0), (begin, highest)], is_dashed=True)
@@ -111,13 +113,13 @@ def live_class(part: Part) -> int | None:
     return min(int(5 * part.records_kept / part.records), 4)
 
 
-def _colour(one: Partition, part: Part) -> str:
+def _colour(partition: Partition, part: Part) -> str:
     """Return the name of a colour of the page's style."""
     live = live_class(part)
     if live is not None:
         return f"live-{live}"
-    detail = one.detail
-    if one.status != "would-compact" or detail.first_dirty_offset is None or detail.end_dirty_offset is None:
+    detail = partition.detail
+    if partition.status != "would-compact" or detail.first_dirty_offset is None or detail.end_dirty_offset is None:
         return "unknown"
     if part.base_offset >= detail.end_dirty_offset:
         return "unknown"
@@ -126,7 +128,7 @@ def _colour(one: Partition, part: Part) -> str:
 
 def legend(drawn: Sequence[Partition]) -> list[tuple[str, str]]:
     """Return the swatch's class and a text for each colour that these maps use."""
-    used = {_colour(one, part) for one in drawn for part in one.detail.parts if part.log_bytes}
+    used = {_colour(item, part) for item in drawn for part in item.detail.parts if part.log_bytes}
     words = [(f"live-{n}", f"{20 * n} to {20 * n + 20} % live") for n in range(5)]
     words += [
         ("cleaned", "cleaned before"),

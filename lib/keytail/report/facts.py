@@ -86,7 +86,7 @@ class Report:
     """
 
     title: str
-    verb: str
+    command: str
     execute: bool
     partitions: tuple[Partition, ...]
     start_ms: int

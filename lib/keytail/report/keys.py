@@ -30,15 +30,15 @@ class Size(NamedTuple):
 def by_size(found: Sequence[Partition]) -> list[Size]:
     """Return the sizes up to the largest that any key has; empty if nothing was counted."""
     counted = [counts for _, counts in _counted(found)]
-    keys = [sum(of_size) for of_size in zip(*(one.keys for one in counted), strict=True)]
-    records = [sum(of_size) for of_size in zip(*(one.records for one in counted), strict=True)]
+    keys = [sum(of_size) for of_size in zip(*(item.keys for item in counted), strict=True)]
+    records = [sum(of_size) for of_size in zip(*(item.records for item in counted), strict=True)]
     sizes = max((size + 1 for size, number in enumerate(keys) if number), default=0)
     return [Size(size_text(size), 1 << size, keys[size], records[size]) for size in range(sizes)]
 
 
 def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Partition, HotKey]]:
     """Return the keys with most records of all partitions; of 10,000 partitions' keys, most are never compared."""
-    of_each = ([(one, hot) for hot in counts.hottest] for one, counts in _counted(found))
+    of_each = ([(item, hot) for hot in counts.hottest] for item, counts in _counted(found))
     merged = heapq.merge(*of_each, key=lambda pair: (-pair[1].records, pair[0].name, -pair[1].offset))
     return list(islice(merged, most))
 
@@ -47,7 +47,7 @@ def about(report: Report) -> dict[str, Any]:
     sizes = by_size(report.partitions)
     return {
         "is_counted": bool(sizes),
-        "is_plan": not report.execute and report.verb in ("plan", "compact") and bool(report.partitions),
+        "is_plan": not report.execute and report.command in ("plan", "compact") and bool(report.partitions),
         "sentence": _sentence(report.partitions, sizes),
         "are_shown": any(hot.key is not None for _, hot in hottest(report.partitions)),
     }
@@ -58,7 +58,7 @@ def tables(found: Sequence[Partition]) -> dict[str, TableOf]:
 
 
 def _sentence(found: Sequence[Partition], sizes: Sequence[Size]) -> str:
-    keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+    keys, records = sum(item.keys for item in sizes), sum(item.records for item in sizes)
     if not keys:
         return ""
     partitions = sum(sum(counts.keys) > 0 for _, counts in _counted(found))
@@ -72,14 +72,14 @@ def _sentence(found: Sequence[Partition], sizes: Sequence[Size]) -> str:
 def _hot_keys(found: Sequence[Partition]) -> TableOf:
     heads = ("key", "hash of the key", "partition", "records", "share of partition", "last at offset")
     rows = []
-    for one, hot in hottest(found):
-        assert one.detail.key_counts is not None
-        share = 100 * hot.records / sum(one.detail.key_counts.records)
+    for item, hot in hottest(found):
+        assert item.detail.key_counts is not None
+        share = 100 * hot.records / sum(item.detail.key_counts.records)
         rows.append(
             [
                 (key_text(hot), None),
                 (hot.digest, None),
-                (one.name, None),
+                (item.name, None),
                 (_records(hot.records), hot.records),
                 (f"{share:.1f}\u00a0%", round(share, 3)),
                 (f"{hot.offset:,}", hot.offset),
@@ -94,16 +94,16 @@ def _records(number: int) -> str:
 
 def _sizes(found: Sequence[Partition]) -> TableOf:
     sizes = by_size(found)
-    keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+    keys, records = sum(item.keys for item in sizes), sum(item.records for item in sizes)
     rows: list[list[Cell]] = [
         [
-            (one.text, one.most),
-            (f"{one.keys:,}", one.keys),
-            (f"{100 * one.keys / keys:.1f}\u00a0%", one.keys),
-            (f"{one.records:,}", one.records),
-            (f"{100 * one.records / records:.1f}\u00a0%", one.records),
+            (item.text, item.most),
+            (f"{item.keys:,}", item.keys),
+            (f"{100 * item.keys / keys:.1f}\u00a0%", item.keys),
+            (f"{item.records:,}", item.records),
+            (f"{100 * item.records / records:.1f}\u00a0%", item.records),
         ]
-        for one in sizes
+        for item in sizes
     ]
     return ("records per key", "keys", "share of keys", "records", "share of records"), 1, rows
 
@@ -111,13 +111,13 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
 def _by_topic(found: Sequence[Partition]) -> TableOf:
     """Return the topics with most records first; nothing for a single topic, which the other tables cover."""
     topics: dict[str, list[Partition]] = defaultdict(list)
-    for one, counts in _counted(found):
+    for item, counts in _counted(found):
         if sum(counts.keys):
-            topics[one.topic].append(one)
+            topics[item.topic].append(item)
     rows: list[tuple[int, list[Cell]]] = []
     for topic, those in topics.items() if len(topics) > 1 else ():
         sizes = by_size(those)
-        keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+        keys, records = sum(item.keys for item in sizes), sum(item.records for item in sizes)
         top = hottest(those, 1)
         hot: list[Cell] = [("", None), ("", -1)]
         if top:
@@ -129,4 +129,4 @@ def _by_topic(found: Sequence[Partition]) -> TableOf:
 
 
 def _counted(found: Iterable[Partition]) -> list[tuple[Partition, KeyCounts]]:
-    return [(one, one.detail.key_counts) for one in found if one.detail.key_counts is not None]
+    return [(item, item.detail.key_counts) for item in found if item.detail.key_counts is not None]

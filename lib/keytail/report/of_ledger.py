@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from keytail.cli.options import parse_time
 from keytail.cli.rows import human_seconds
 from keytail.cli.whole_file import refuse_file
+from keytail.console import print_message
 from keytail.durations import time_text
 from keytail.errors import UsageProblem
 from keytail.ledger import history
@@ -19,7 +20,6 @@ from keytail.report.facts import Report
 from keytail.report.of_rows import partitions
 from keytail.report.page import refuse_without_packages
 from keytail.report.writing import write_page
-from keytail.telling import say
 
 _EXIT = {"done": 0, "partly": 3, "failed": 1}
 
@@ -35,7 +35,7 @@ def write_report(request: Request) -> int:
     refuse_without_packages()
     flags = ledger_at(request.ledger, request.delta_jars)
     write_page(request.file, report_of_ledger(flags, request.run_id, since_ms, master=request.master))
-    say(f"keytail: the report is {request.file}")
+    print_message(f"keytail: the report is {request.file}")
     return 0
 
 
@@ -61,7 +61,7 @@ def of_run(run: RunRow, rows: Sequence[PartitionRow]) -> Report:
     ended_early = run.error or run.status if run.status == history.INTERRUPTED else ""
     return Report(
         title=f"{run.command}, run {run.run_id}",
-        verb=run.command,
+        command=run.command,
         execute=True,
         partitions=partitions(rows),
         start_ms=run.start_ms or 0,
@@ -84,18 +84,18 @@ def of_runs(runs: Sequence[RunRow], rows: Sequence[PartitionRow]) -> Report:
     commands = sorted({run.command for run in runs})
     return Report(
         title=f"{len(runs)} run{'' if len(runs) == 1 else 's'} since {time_text(first)}",
-        verb=commands[0] if len(commands) == 1 else "history",
+        command=commands[0] if len(commands) == 1 else "history",
         execute=True,
         partitions=partitions(rows),
         start_ms=first,
         end_ms=None,
         now_ms=time.time_ns() // 1_000_000,
         host=", ".join(hosts),
-        runs=tuple(_told(run) for run in runs),
+        runs=tuple(_run_facts(run) for run in runs),
     )
 
 
-def _told(run: RunRow) -> dict[str, str]:
+def _run_facts(run: RunRow) -> dict[str, str]:
     return {
         "run": run.run_id,
         "started": "" if run.start_ms is None else time_text(run.start_ms),

@@ -52,7 +52,7 @@ def partition(row: Any) -> Partition:
 def _bytes(row: Any) -> tuple[int | None, int | None]:
     replicas = getattr(row, "replicas", None)
     if replicas:
-        return sum(one["bytes"] or 0 for one in replicas), None
+        return sum(replica["bytes"] or 0 for replica in replicas), None
     if hasattr(row, "bytes"):
         return row.bytes, None
     return getattr(row, "bytes_before", None), getattr(row, "bytes_after", None)
@@ -66,9 +66,14 @@ def _held_by(row: Any) -> str:
 
 
 def _findings(row: Any) -> Iterator[Finding]:
-    for one in getattr(row, "findings", ()):  # of verify
+    for item in getattr(row, "findings", ()):  # of verify
         yield Finding(
-            one["severity"], one["what"], _place(one), one["broker"] or "", one["remedy"] or "", one["start_loses"]
+            item["severity"],
+            item["what"],
+            _place(item),
+            item["broker"] or "",
+            item["remedy"] or "",
+            item["start_loses"],
         )
     for segment in _segments(row):  # of rebuild-index
         if segment.status != "sound":
@@ -78,7 +83,7 @@ def _findings(row: Any) -> Iterator[Finding]:
     for text in getattr(row, "notes", ()):
         yield Finding("note", text)
     for name, count in (getattr(row, "divergences", None) or {}).items():  # of audit
-        offsets = ", ".join([str(one["offset"]) for one in row.examples if one["kind"] == name][:_MOST_EXAMPLES])
+        offsets = ", ".join([str(item["offset"]) for item in row.examples if item["kind"] == name][:_MOST_EXAMPLES])
         where = f"{count:,}, for example at offset {offsets}" if offsets else f"{count:,}"
         yield Finding("error", f"{name}: {WHAT[name]}", where)
     for gap in getattr(row, "not_compared", ()):

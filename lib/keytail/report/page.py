@@ -106,14 +106,14 @@ def _with_code(text: str) -> str:
 
 def _tiles(report: Report) -> list[tuple[str, str]]:
     found = report.partitions
-    statuses = Counter(one.status for one in found)
+    statuses = Counter(item.status for item in found)
     tiles = [(status, f"{number:,}") for status, number in statuses.most_common()]
-    changed = [one for one in found if one.reclaimed_bytes]
+    changed = [item for item in found if item.reclaimed_bytes]
     if changed and report.execute:
-        before, after = (sum(getattr(one, name) or 0 for one in changed) for name in ("bytes_before", "bytes_after"))
+        before, after = (sum(getattr(item, name) or 0 for item in changed) for name in ("bytes_before", "bytes_after"))
         tiles.insert(0, ("log bytes of changed partitions", change(human_bytes(before), human_bytes(after))))
-    counted = [one for one in found if one.records_before is not None and one.records_after is not None]
-    removed = sum((one.records_before or 0) - (one.records_after or 0) for one in counted)
+    counted = [item for item in found if item.records_before is not None and item.records_after is not None]
+    removed = sum((item.records_before or 0) - (item.records_after or 0) for item in counted)
     if removed:
         tiles.append(("records removed", f"{removed:,}"))
     if report.end_ms is not None:
@@ -127,10 +127,12 @@ def _times(report: Report) -> dict[str, str]:
     times = {"started": _time(report.start_ms)}
     if report.end_ms is not None:
         times["ended"] = _time(report.end_ms)
-    known = [one for one in report.partitions if one.start_ms is not None and one.end_ms is not None]
+    known = [
+        partition for partition in report.partitions if partition.start_ms is not None and partition.end_ms is not None
+    ]
     if known:
-        first, last = min(one.start_ms or 0 for one in known), max(one.end_ms or 0 for one in known)
-        size = sum(one.bytes_before or 0 for one in known)
+        first, last = min(item.start_ms or 0 for item in known), max(item.end_ms or 0 for item in known)
+        size = sum(item.bytes_before or 0 for item in known)
         times["first partition started"], times["last partition ended"] = _time(first), _time(last)
         if last > first and size:
             per_second = human_bytes(int(size * 1000 / (last - first)))
@@ -141,16 +143,16 @@ def _times(report: Report) -> dict[str, str]:
 def _horizons(report: Report) -> dict[str, Any]:
     """Return the numbers of removed tombstones and markers, of waiting batches, and their first and last delete
     horizon."""
-    found = [one for one in report.partitions if one.detail.horizon_batches is not None]
-    waiting = [one for one in found if one.detail.horizon_batches]
-    firsts = [one.detail.first_horizon_ms for one in waiting if one.detail.first_horizon_ms is not None]
-    lasts = [one.detail.last_horizon_ms for one in waiting if one.detail.last_horizon_ms is not None]
-    gone = [one for one in report.partitions if one.tombstones_removed is not None]
+    found = [partition for partition in report.partitions if partition.detail.horizon_batches is not None]
+    waiting = [item for item in found if item.detail.horizon_batches]
+    firsts = [item.detail.first_horizon_ms for item in waiting if item.detail.first_horizon_ms is not None]
+    lasts = [item.detail.last_horizon_ms for item in waiting if item.detail.last_horizon_ms is not None]
+    removed = [partition for partition in report.partitions if partition.tombstones_removed is not None]
     return {
         "is_known": bool(found),
-        "tombstones": sum(one.tombstones_removed or 0 for one in gone),
-        "markers": sum(one.markers_removed or 0 for one in gone),
-        "batches": sum(one.detail.horizon_batches or 0 for one in waiting),
+        "tombstones": sum(item.tombstones_removed or 0 for item in removed),
+        "markers": sum(item.markers_removed or 0 for item in removed),
+        "batches": sum(item.detail.horizon_batches or 0 for item in waiting),
         "partitions": len(waiting),
         "first": _time(min(firsts)) if firsts else "",
         "last": _time(max(lasts)) if lasts else "",
@@ -206,39 +208,39 @@ def _short_time(seconds: float) -> str:
 
 def _topics(found: Sequence[Partition]) -> Table:
     topics = sums.by_topic(found)
-    is_changed = any(one.reclaimed_bytes for one in topics)
+    is_changed = any(topic.reclaimed_bytes for topic in topics)
     heads = ("topic", "partitions", "not done", "log bytes", "after", "reclaimed", "dirty", "records", "after")
     rows = [
         [
-            one.topic,
-            _number(one.partitions),
-            _number(one.not_done or None),
-            _size(one.bytes_before),
-            _size(one.bytes_after if is_changed else None),
-            _size(one.reclaimed_bytes if is_changed else None),
-            _size(one.dirty_bytes),
-            _number(one.records_before),
-            _number(one.records_after),
+            topic.topic,
+            _number(topic.partitions),
+            _number(topic.not_done or None),
+            _size(topic.bytes_before),
+            _size(topic.bytes_after if is_changed else None),
+            _size(topic.reclaimed_bytes if is_changed else None),
+            _size(topic.dirty_bytes),
+            _number(topic.records_before),
+            _number(topic.records_after),
         ]
-        for one in topics
+        for topic in topics
     ]
     return _table("topics", heads, 1, rows)
 
 
 def _dirty(found: Sequence[Partition]) -> Table:
-    known = [(one, ratio) for one in found if (ratio := sums.dirty_ratio(one)) is not None]
+    known = [(entry, ratio) for entry in found if (ratio := sums.dirty_ratio(entry)) is not None]
     known.sort(key=lambda item: -(item[0].detail.dirty_bytes or 0))
     heads = ("partition", "status", "dirty ratio", "due above", "dirty", "clean")
     rows = [
         [
-            one.name,
-            one.status,
+            entry.name,
+            entry.status,
             (f"{ratio:.2f}", ratio),
-            "" if one.detail.minimum_dirty_ratio is None else f"{one.detail.minimum_dirty_ratio:g}",
-            _size(one.detail.dirty_bytes),
-            _size(one.detail.clean_bytes),
+            "" if entry.detail.minimum_dirty_ratio is None else f"{entry.detail.minimum_dirty_ratio:g}",
+            _size(entry.detail.dirty_bytes),
+            _size(entry.detail.clean_bytes),
         ]
-        for one, ratio in known
+        for entry, ratio in known
     ]
     return _table("dirty", heads, 2, rows)
 
@@ -253,27 +255,29 @@ def _phases(found: Sequence[Partition]) -> Table:
 
 
 def _slowest(found: Sequence[Partition]) -> Table:
-    timed = sorted((one for one in found if one.seconds is not None), key=lambda one: -(one.seconds or 0))
+    timed = sorted((item for item in found if item.seconds is not None), key=lambda item: -(item.seconds or 0))
     rows = []
-    for one in timed[:MOST_SLOWEST]:
-        phases = ", ".join(f"{name} {_short_time(took)}" for name, took in one.detail.phases_s.items() if took >= 0.001)
-        speed = human_bytes(int((one.bytes_before or 0) / one.seconds)) + "/s" if one.seconds else ""
-        rows.append([one.name, phases, _seconds(one.seconds), _size(one.bytes_before), speed])
+    for item in timed[:MOST_SLOWEST]:
+        phases = ", ".join(
+            f"{name} {_short_time(took)}" for name, took in item.detail.phases_s.items() if took >= 0.001
+        )
+        speed = human_bytes(int((item.bytes_before or 0) / item.seconds)) + "/s" if item.seconds else ""
+        rows.append([item.name, phases, _seconds(item.seconds), _size(item.bytes_before), speed])
     heads = ("partition", "time in tasks", "took", "log bytes", "speed")
     return _table("slowest", heads, 2, rows)
 
 
 def _waiting(found: Sequence[Partition]) -> Table:
-    waiting = [one for one in found if one.detail.horizon_batches]
-    waiting.sort(key=lambda one: one.detail.first_horizon_ms or 0)
+    waiting = [item for item in found if item.detail.horizon_batches]
+    waiting.sort(key=lambda item: item.detail.first_horizon_ms or 0)
     rows = []
-    for one in waiting:
-        detail = one.detail
+    for item in waiting:
+        detail = item.detail
         kept = detail.delete_retention_ms
         rows.append(
             [
-                one.name,
-                one.held_by,
+                item.name,
+                item.held_by,
                 _number(detail.horizon_batches),
                 (_time(detail.first_horizon_ms), detail.first_horizon_ms),
                 (_time(detail.last_horizon_ms), detail.last_horizon_ms),
@@ -287,24 +291,24 @@ def _waiting(found: Sequence[Partition]) -> Table:
 def _partitions(found: Sequence[Partition]) -> Table:
     """Return the partitions that are not done first, then those with most bytes."""
     order = {"bad": 0, "left": 1, "good": 2}
-    ranked = sorted(found, key=lambda one: (order[one.kind], -(one.reclaimed_bytes or 0), -(one.bytes_before or 0)))
-    many_dirs = len({one.log_dir for one in found}) > 1
+    ranked = sorted(found, key=lambda item: (order[item.kind], -(item.reclaimed_bytes or 0), -(item.bytes_before or 0)))
+    many_dirs = len({item.log_dir for item in found}) > 1
     heads = ("partition", "log dir", "status", "log bytes", "segments", "records", "keys mapped", "records per key",
              "expected", "took")  # fmt: skip
     rows = [
         [
-            one.name,
-            one.log_dir if many_dirs else "",
-            one.status,
-            (change(human_bytes(one.bytes_before), human_bytes(one.bytes_after)), one.bytes_before or 0),
-            _change(one.segments_before, one.segments_after),
-            _change(one.records_before, one.records_after),
-            _number(one.detail.keys),
-            _ratio(one.detail.dirty_records, one.detail.keys),
-            _seconds(one.expected_s),
-            _seconds(one.seconds),
+            item.name,
+            item.log_dir if many_dirs else "",
+            item.status,
+            (change(human_bytes(item.bytes_before), human_bytes(item.bytes_after)), item.bytes_before or 0),
+            _change(item.segments_before, item.segments_after),
+            _change(item.records_before, item.records_after),
+            _number(item.detail.keys),
+            _ratio(item.detail.dirty_records, item.detail.keys),
+            _seconds(item.expected_s),
+            _seconds(item.seconds),
         ]
-        for one in ranked[:MOST_ROWS]
+        for item in ranked[:MOST_ROWS]
     ]
     return _table("partitions", heads, 3, rows, len(ranked))
 
@@ -323,14 +327,14 @@ def _change(before: int | None, after: int | None) -> tuple[str, Any]:
 def _drawings(report: Report, markup: Any) -> dict[str, Any]:
     found = report.partitions
     drawn: dict[str, Any] = {"maps": []}
-    topics = [one for one in sums.by_topic(found)[:TOPICS_DRAWN] if one.bytes_before]
-    is_known = any((one.bytes_after if report.execute else one.dirty_bytes) is not None for one in topics)
+    topics = [item for item in sums.by_topic(found)[:TOPICS_DRAWN] if item.bytes_before]
+    is_known = any((topic.bytes_after if report.execute else topic.dirty_bytes) is not None for topic in topics)
     if topics and is_known:
         drawn["is_plan"] = not report.execute
         drawn["topics"] = markup(drawings.topics(topics, is_plan=not report.execute))
-    ratios = [ratio for one in found if (ratio := sums.dirty_ratio(one)) is not None]
+    ratios = [ratio for item in found if (ratio := sums.dirty_ratio(item)) is not None]
     if ratios:
-        minima = {one.detail.minimum_dirty_ratio for one in found if one.detail.minimum_dirty_ratio is not None}
+        minima = {item.detail.minimum_dirty_ratio for item in found if item.detail.minimum_dirty_ratio is not None}
         drawn["dirty"] = markup(drawings.dirty_ratios(ratios, minima.pop() if len(minima) == 1 else None))
     if phases := sums.phases(found):
         drawn["phases"] = markup(drawings.phases(phases))
@@ -338,16 +342,16 @@ def _drawings(report: Report, markup: Any) -> dict[str, Any]:
         drawn["key_sizes"] = markup(drawings.key_sizes(sizes))
     mapped = sums.that_matter(found, MAPS_DRAWN)
     drawn["legend"] = drawings.legend(mapped)
-    for one in mapped:
-        drawn["maps"].append((one.name, _about_map(one), markup(drawings.segment_map(one, report.now_ms))))
+    for item in mapped:
+        drawn["maps"].append((item.name, _about_map(item), markup(drawings.segment_map(item, report.now_ms))))
     return drawn
 
 
-def _about_map(one: Partition) -> str:
-    segments = sum(part.segments for part in one.detail.parts)
-    size = sum(part.log_bytes for part in one.detail.parts)
+def _about_map(partition: Partition) -> str:
+    segments = sum(part.segments for part in partition.detail.parts)
+    size = sum(part.log_bytes for part in partition.detail.parts)
     text = f"{human_bytes(size)} in {sums.count(segments, 'segment')}"
-    counted = [part for part in one.detail.parts if part.records is not None]
+    counted = [part for part in partition.detail.parts if part.records is not None]
     if counted:
         records = sum(part.records or 0 for part in counted)
         kept = sum(part.records_kept or 0 for part in counted)
@@ -361,7 +365,7 @@ def _about_map(one: Partition) -> str:
 
 def _raw(found: Sequence[Partition]) -> str:
     """Return a JSON array with one row per line, without unknown values, escaped as the text of an element."""
-    lines = [json.dumps(_without_secrets(_known(one.row))) for one in found]
+    lines = [json.dumps(_without_secrets(_known(item.row))) for item in found]
     return html.escape("[\n" + ",\n".join(lines) + "\n]", quote=False)
 
 

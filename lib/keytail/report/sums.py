@@ -57,46 +57,48 @@ def count(number: int, what: str) -> str:
 def verdict(report: Report) -> tuple[Level, str]:
     """Return a sentence or two about the run, and how serious its result is."""
     found = report.partitions
-    bad = sum(one.kind == "bad" for one in found)
-    said = _SAID.get(report.verb, _about_change)(report) if found else "There is no result for any partition."
-    if bad and report.verb not in ("verify", "audit"):
-        said += f" {count(bad, 'partition')} {'is' if bad == 1 else 'are'} not done."
+    bad = sum(item.kind == "bad" for item in found)
+    message = (
+        _SUMMARIES.get(report.command, _about_change)(report) if found else "There is no result for any partition."
+    )
+    if bad and report.command not in ("verify", "audit"):
+        message += f" {count(bad, 'partition')} {'is' if bad == 1 else 'are'} not done."
     if report.ended_early:
-        said = f"The run did not complete: {report.ended_early.rstrip('.')}. {said}"
+        message = f"The run did not complete: {report.ended_early.rstrip('.')}. {message}"
     if bad or report.ended_early or (not found and report.exit_status):
-        return "bad", said
-    is_odd = any(one.status in ("suspect", "would-rebuild") for one in found)
-    return ("left" if is_odd else "good"), said
+        return "bad", message
+    is_odd = any(item.status in ("suspect", "would-rebuild") for item in found)
+    return ("left" if is_odd else "good"), message
 
 
 def next_step(report: Report) -> str:
     """Return the run's own next step, or where on the page the remedies are."""
     if report.next_step:
         return report.next_step
-    if any(one.kind == "bad" for one in report.partitions):
+    if any(partition.kind == "bad" for partition in report.partitions):
         verify = "; `keytail verify` reports what a broker does with damaged files, and how to repair them"
-        more = "" if report.verb == "verify" else verify
+        more = "" if report.command == "verify" else verify
         return f"The remedy is given with each reason below{more}."
-    looked = report.verb in ("verify", "audit") and report.partitions and not report.ended_early
-    return "No action is needed." if looked and verdict(report)[0] == "good" else ""
+    examined = report.command in ("verify", "audit") and report.partitions and not report.ended_early
+    return "No action is needed." if examined and verdict(report)[0] == "good" else ""
 
 
 def _about_verify(report: Report) -> str:
     found = report.partitions
-    statuses = Counter(one.status for one in found)
+    statuses = Counter(item.status for item in found)
     everything, size = count(len(found), "partition"), human_bytes(_sum(found, "bytes_before"))
     wrong = len(found) - statuses["sound"]
     if not wrong:
         return f"No problems were found in {everything}, {size}."
-    stopped = [one for one in found if not one.row.get("live")]
-    losing = sum(any(finding.start_loses for finding in one.findings) for one in stopped)
+    stopped = [item for item in found if not item.row.get("live")]
+    losing = sum(any(finding.start_loses for finding in item.findings) for item in stopped)
     loses = f" A broker that starts now would lose or hide records of {count(losing, 'partition')}." if losing else ""
     has = "has" if wrong == 1 else "have"
     return f"{wrong:,} of {everything} {has} findings ({_statuses(statuses, 'sound')}); {size} were read.{loses}"
 
 
 def _about_audit(report: Report) -> str:
-    statuses = Counter(one.status for one in report.partitions)
+    statuses = Counter(partition.status for partition in report.partitions)
     everything = count(len(report.partitions), "partition")
     if statuses["alike"] == len(report.partitions):
         return f"The replicas of {everything} are alike."
@@ -104,7 +106,7 @@ def _about_audit(report: Report) -> str:
 
 
 def _about_rebuild(report: Report) -> str:
-    statuses = Counter(one.status for one in report.partitions)
+    statuses = Counter(partition.status for partition in report.partitions)
     everything = count(len(report.partitions), "partition")
     made = statuses["rebuilt"] if report.execute else statuses["would-rebuild"]
     if not made:
@@ -116,24 +118,24 @@ def _about_change(report: Report) -> str:
     """Return the sentence for `compact` and for plans."""
     found = report.partitions
     everything = count(len(found), "partition")
-    due = [one for one in found if one.status == "would-compact"]
+    due = [item for item in found if item.status == "would-compact"]
     if not report.execute and not due:
         return f"No compaction is due in {everything}. Nothing was changed."
     if not report.execute:
-        dirty = sum(one.detail.dirty_bytes or 0 for one in due)
+        dirty = sum(item.detail.dirty_bytes or 0 for item in due)
         of_it = f", {human_bytes(dirty)} of it dirty" if dirty else ""
         size = human_bytes(_sum(due, "bytes_before"))
         return f"{len(due):,} of {everything} would be compacted: {size} to read{of_it}. Nothing was changed."
-    changed = [one for one in found if one.status == "compacted" or one.reclaimed_bytes]
+    changed = [item for item in found if item.status == "compacted" or item.reclaimed_bytes]
     if not changed:
         return f"Nothing was changed in {everything}."
     reclaimed, before = _sum(found, "reclaimed_bytes"), _sum(found, "bytes_before")
     share = f" ({100 * reclaimed / before:.0f} %)" if before else ""
-    done = f"{sum(one.status == 'compacted' for one in found):,} of {everything} compacted"
+    done = f"{sum(item.status == 'compacted' for item in found):,} of {everything} compacted"
     return f"Reclaimed {human_bytes(reclaimed)} of {human_bytes(before)}{share}: {done}."
 
 
-_SAID: dict[str, Callable[[Report], str]] = {
+_SUMMARIES: dict[str, Callable[[Report], str]] = {
     "verify": _about_verify,
     "audit": _about_audit,
     "rebuild-index": _about_rebuild,
@@ -145,21 +147,21 @@ def _statuses(statuses: Counter[str], without: str) -> str:
 
 
 def _sum(found: Iterable[Partition], name: str) -> int:
-    return sum(getattr(one, name) or 0 for one in found)
+    return sum(getattr(item, name) or 0 for item in found)
 
 
 def reasons(found: Sequence[Partition]) -> list[Reason]:
     """Return everything that was skipped, refused, corrupt or failed, and every finding, the most serious first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
     says: dict[tuple[str, str, str, str], tuple[str, str]] = {}
-    for one in found:
-        for status, what, where, broker, remedy in _said(one):
-            key = (status, _without_names(what, one), _without_names(broker, one), _without_names(remedy, one))
-            groups[key].append((one, what, where))
+    for item in found:
+        for status, what, where, broker, remedy in _reasons_of(item):
+            key = (status, _without_names(what, item), _without_names(broker, item), _without_names(remedy, item))
+            groups[key].append((item, what, where))
             says.setdefault(key, (broker, remedy))
     made = []
     for key, those in groups.items():
-        names = tuple(dict.fromkeys(one.name for one, _, _ in those))
+        names = tuple(dict.fromkeys(item.name for item, _, _ in those))
         broker, remedy = says[key]
         _, what, where = those[0]
         kind: Kind = "bad" if key[0] == "error" else "left" if key[0] in ("warning", "note") else those[0][0].kind
@@ -169,41 +171,43 @@ def reasons(found: Sequence[Partition]) -> list[Reason]:
     return sorted(made, key=lambda reason: (_ORDER.get(reason.status, 9), -len(reason.names)))
 
 
-def _said(one: Partition) -> Iterable[tuple[str, str, str, str, str]]:
-    for finding in one.findings:
+def _reasons_of(partition: Partition) -> Iterable[tuple[str, str, str, str, str]]:
+    for finding in partition.findings:
         yield finding.severity, finding.what, finding.where, finding.broker, finding.remedy
-    wrong = any(finding.severity in ("error", "warning") for finding in one.findings)
-    if one.why and not (wrong and one.status in ("damaged", "suspect", "differs", "corrupt", "would-rebuild")):
-        yield one.status, one.why, "", "", one.remedy
-    if one.held_by:
-        yield "note", f"tombstones and markers are retained: {one.held_by}", "", "", ""
+    wrong = any(finding.severity in ("error", "warning") for finding in partition.findings)
+    if partition.why and not (
+        wrong and partition.status in ("damaged", "suspect", "differs", "corrupt", "would-rebuild")
+    ):
+        yield partition.status, partition.why, "", "", partition.remedy
+    if partition.held_by:
+        yield "note", f"tombstones and markers are retained: {partition.held_by}", "", "", ""
 
 
-def _without_names(text: str, one: Partition) -> str:
+def _without_names(text: str, partition: Partition) -> str:
     """Return a text that is equal for partitions with the same message."""
-    if one.log_dir:
-        text = text.replace(one.log_dir, "DIR")
-    if one.topic:
-        text = text.replace(one.name, "PARTITION").replace(one.topic, "TOPIC")
+    if partition.log_dir:
+        text = text.replace(partition.log_dir, "DIR")
+    if partition.topic:
+        text = text.replace(partition.name, "PARTITION").replace(partition.topic, "TOPIC")
     return _NUMBERS.sub("#", text)
 
 
 def by_topic(found: Sequence[Partition]) -> list[TopicSums]:
     """Return the topics with most reclaimed, else dirty, else all bytes first."""
     groups: dict[str, list[Partition]] = defaultdict(list)
-    for one in found:
-        if one.topic:
-            groups[one.topic].append(one)
+    for item in found:
+        if item.topic:
+            groups[item.topic].append(item)
     made = []
     for topic, those in groups.items():
-        counted = [one for one in those if one.records_before is not None and one.records_after is not None]
-        sizes_after = [one.bytes_after for one in those if one.bytes_after is not None]
-        dirty = [one.detail.dirty_bytes for one in those if one.detail.dirty_bytes is not None]
+        counted = [item for item in those if item.records_before is not None and item.records_after is not None]
+        sizes_after = [item.bytes_after for item in those if item.bytes_after is not None]
+        dirty = [item.detail.dirty_bytes for item in those if item.detail.dirty_bytes is not None]
         made.append(
             TopicSums(
                 topic,
                 len(those),
-                sum(one.kind == "bad" for one in those),
+                sum(item.kind == "bad" for item in those),
                 _sum(those, "bytes_before"),
                 sum(sizes_after) if len(sizes_after) == len(those) else None,
                 sum(dirty) if dirty else None,
@@ -211,12 +215,12 @@ def by_topic(found: Sequence[Partition]) -> list[TopicSums]:
                 _sum(counted, "records_after") if counted else None,
             )
         )
-    return sorted(made, key=lambda one: (-(one.reclaimed_bytes or 0), -(one.dirty_bytes or 0), -one.bytes_before,
-                                         one.topic))  # fmt: skip
+    return sorted(made, key=lambda item: (-(item.reclaimed_bytes or 0), -(item.dirty_bytes or 0), -item.bytes_before,
+                                         item.topic))  # fmt: skip
 
 
-def dirty_ratio(one: Partition) -> float | None:
-    clean, dirty = one.detail.clean_bytes, one.detail.dirty_bytes
+def dirty_ratio(partition: Partition) -> float | None:
+    clean, dirty = partition.detail.clean_bytes, partition.detail.dirty_bytes
     if clean is None or dirty is None or clean + dirty == 0:
         return None
     return dirty / (clean + dirty)
@@ -227,15 +231,15 @@ def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
     known."""
     seconds: dict[str, float] = {}
     size: Counter[str] = Counter()
-    for one in found:
-        for phase, took in one.detail.phases_s.items():
+    for item in found:
+        for phase, took in item.detail.phases_s.items():
             seconds[phase] = seconds.get(phase, 0.0) + took
-            size[phase] += one.bytes_before or 0
+            size[phase] += item.bytes_before or 0
     return [(phase, took, size[phase]) for phase, took in seconds.items()]
 
 
 def that_matter(found: Sequence[Partition], most: int) -> list[Partition]:
     """Return the partitions with known segments that have the most reclaimed, else dirty bytes; at most `most`."""
-    drawn = [one for one in found if len(one.detail.parts) and sum(part.log_bytes for part in one.detail.parts)]
-    return sorted(drawn, key=lambda one: (-(one.reclaimed_bytes or 0), -(one.detail.dirty_bytes or 0),
-                                          -(one.bytes_before or 0)))[:most]  # fmt: skip
+    drawn = [item for item in found if len(item.detail.parts) and sum(part.log_bytes for part in item.detail.parts)]
+    return sorted(drawn, key=lambda item: (-(item.reclaimed_bytes or 0), -(item.detail.dirty_bytes or 0),
+                                          -(item.bytes_before or 0)))[:most]  # fmt: skip

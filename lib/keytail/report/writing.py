@@ -24,11 +24,11 @@ from keytail.acting_user import as_caller
 from keytail.cli import rows as show
 from keytail.cli.stopping import Stopped
 from keytail.cli.whole_file import refuse_file, write_whole
+from keytail.console import print_message
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.ledger.of_run import given_settings, versions
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
-from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.cli.configuration import Configuration
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Page:
     """What a command provides about its run for the page; `rows` as far as they are known."""
 
-    verb: str
+    command: str
     title: str = ""
     execute: bool = False
     now_ms: int | None = None
@@ -47,7 +47,7 @@ class Page:
     next_step: str = ""
     rows: list[Any] = field(default_factory=list)
 
-    def heard(self, row: Any) -> None:
+    def add_row(self, row: Any) -> None:
         """Add a row, for a command that reports its rows as they end."""
         self.rows.append(row)
 
@@ -92,44 +92,44 @@ def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSys
         raise
 
 
-def _write(path: str, told: Page, start_ms: int, exit_status: int, ended_early: str = "") -> bool:
+def _write(path: str, reported: Page, start_ms: int, exit_status: int, ended_early: str = "") -> bool:
     """Write the page and return whether that succeeded. Any failure is reported, and nothing else happens."""
     try:
-        write_page(path, report_of(told, start_ms, exit_status, ended_early))
+        write_page(path, report_of(reported, start_ms, exit_status, ended_early))
     except Exception as problem:  # a page never justifies failing a run
         what = repr(problem)
         if isinstance(problem, KeytailError):
             what = in_words(problem)
         elif isinstance(problem, OSError):
             what = problem.strerror or str(problem)
-        show.tell(f"[bold red]keytail:[/] {escape(f'the report could not be written ({path}): {what}')}", "error")
+        show.print_note(f"[bold red]keytail:[/] {escape(f'the report could not be written ({path}): {what}')}", "error")
         return False
-    say(f"keytail: the report is {path}")
+    print_message(f"keytail: the report is {path}")
     return True
 
 
 @as_caller()
-def report_of(told: Page, start_ms: int, exit_status: int | None, ended_early: str = "") -> Report:
+def report_of(page: Page, start_ms: int, exit_status: int | None, ended_early: str = "") -> Report:
     from keytail.report.facts import Report  # noqa: PLC0415 (--help stays fast)
     from keytail.report.of_rows import partitions  # noqa: PLC0415 (the same)
 
     again = "Run the same command again to continue." if ended_early else ""
     return Report(
-        title=told.title or told.verb,
-        verb=told.verb,
-        execute=told.execute,
-        partitions=partitions(told.rows),
+        title=page.title or page.command,
+        command=page.command,
+        execute=page.execute,
+        partitions=partitions(page.rows),
         start_ms=start_ms,
         end_ms=_now_ms(),
-        now_ms=told.now_ms or start_ms,
+        now_ms=page.now_ms or start_ms,
         arguments=(os.path.basename(sys.argv[0]), *sys.argv[1:]),
-        settings=given_settings(told.configuration) if told.configuration is not None else {},
+        settings=given_settings(page.configuration) if page.configuration is not None else {},
         host=os.uname().nodename,
         user=_user(),
         versions=_versions(),
         exit_status=exit_status,
         ended_early=ended_early,
-        next_step=told.next_step.replace("given above", "given below") or again,  # on a page the reasons follow
+        next_step=page.next_step.replace("given above", "given below") or again,  # on a page the reasons follow
     )
 
 

@@ -36,8 +36,8 @@ def _as_one(batches: list[Any]) -> list[Any]:
 
     if len(batches) == 1:
         return batches
-    one: list[Any] = pyarrow.Table.from_batches(batches).combine_chunks().to_batches()
-    return one
+    item: list[Any] = pyarrow.Table.from_batches(batches).combine_chunks().to_batches()
+    return item
 
 
 def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTable]:

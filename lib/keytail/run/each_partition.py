@@ -53,7 +53,7 @@ def of_each(
 
     import keytail.log.producers  # noqa: F401, PLC0415 (brings in the kernels: once, and not in each process)
     from keytail.run.processes import Processes  # noqa: PLC0415 (a few partitions need none)
-    from keytail.run.tasks import attempt_one  # noqa: PLC0415 (the same)
+    from keytail.run.tasks import run_attempt  # noqa: PLC0415 (the same)
 
     def of_some(first: int, attempt: str) -> list[A]:
         return [function(log_dir, entry) for log_dir, entry in partitions[first : first + _A_TASK]]
@@ -61,7 +61,7 @@ def of_each(
     answers: list[A] = []
     firsts = range(0, len(partitions), _A_TASK)
     count = min(_PROCESSES_A_CORE * cores, _MOST_PROCESSES)
-    with uncollected(), Processes(count, lambda n, a: attempt_one(of_some, n, a)) as workers:
+    with uncollected(), Processes(count, lambda n, a: run_attempt(of_some, n, a)) as workers:
         for outcome in workers.run(firsts):
             if outcome is None or outcome.value is None:
                 raise (outcome and outcome.problem) or KeytailError(

@@ -99,7 +99,7 @@ def sweep(remove: Callable[[], int]) -> None:
         time.sleep(0.1)
 
 
-def quiet_py4j() -> None:
+def silence_py4j() -> None:
     """Keep py4j and pyspark from printing a traceback for each connection that the JVM's end breaks.
 
     The resulting errors are still raised.
@@ -111,12 +111,12 @@ def quiet_py4j() -> None:
     if _is_not_of_py4j not in root.filters:
         root.addFilter(_is_not_of_py4j)
     for server in (of_accumulators.AccumulatorTCPServer, of_accumulators.AccumulatorUnixServer):
-        server.handle_error = _say_nothing
+        server.handle_error = _ignore
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return os.path.basename(os.path.dirname(record.pathname)) != "py4j"
 
 
-def _say_nothing(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
+def _ignore(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
     """Print no traceback on standard error."""

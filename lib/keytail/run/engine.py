@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from keytail.run.tasks import Outcome, attempt_one
+from keytail.run.tasks import Outcome, run_attempt
 from keytail.run.watching import HERE, DriverAddress
 
 P = TypeVar("P")
@@ -80,7 +80,7 @@ class ThisProcess:
         self._numbers = iter(range(2**63))
 
     def run_bundle(self, payloads: Sequence[P], function: Callable[[P, str], R], **_: object) -> list[Outcome[R]]:
-        return [attempt_one(function, payload, f"h{next(self._numbers)}") for payload in payloads]
+        return [run_attempt(function, payload, f"h{next(self._numbers)}") for payload in payloads]
 
     def cancel(self) -> None:
         """A running task ends by itself."""

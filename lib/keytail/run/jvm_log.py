@@ -82,14 +82,14 @@ class JvmLog:
     def _pass_on(self, reader: int, real: int, started: threading.Event) -> None:
         """Pass on lines at once while the JVM starts, and afterwards with a delay: the signal that ends a run may reach
         the JVM and its workers a moment before the driver."""
-        begun = b""  # the start of a line
+        begun_so_far = b""  # the start of a line
         while data := os.read(reader, 1 << 16):
             if started.is_set() and not self._silenced.is_set():
                 self._silenced.wait(HELD_BACK_S)
             if self._silenced.is_set():
-                begun = b""
+                begun_so_far = b""
                 continue
-            whole, newline, begun = (begun + data).rpartition(b"\n")
+            whole, newline, begun_so_far = (begun_so_far + data).rpartition(b"\n")
             for line in (whole + newline).splitlines(keepends=True):
                 if _START_NOISE.match(line):
                     continue
@@ -98,8 +98,8 @@ class JvmLog:
                     continue
                 write(real, line)
         os.close(reader)
-        if begun and not self._silenced.is_set():
-            write(real, begun)
+        if begun_so_far and not self._silenced.is_set():
+            write(real, begun_so_far)
 
 
 def write(fd: int, data: bytes) -> None:

@@ -25,9 +25,9 @@ from keytail.run.ended import (
     await_signal,
     first_line,
     is_of_spark,
-    quiet_py4j,
     raise_if_ended,
     signal_of,
+    silence_py4j,
 )
 from keytail.run.java import require_java
 from keytail.run.jvm import Jvm, end_jvm, has_jvm, has_session, jvm_of_keytail
@@ -147,7 +147,7 @@ def _build(
     """Return a session; `popen` starts its JVM if this process has none."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
-    quiet_py4j()
+    silence_py4j()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:

@@ -15,7 +15,7 @@ from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.jvm_log import JvmLog
-from keytail.run.tasks import Outcome, Times, answer_bytes, attempt_one, killed
+from keytail.run.tasks import Outcome, Times, answer_bytes, killed, run_attempt
 from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
 from keytail.values import from_bytes
 
@@ -135,7 +135,7 @@ def _task_of(
             payloads = shared.value
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                answer = answer_bytes(attempt_one(function, payloads[number], attempt))
+                answer = answer_bytes(run_attempt(function, payloads[number], attempt))
                 yield pyarrow.RecordBatch.from_pydict(
                     {
                         "id": pyarrow.array([number], pyarrow.int64()),

@@ -39,12 +39,12 @@ class Outcome(Generic[R]):
 
 
 def watched_attempt(function: Callable[[P, str], R], channel: Channel | None, payload: P, attempt: str) -> Outcome[R]:
-    """`attempt_one` in a process of its own, from where progress is sent to `channel`."""
+    """`run_attempt` in a process of its own, from where progress is sent to `channel`."""
     send_to(channel)
-    return attempt_one(function, payload, attempt)
+    return run_attempt(function, payload, attempt)
 
 
-def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
+def run_attempt(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
     """Run `function` here and return its result or error as an Outcome."""
     keep_freed_memory()
     start_ms = time.time_ns() // 1_000_000

@@ -67,16 +67,16 @@ class Channel:
     key: bytes = field(repr=False)
 
     @contextlib.contextmanager
-    def telling(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
+    def sending_progress(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
         """Send signs for the partition `name` within the context; `phase` is reported until the work sets its own."""
-        begun_s, over = time.monotonic(), threading.Event()
+        started_s, over = time.monotonic(), threading.Event()
 
         def send(is_over: bool = False) -> None:
             sign = [name, attempt, meter.phase, meter.read_bytes, is_over]
             with contextlib.suppress(OSError):
                 out.send(_with_code(json.dumps(sign).encode(), self.key))
 
-        def go_on() -> None:
+        def continue_() -> None:
             while not over.wait(_EVERY_S):
                 send()
 
@@ -90,14 +90,14 @@ class Channel:
             except OSError:  # the name cannot be resolved here, or there is no route to the host
                 yield
                 return
-            thread = threading.Thread(target=go_on, name="progress", daemon=True)
+            thread = threading.Thread(target=continue_, name="progress", daemon=True)
             thread.start()
             try:
                 yield
             finally:
                 over.set()
                 thread.join()
-                if time.monotonic() - begun_s > _SHORT_S:
+                if time.monotonic() - started_s > _SHORT_S:
                     send(is_over=True)
 
 
@@ -107,8 +107,8 @@ class Watch:
     Raises OSError if no port can be opened.
     """
 
-    def __init__(self, driver: DriverAddress, heard: Callable[[Sign], None]) -> None:
-        self._heard = heard
+    def __init__(self, driver: DriverAddress, on_result: Callable[[Sign], None]) -> None:
+        self._on_sign = on_result
         family, address = _address(driver.bind, 0)
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -142,7 +142,7 @@ class Watch:
                 return
             sign = _parsed(data, self.channel.key)
             if sign is not None:
-                self._heard(sign)
+                self._on_sign(sign)
 
 
 # A context variable (threads.py): the code that processes a partition is far below the code that shows progress.
@@ -159,13 +159,17 @@ def send_to(channel: Channel | None) -> None:
     _channel.set(channel)
 
 
-def telling(path: str, attempt: str, phase: str = "") -> contextlib.AbstractContextManager[None]:
+def sending_progress(path: str, attempt: str, phase: str = "") -> contextlib.AbstractContextManager[None]:
     """Send signs about the work on the partition in directory `path` to the current channel, if any.
 
     `phase` is reported until the work sets its own phases.
     """
     channel = current_channel()
-    return contextlib.nullcontext() if channel is None else channel.telling(os.path.basename(path), attempt, phase)
+    return (
+        contextlib.nullcontext()
+        if channel is None
+        else channel.sending_progress(os.path.basename(path), attempt, phase)
+    )
 
 
 def _address(host: str, port: int) -> tuple[int, Any]:

@@ -210,7 +210,7 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
         "reports a change",
         "  4. run keytail verify, then start the broker",
     ]
-    if any(one.at_offset is None for row in done for one in row.transactions):
+    if any(item.at_offset is None for row in done for item in row.transactions):
         lines.append(
             "  5. end the transactions that are open at the end of a log and whose producer no longer exists; "
             "otherwise no read_committed consumer gets past them: kafka-transactions.sh abort --topic T --partition P "

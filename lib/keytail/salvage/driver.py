@@ -23,7 +23,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.rows import status_of
-from keytail.run.watching import telling
+from keytail.run.watching import sending_progress
 from keytail.salvage.command import Request, SalvageRow
 from keytail.salvage.partition import Salvage, Settings, salvage_partition
 from keytail.salvage.write import NewPartition
@@ -47,7 +47,7 @@ def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
         for log_dir, entry in chosen.partitions:
             start_ms = time.time_ns() // 1_000_000
             try:
-                with telling(entry.path, "here", "salvage"):
+                with sending_progress(entry.path, "here", "salvage"):
                     row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
             except (KeytailError, OSError, MemoryError) as problem:
                 status = status_of(problem) if isinstance(problem, KeytailError) else "failed"

@@ -30,7 +30,7 @@ from keytail.salvage.write import NewPartition
 
 _MAX_SPAN = 2**31
 # No log ends above it, but a damaged checkpoint may have a larger number.
-_LAST_BELIEVED_OFFSET = 2**62
+_LARGEST_PLAUSIBLE_OFFSET = 2**62
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ def salvage_partition(
     """
     sources = find_sources(fs, entry.path)
     result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
-    story = _Story(fs, entry.path, sources, result, new)
+    scenario = _Salvaged(fs, entry.path, sources, result, new)
     for number in range(len(sources.logs)):
-        story.take(number)
-    if story.last_offset < 0 and not any(log.size_bytes == 0 for log in sources.logs):
+        scenario.take(number)
+    if scenario.last_offset < 0 and not any(log.size_bytes == 0 for log in sources.logs):
         raise KeytailError(
             "no good batch was found", path=entry.path, remedy="Use another replica", slug="no-good-batch"
         )
     key = (entry.topic, entry.partition)
     known_end = _known_end(fs, log_dir, entry, sources)
-    story.end(log_dir.log_starts.get(key), known_end)
+    scenario.end(log_dir.log_starts.get(key), known_end)
     if new is not None:
         result.notes += new.finish(sources.snapshots, settings.index_interval_bytes, settings.segment_index_bytes)
         result.to = new.final_path
@@ -106,10 +106,10 @@ def _known_end(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, sour
     known += [log.base_offset for log in sources.logs[-1:]] + [*sources.lost_bases, *sources.snapshots]
     with contextlib.suppress(KeytailError, OSError):  # the new partition's epochs are then built from the log
         known += [start for _, start in read_epochs(fs, os.path.join(entry.path, names.LEADER_EPOCHS))]
-    return max(offset for offset in [0, *known] if offset <= _LAST_BELIEVED_OFFSET)
+    return max(offset for offset in [0, *known] if offset <= _LARGEST_PLAUSIBLE_OFFSET)
 
 
-class _Story:
+class _Salvaged:
     """Collects the result from the log files, in the order of their base offsets."""
 
     def __init__(
@@ -166,13 +166,15 @@ class _Story:
         """Add losses between the last segment and `base`: segments without a log, and offsets in no segment."""
         result = self._result
         behind = max(self.last_offset + 1, self._last_base) if self._last_base >= 0 else -1
-        lost = [one for one in self._sources.lost_bases if behind <= one < base]
-        for one, end in itertools.pairwise([*lost, base]):
+        lost = [item for item in self._sources.lost_bases if behind <= item < base]
+        for item, end in itertools.pairwise([*lost, base]):
             why = "only index files of this segment exist"
-            if one in self._sources.not_taken:
+            if item in self._sources.not_taken:
                 why = "its log is not a regular file, and is not used"
-            result.losses.append(Loss("missing-segment", names.segment_file(one, names.LOG), 0, 0, one, end, True, why))
-            self._follow(np.empty(0, BATCH_TABLE), [one])
+            result.losses.append(
+                Loss("missing-segment", names.segment_file(item, names.LOG), 0, 0, item, end, True, why)
+            )
+            self._follow(np.empty(0, BATCH_TABLE), [item])
         tail_is_lost = bool(result.losses) and result.losses[-1].end_offset == base
         if 0 <= behind < base and not lost and not tail_is_lost:
             why = "no batch between two segments has these offsets: removed by compaction, or a segment is missing"

@@ -179,8 +179,8 @@ def _batches(raw: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[tup
             why = _HEADER_TEXTS.get(code, "")
         tables.append(table[:good])
         at = end
-        goes_on = good == n > 0 and code in (header_kernels.TABLE_FULL, header_kernels.OFFSETS_GO_BACK)
-        if goes_on or at == len(raw):
+        continues = good == n > 0 and code in (header_kernels.TABLE_FULL, header_kernels.OFFSETS_GO_BACK)
+        if continues or at == len(raw):
             continue
         problems.append((at, why))
         kernels.next_batch(raw, at, low, high, most, found)

@@ -22,7 +22,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.producers import load_producers
 from keytail.rebuild_index.epochs import plan_epochs
 from keytail.rebuild_index.indexes import SegmentResult, index_segment
-from keytail.rebuild_index.partition import PartitionPlan, install, mend_rest, plan_partition, segment_tasks, settle
+from keytail.rebuild_index.partition import PartitionPlan, install, plan_partition, repair_rest, segment_tasks, settle
 from keytail.rebuild_index.snapshots import put_snapshot
 
 UNFINISHED = ".unfinished"
@@ -110,7 +110,7 @@ class NewPartition:
         notes += self._put_epochs(results)
         settled = settle(self._fs, plan, results)
         install(self._fs, plan, settled)
-        notes += mend_rest(self._fs, plan, settled).refused
+        notes += repair_rest(self._fs, plan, settled).refused
         notes += self._put_last_snapshot(plan, settled.log_end_offset)
         self._fs.fsync_dir(self.path)
         self._fs.rename(self.path, self.final_path)

@@ -49,7 +49,7 @@ def _of_records(piece: Piece, schema: Any, table: RecordTable) -> Any:
 def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
     """Yield Arrow batches of the record batches with offsets in the range. The schema has some of BATCH_COLUMNS."""
     for piece in pieces:
-        yield from joined(_of_batches(piece, schema, stride.table) for stride in batches(fs, piece.slice))
+        yield from joined(_of_batches(piece, schema, chunk.table) for chunk in batches(fs, piece.slice))
 
 
 def _of_batches(piece: Piece, schema: Any, table: np.ndarray) -> Any:

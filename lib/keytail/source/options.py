@@ -134,7 +134,7 @@ def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
 
 
 def _list(text: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.strip() for one in (text or "").split(",") if one.strip()))
+    return tuple(dict.fromkeys(item.strip() for item in (text or "").split(",") if item.strip()))
 
 
 def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ def _assigned(options: Mapping[str, str]) -> frozenset[TopicPartition]:
             remedy='Give JSON such as {"a": [0, 1], "b": [2]}',
             slug="invalid-option-value",
         )
-    return frozenset((topic, _number("assign", one, at_least=0)) for topic, ones in found.items() for one in ones)
+    return frozenset((topic, _number("assign", item, at_least=0)) for topic, ones in found.items() for item in ones)
 
 
 def _json(name: str, text: str) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
             slug="invalid-option-value",
         )
     of = _of_partitions(name, text, at_least=EARLIEST)
-    beyond = next((one for one, offset in of.items() if offset < 0 and offset != default), None)
+    beyond = next((item for item, offset in of.items() if offset < 0 and offset != default), None)
     if beyond is not None:
         raise UsageProblem(
             f"option {name} cannot have {of[beyond]} for {beyond[0]}-{beyond[1]}",

@@ -41,7 +41,7 @@ def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]
     chosen = sorted(
         ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
          if options.takes(entry.topic, entry.partition)),
-        key=lambda one: (one[1].topic, one[1].partition),
+        key=lambda item: (item[1].topic, item[1].partition),
     )  # fmt: skip
     _check_named(options, [entry for _, entry in chosen], surveyed)
     pieces = [
@@ -74,9 +74,9 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
         if bound.of and bound.of.keys() != found:
             different = sorted(bound.of.keys() ^ found)
             topic, number = different[0]
-            verb = "names" if different[0] in bound.of else "does not name"
+            how = "names" if different[0] in bound.of else "does not name"
             raise UsageProblem(
-                f"the option of {which} offsets {verb} {topic}-{number}, but it must name exactly the partitions that "
+                f"the option of {which} offsets {how} {topic}-{number}, but it must name exactly the partitions that "
                 "are read",
                 remedy=f"Name them all and no others, with {EARLIEST} for the earliest and {LATEST} for the latest "
                 "offset",

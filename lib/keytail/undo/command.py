@@ -108,7 +108,7 @@ class UndoRow:
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class BackedUpRun:
     """A run that has a backup."""
 
     run_id: str
@@ -118,7 +118,7 @@ class KeptRun:
     held_bytes: Annotated[int, "what forgetting frees"]
 
 
-def exit_status(rows: Sequence[UndoRow] | Sequence[KeptRun], request: Request) -> int:
+def exit_status(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> int:
     return 0 if request.is_list else exit_status_of(rows, FAILURES)
 
 
@@ -128,7 +128,7 @@ def _cleaned(row: UndoRow) -> str:
     return (show.plain(row.cleaner_checkpoint_after) or "-") if changes else ""
 
 
-def _some_names(run: KeptRun) -> str:
+def _some_names(run: BackedUpRun) -> str:
     more = len(run.partitions) - _MOST_NAMES
     return ", ".join(run.partitions[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
@@ -142,7 +142,7 @@ _COLUMNS: tuple[Column[UndoRow], ...] = (
     Column("held", lambda row: show.human_bytes(row.held_bytes)),
     TOOK,
 )
-_COLUMNS_OF_RUNS: tuple[Column[KeptRun], ...] = (
+_COLUMNS_OF_RUNS: tuple[Column[BackedUpRun], ...] = (
     Column("run", lambda run: run.run_id, is_number=False),
     Column("created", lambda run: "" if run.kept_ms is None else time_text(run.kept_ms), is_number=False),
     Column("state", lambda run: run.state, is_number=False),
@@ -151,10 +151,10 @@ _COLUMNS_OF_RUNS: tuple[Column[KeptRun], ...] = (
 )
 
 
-def show_rows(rows: Sequence[UndoRow] | Sequence[KeptRun], request: Request) -> None:
+def show_rows(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> None:
     """Print a line for each run; or for each partition, then the reasons, with a line for each difference, then
     totals."""
-    kept = [row for row in rows if isinstance(row, KeptRun)]
+    kept = [row for row in rows if isinstance(row, BackedUpRun)]
     if request.is_list:
         print_rows(f"Backups in {request.originals}", _COLUMNS_OF_RUNS, kept)
         return
@@ -175,7 +175,7 @@ def show_rows(rows: Sequence[UndoRow] | Sequence[KeptRun], request: Request) -> 
     print_line(f"\n{total(undone)}")
 
 
-def next_step(rows: Sequence[UndoRow] | Sequence[KeptRun], request: Request) -> str:
+def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> str:
     statuses = {row.status for row in rows if isinstance(row, UndoRow)}
     if statuses & {"would-undo", "would-forget"}:
         stop = "" if request.forget else "stop the broker, and "
@@ -198,7 +198,7 @@ UNDO = Command(
         "keytail undo --originals /var/lib/originals",
         "keytail undo --originals /var/lib/originals --run 3f2a91c0 --execute",
     ),
-    rows={"each partition of the run": UndoRow, "each run, in the list": KeptRun},
+    rows={"each partition of the run": UndoRow, "each run, in the list": BackedUpRun},
     statuses={
         "would-undo": "in a dry run: the partition would be restored",
         "undone": "the partition was restored",

@@ -25,16 +25,16 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.recover import recover
 from keytail.run.rows import status_of
 from keytail.run.storage import refuse_shared_storage
-from keytail.undo.command import KeptRun, Request, State, UndoRow
+from keytail.undo.backup import Entry, entries, entry_directories, forget, refuse_foreign
+from keytail.undo.command import BackedUpRun, Request, State, UndoRow
 from keytail.undo.manifest import Manifest
-from keytail.undo.originals import Entry, entries, entry_directories, forget, refuse_foreign
-from keytail.undo.partition import bytes_to_copy, check_originals, decide, look, restore
+from keytail.undo.partition import bytes_to_copy, check_backup, decide, look, restore
 
 # Each existing partition, by log dir and name.
 Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
 
 
-def run(request: Request) -> Sequence[UndoRow] | Sequence[KeptRun]:
+def run(request: Request) -> Sequence[UndoRow] | Sequence[BackedUpRun]:
     """Do what the flags request: list the runs that have a backup, or undo or forget one."""
     if not request.is_list:
         return undo(request)
@@ -42,16 +42,16 @@ def run(request: Request) -> Sequence[UndoRow] | Sequence[KeptRun]:
         raise UsageProblem(
             "--forget and --execute require --run", remedy="Give a run that --list shows", slug="missing-flag"
         )
-    return kept_runs(request)
+    return backed_up_runs(request)
 
 
-def kept_runs(request: Request, fs: FileSystem = LOCAL) -> list[KeptRun]:
+def backed_up_runs(request: Request, fs: FileSystem = LOCAL) -> list[BackedUpRun]:
     """Return the runs that have a backup, oldest first."""
     by_run: dict[str, list[Entry]] = {}
     for entry in _entries(fs, request):
         by_run.setdefault(entry.run_id, []).append(entry)
     runs = [
-        KeptRun(
+        BackedUpRun(
             run_id,
             min((entry.manifest.kept_ms for entry in of_run if entry.manifest), default=None),
             _state(of_run),
@@ -198,7 +198,7 @@ def _undone(
             error=f"the partition has changed since run {manifest.run_id}: {'; '.join(decision.differences)}",
             differences=decision.differences,
         )
-    check_originals(fs, manifest, entry.path, decision.parts)
+    check_backup(fs, manifest, entry.path, decision.parts)
     logs = {name: file.size_bytes for name, file in found.files.items() if name.endswith(".log")}
     before = {kept.name: kept.size_bytes for kept in manifest.files if kept.name.endswith(".log")}
     row = replace(

@@ -33,7 +33,7 @@ class LeftFile:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFile:
+class BackupFile:
     """A file as it was before the run."""
 
     name: str
@@ -72,7 +72,7 @@ class Manifest:
     next_checkpoint: int
     log_start_checkpoint: int | None
     leader_epochs: tuple[tuple[int, int], ...]
-    files: tuple[KeptFile, ...]
+    files: tuple[BackupFile, ...]
     parts: tuple[Part, ...]
     undone_ms: int | None = None
 
@@ -85,9 +85,9 @@ class Manifest:
         return os.path.join(self.log_dir, self.name)
 
     @cached_property
-    def files_by_base(self) -> dict[int, list[KeptFile]]:
+    def files_by_base(self) -> dict[int, list[BackupFile]]:
         """Return `files` by the base offset in their names, in order."""
-        found: dict[int, list[KeptFile]] = {}
+        found: dict[int, list[BackupFile]] = {}
         for kept in self.files:
             base = names.parse_file_name(kept.name).base_offset
             assert base is not None
@@ -137,7 +137,7 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
                 remedy="Use the version of keytail that created it",
                 slug="unsupported-manifest-version",
             )
-        fields["files"] = tuple(KeptFile(**kept) for kept in fields["files"])
+        fields["files"] = tuple(BackupFile(**kept) for kept in fields["files"])
         fields["parts"] = tuple(
             Part(tuple(part["source_bases"]), tuple(LeftFile(**left) for left in part["left"]))
             for part in fields["parts"]
@@ -166,7 +166,7 @@ def _check(manifest: Manifest, path: str) -> None:
         raise ValueError("its run or partition is not that of its directory")
     if not isinstance(manifest.topic, str) or not os.path.isabs(manifest.log_dir) or "\0" in manifest.log_dir:
         raise ValueError("it has no valid topic or log dir")
-    files: list[KeptFile | LeftFile] = [*manifest.files, *(left for part in manifest.parts for left in part.left)]
+    files: list[BackupFile | LeftFile] = [*manifest.files, *(left for part in manifest.parts for left in part.left)]
     for file in files:
         parsed = names.parse_file_name(file.name)
         if parsed.kind != "live" or parsed.base_offset is None:

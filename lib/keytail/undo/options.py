@@ -15,12 +15,12 @@ from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
 
 if TYPE_CHECKING:
-    from keytail.undo.originals import Originals
+    from keytail.undo.backup import Backup
 
 
-def originals_of(
+def backup_of(
     fs: FileSystem, directory: str | None, copies: bool, log_dirs: Sequence[str]
-) -> Originals | None:
+) -> Backup | None:
     """Return the settings from the flags, or None. Raises UsageProblem for an unsuitable directory; Refused for another
     file system, unless `copies`."""
     if directory is None:
@@ -31,7 +31,7 @@ def originals_of(
                 slug="missing-flag",
             )
         return None
-    from keytail.undo.originals import Originals, other_file_system  # noqa: PLC0415 (brings in the kernels)
+    from keytail.undo.backup import Backup, other_file_system  # noqa: PLC0415 (brings in the kernels)
 
     with as_caller():
         path = os.path.realpath(directory)
@@ -53,10 +53,10 @@ def originals_of(
     device = fs.stat(path if is_there else parent).device
     if not copies and any(fs.stat(log_dir).device != device for log_dir in log_dirs):
         raise other_file_system(path)
-    return Originals(path, copies)
+    return Backup(path, copies)
 
 
-def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
+def make_directory(fs: FileSystem, originals: Backup, log_dir: str) -> None:
     """Create the directory, with the owner of the log dir, if it does not exist."""
     path = originals.directory
     if not fs.exists(path):
@@ -64,26 +64,26 @@ def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
         fs.fsync_dir(os.path.dirname(path))
 
 
-def tell(originals: Originals) -> None:
+def announce_backup(originals: Backup) -> None:
     """Print to standard error where a run would keep its backup."""
-    _say(originals, "A backup would be", "ID")
+    _print_backup(originals, "A backup would be", "ID")
     if not originals.copies:
         text = "So a partition that is replaced in several passes (because of --max-scratch-bytes, or for lack of "
         text += "space) frees nothing between them: it needs space for all its new files, regardless of "
         text += "--max-scratch-bytes."
-        show.tell(escape(text))
+        show.print_note(escape(text))
 
 
-def tell_kept(fs: FileSystem, originals: Originals, run_id: str) -> None:
+def report_backup(fs: FileSystem, originals: Backup, run_id: str) -> None:
     """Print to standard error where the run has kept a backup, if any."""
     if fs.exists(os.path.join(originals.directory, run_id)):
-        _say(originals, f"The backup of run {run_id} is", run_id)
+        _print_backup(originals, f"The backup of run {run_id} is", run_id)
 
 
-def _say(originals: Originals, which: str, run_id: str) -> None:
+def _print_backup(originals: Backup, which: str, run_id: str) -> None:
     how = "kept as copies in" if originals.copies else "kept as hard links in"
     frees = "the copies take space until" if originals.copies else "replaced files free no space until"
     undo = f"keytail undo --originals {originals.directory} --run {run_id}"
     text = f"{which} {how} {originals.directory}: {frees} it is removed by `{undo} --forget --execute`. Without "
     text += "--forget, this command restores it."
-    show.tell(escape(text))
+    show.print_note(escape(text))

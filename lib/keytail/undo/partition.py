@@ -20,8 +20,8 @@ from keytail.log.fs import NO_LINKS, FileStat, FileSystem
 from keytail.log.lock import refuse_lost
 from keytail.log.recover import recover
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
-from keytail.undo.manifest import KeptFile, LeftFile, Manifest, Part, write_manifest
-from keytail.undo.originals import copy_file, digest_file, epochs_below
+from keytail.undo.backup import copy_file, digest_file, epochs_below
+from keytail.undo.manifest import BackupFile, LeftFile, Manifest, Part, write_manifest
 
 _ATTEMPT = "undo"
 
@@ -34,7 +34,7 @@ class LiveFile:
     digest_hex: str
     mtime_ns: int
 
-    def holds(self, file: KeptFile | LeftFile) -> bool:
+    def holds(self, file: BackupFile | LeftFile) -> bool:
         return (self.size_bytes, self.digest_hex) == (file.size_bytes, file.digest_hex)
 
 
@@ -82,8 +82,8 @@ def decide(manifest: Manifest, found: Found) -> Decision:
         unchanged = _are(there, before)
         if unchanged and all(file.mtime_ns == before[name].mtime_ns for name, file in there.items()):
             expected |= before.keys()
-        elif (gone := _replaced_sources(part, there, before, left)) is not None:
-            todo.append(replace(part, source_bases=gone))
+        elif (removed := _replaced_sources(part, there, before, left)) is not None:
+            todo.append(replace(part, source_bases=removed))
             expected |= there.keys()
         elif unchanged:
             expected |= before.keys()
@@ -121,11 +121,11 @@ def _bases(part: Part) -> set[int]:
     return {*part.source_bases, *(_base(file.name) for file in part.left)}
 
 
-def _files_before(manifest: Manifest, part: Part) -> dict[str, KeptFile]:
+def _files_before(manifest: Manifest, part: Part) -> dict[str, BackupFile]:
     return {kept.name: kept for base in part.source_bases for kept in manifest.files_by_base.get(base, ())}
 
 
-def _files_left(part: Part, before: Mapping[str, KeptFile]) -> dict[str, KeptFile | LeftFile]:
+def _files_left(part: Part, before: Mapping[str, BackupFile]) -> dict[str, BackupFile | LeftFile]:
     """Return the files that the run left, including the retained producer snapshots: those at the new base offsets."""
     bases = {_base(file.name) for file in part.left}
     stay = {name: kept for name, kept in before.items() if _is_snapshot(name) and _base(name) in bases}
@@ -135,8 +135,8 @@ def _files_left(part: Part, before: Mapping[str, KeptFile]) -> dict[str, KeptFil
 def _replaced_sources(
     part: Part,
     there: Mapping[str, LiveFile],
-    before: Mapping[str, KeptFile],
-    left: Mapping[str, KeptFile | LeftFile],
+    before: Mapping[str, BackupFile],
+    left: Mapping[str, BackupFile | LeftFile],
 ) -> tuple[int, ...] | None:
     """Return the base offsets of the replaced segments if the new ones are in their place; else None.
 
@@ -150,7 +150,7 @@ def _replaced_sources(
     return None
 
 
-def _are(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile] | Mapping[str, KeptFile | LeftFile]) -> bool:
+def _are(there: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile] | Mapping[str, BackupFile | LeftFile]) -> bool:
     """Whether the files are those wanted. Producer snapshots may be missing: a broker that starts removes those below
     the log start."""
     missing = wanted.keys() - there.keys()
@@ -161,7 +161,7 @@ def _are(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile] | Mapping
     )
 
 
-def _differences(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile | LeftFile]) -> list[str]:
+def _differences(there: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile | LeftFile]) -> list[str]:
     found = []
     for name in sorted({*there, *wanted}):
         if name not in wanted:
@@ -215,7 +215,10 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
     """Read the state on disk, with digests of files of known sizes. Raises Refused for files that are not regular."""
     path, log_dir, key = manifest.partition_path, manifest.log_dir, (manifest.topic, manifest.partition)
     known: dict[str, set[int]] = {}
-    files_known: list[KeptFile | LeftFile] = [*manifest.files, *(left for part in manifest.parts for left in part.left)]
+    files_known: list[BackupFile | LeftFile] = [
+        *manifest.files,
+        *(left for part in manifest.parts for left in part.left),
+    ]
     for file in files_known:
         known.setdefault(file.name, set()).add(file.size_bytes)
     files = {}
@@ -243,7 +246,7 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
     )
 
 
-def check_originals(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> None:
+def check_backup(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> None:
     """Raise CorruptLog if a kept original that is needed is missing or has changed."""
     for part in parts:
         for kept in _files_before(manifest, part).values():
@@ -316,7 +319,7 @@ def _put_back(directory: Directory, manifest: Manifest, entry: str, part: Part) 
     commit_group(fs, path, GroupOutput(left_bases, outputs, tuple(snapshots)), directory=directory)
 
 
-def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, partition: FileStat) -> None:
+def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, partition: FileStat) -> None:
     """Link or copy an original to a scratch file. The owner in the manifest is not used: anyone who can write there
     could choose the owner of a file."""
     facts = fs.stat(source)
@@ -335,7 +338,7 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, part
         )
 
 
-def _may_link(kept: KeptFile, facts: FileStat, partition: FileStat) -> bool:
+def _may_link(kept: BackupFile, facts: FileStat, partition: FileStat) -> bool:
     """Whether the kept file can be linked into the log: same file system, and unchanged owner, mode and mtime, of which
     owner and mode are those that a copy would get too."""
     if partition.uid not in (0, facts.uid) or facts.mode & ~0o666:

@@ -41,15 +41,15 @@ _KINDS = {
 _HARMLESS = {kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF}
 
 # Called with a segment's base offset, and the rows and runs that the kernel (kernels/verify/batches.py) wrote.
-Heard = Callable[[int, np.ndarray, np.ndarray], None]
+OnBatches = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 class BatchWalk:
     """Walks the segments of one partition, in order of their bases."""
 
-    def __init__(self, scope: Scope, heard: Heard) -> None:
+    def __init__(self, scope: Scope, on_result: OnBatches) -> None:
         self.scope = scope
-        self._heard = heard
+        self._on_batches = on_result
         self._window = Window(scope.fs)
         self._state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
         self._state[kernels.LAST_OFFSET] = -1
@@ -104,15 +104,15 @@ class BatchWalk:
                 self.scope.findings.add("shrunk", log, problem.byte_position)
         except OSError as problem:
             self.scope.unreadable(log, problem)
-        self._hand_on()
+        self._save_ends()
         if whole:
             check_ends(self.scope, entries, self._state, self.batches - batches_before)
         elif not (self.scope.live and self.scope.is_active(base)):
             self._state[kernels.SPOILED] = 1
 
-    def _hand_on(self) -> None:
+    def _save_ends(self) -> None:
         rows, runs = int(self._state[kernels.ROWS]), int(self._state[kernels.RUNS])
-        self._heard(self._base, self._rows[:rows], self._runs[:runs])
+        self._on_batches(self._base, self._rows[:rows], self._runs[:runs])
         self._state[kernels.ROWS] = self._state[kernels.RUNS] = 0
 
     def _walk(self, log: str, entries: Entries) -> bool:
@@ -131,7 +131,7 @@ class BatchWalk:
                 window.advance(at, int(state[kernels.WANTED_BYTES]))
                 state[kernels.FROM] = 0
             elif code == kernels.NEED_ROOM:
-                self._hand_on()
+                self._save_ends()
             elif code == kernels.NEED_BLOCK:
                 self._check_block(log, at)
             elif code == kernels.NEED_WRAPPER:

@@ -27,7 +27,7 @@ class EpochCheck:
         self._runs: list[np.ndarray] = []
         self._bases: list[int] = []
 
-    def heard(self, base: int, runs: np.ndarray) -> None:
+    def on_batches(self, base: int, runs: np.ndarray) -> None:
         """Add runs (columns RUN_... of the kernel) of the segment at `base`."""
         for run in runs:
             if self._runs and self._runs[-1][columns.RUN_EPOCH] == run[columns.RUN_EPOCH]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import Chosen, choose
+from keytail.console import print_message
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -25,10 +26,9 @@ from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
 from keytail.run.rates import HERE_BYTES, VERIFIED_BYTES_PER_S
 from keytail.run.rows import status_of
-from keytail.run.tasks import Outcome, attempt_one
-from keytail.run.watching import telling
+from keytail.run.tasks import Outcome, run_attempt
+from keytail.run.watching import sending_progress
 from keytail.run.workers import workers_of_run
-from keytail.telling import say
 from keytail.threads import Threads
 from keytail.verify.command import Request, VerifyRow
 from keytail.verify.findings import Finding, Findings
@@ -55,19 +55,19 @@ class VerifyTask:
     seen: SeenLogs | None = None
 
 
-Heard = Callable[[VerifyTask, Outcome[VerifyReport]], None]
+OnResult = Callable[[VerifyTask, Outcome[VerifyReport]], None]
 
 
 def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
     if task.seen is not None and not task.live:
         refuse_other_logs(LOCAL, task.path, task.seen)
-    with telling(task.path, attempt, "verify"):
+    with sending_progress(task.path, attempt, "verify"):
         return verify_partition(LOCAL, task.path, task.claims, live=task.live)
 
 
-def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
+def verify_here(tasks: Sequence[VerifyTask], on_result: OnResult) -> None:
     for task in tasks:
-        heard(task, attempt_one(verify_on_worker, task, "here"))
+        on_result(task, run_attempt(verify_on_worker, task, "here"))
 
 
 @dataclass
@@ -78,11 +78,11 @@ class _Run:
     on_row: Callable[[VerifyRow], None]
     rows: dict[str, VerifyRow] = field(default_factory=dict)
 
-    def heard(self, task: VerifyTask, outcome: Any) -> None:
+    def on_result(self, task: VerifyTask, outcome: Any) -> None:
         entry = self.entries[task.path]
         row = _row(entry, task, outcome, twice=(entry.topic, entry.partition) in self.twice)
         if outcome.trace:
-            say(outcome.trace, "error")
+            print_message(outcome.trace, "error")
         self.rows[task.path] = row
         self.on_row(row)
         self.reporter.done(row.name, row.status, row.bytes, row.error)
@@ -107,10 +107,10 @@ def verify(
         seconds = [task.size_bytes / VERIFIED_BYTES_PER_S for task in tasks]
         if not request.submitted and request.master is None and size <= HERE_BYTES:
             reporter.watch()
-            verify_here(tasks, state.heard)
+            verify_here(tasks, state.on_result)
         else:
             engine = workers_of_run(run, reporter, request.master, seconds, submitted=request.submitted)
-            verify_all(engine, tasks, state.heard)
+            verify_all(engine, tasks, state.on_result)
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 
@@ -175,7 +175,7 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
     )
 
 
-def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> None:
+def verify_all(engine: Engine, tasks: Sequence[VerifyTask], on_result: OnResult) -> None:
     """Verify `tasks` in bundles, largest first. `heard` is called in the caller's thread, in the order of the bundles.
     """
     threads = engine.concurrent_tasks + 1
@@ -188,7 +188,7 @@ def verify_all(engine: Engine, tasks: Sequence[VerifyTask], heard: Heard) -> Non
         try:
             for bundle, job in zip(bundles, jobs, strict=True):
                 for task, outcome in zip(bundle, job.result(), strict=True):
-                    heard(task, outcome)
+                    on_result(task, outcome)
         except BaseException:  # a signal, or Spark has ended: start no other bundle
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)

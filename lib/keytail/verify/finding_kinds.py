@@ -14,7 +14,7 @@ _WRONG_FETCH = "Uses it: fetches and lookups start at a wrong position"
 _WRONG_TIME = "Uses it: lookups by time and retention by time give wrong results"
 _OF_1970 = "Treats the segment as one of 1970: retention by time deletes it at once"
 _FROM_START = "Uses it: every lookup reads the segment from its start"
-_CUT_HERE = Recovery(
+_TRUNCATED_HERE = Recovery(
     "error",
     "Recovers the segment when it starts: truncates the log here and removes the segments after it",
     start_loses=True,
@@ -24,7 +24,7 @@ _REINDEXED = Recovery("warning", "Recovers the segment when it starts, which reb
 
 def _log(what: str, broker: str, start_loses: StartLoses = "no") -> Kind:
     """Return a kind of damage to batches that a recovery truncates."""
-    return Kind("error", what, broker, REFETCH, _CUT_HERE, start_loses)
+    return Kind("error", what, broker, REFETCH, _TRUNCATED_HERE, start_loses)
 
 
 def _index(severity: Severity, what: str, broker: str, start_loses: StartLoses = "no") -> Kind:

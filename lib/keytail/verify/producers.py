@@ -36,7 +36,7 @@ class ProducerChecks:
         self._highest_stable: tuple[int, str, int] | None = None  # of the entries so far: value, file, byte position
         self.index_entries = 0
 
-    def heard(self, base: int, rows: np.ndarray) -> None:
+    def on_batches(self, base: int, rows: np.ndarray) -> None:
         """Process batches (columns ROW_... of the kernel) of the segment at `base`."""
         if not len(rows):
             return

@@ -67,11 +67,11 @@ def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport
     check_owners(scope)
     producers, epochs = ProducerChecks(scope), EpochCheck(scope)
 
-    def heard(base: int, rows: np.ndarray, runs: np.ndarray) -> None:
-        producers.heard(base, rows)
-        epochs.heard(base, runs)
+    def on_batches(base: int, rows: np.ndarray, runs: np.ndarray) -> None:
+        producers.on_batches(base, rows)
+        epochs.on_batches(base, runs)
 
-    walk = BatchWalk(scope, heard)
+    walk = BatchWalk(scope, on_batches)
     missing = MissingSegments(scope)
     index_entries = 0
     try:

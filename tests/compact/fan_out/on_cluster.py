@@ -67,8 +67,8 @@ def main() -> None:
     master, log_dir, notes, how, speculation = sys.argv[1:]
     if speculation == "forced":
         CORRECTNESS.update(DUPLICATES)
-    for one in filter(None, how.split(",")):
-        stage, _, kind = one.partition(":")
+    for item in filter(None, how.split(",")):
+        stage, _, kind = item.partition(":")
         setattr(stages, stage, partial(BADLY[stage], notes, kind, getattr(stages, stage)))
     sizes = Sizes(slice_bytes=4000, shards=3)
     running.fan_out_on_spark = lambda *given, **more: fan_out_on_spark(*given, **more, sizes=sizes)  # type: ignore

@@ -61,8 +61,8 @@ def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards
         assert shard_of.setdefault(word, shard) == shard
         assert int(low[ordinal]) == word
     for shard in set(shard_of.values()):
-        mine = [ordinal for one, _, ordinal in found if one == shard]
-        assert mine == sorted(mine)
+        own = [ordinal for item, _, ordinal in found if item == shard]
+        assert own == sorted(own)
 
 
 @settings(deadline=None, max_examples=draws(100))
@@ -101,8 +101,8 @@ def test_survivors_equal_those_of_dictionaries(keys: list[int], shards: int, rng
     names = [key.to_bytes(2, "big") for key in keys]
     both = list(zip(names, range(len(keys)), strict=True))
     expected = twin.survivors(
-        [one for one, put in zip(both, is_put, strict=True) if put],
-        [one for one, put in zip(both, is_put, strict=True) if not put],
+        [item for item, put in zip(both, is_put, strict=True) if put],
+        [item for item, put in zip(both, is_put, strict=True) if not put],
     )
     assert alive == expected
 
@@ -110,14 +110,14 @@ def test_survivors_equal_those_of_dictionaries(keys: list[int], shards: int, rng
 def slots_of(records: list[tuple[int, int, str]]) -> np.ndarray:
     """Return the table of one part's records, in the order of offsets, as the proof builds it."""
     slots = np.zeros(3 * 4096, np.uint64)
-    for key, offset, fate in sorted(records, key=lambda one: one[1]):
+    for key, offset, action in sorted(records, key=lambda item: item[1]):
         [low], [high] = hashes([key])
-        entry = np.array([low, high & ~np.uint64(7) | np.uint64(FATES[fate]), offset + 1], np.uint64)
-        place_one(slots, entry)
+        entry = np.array([low, high & ~np.uint64(7) | np.uint64(FATES[action]), offset + 1], np.uint64)
+        place_partition_of(slots, entry)
     return slots
 
 
-def place_one(slots: np.ndarray, entry: np.ndarray) -> None:
+def place_partition_of(slots: np.ndarray, entry: np.ndarray) -> None:
     """Put as the proof's own `_put` does: later offsets replace earlier ones and record that those are retained."""
     table = slots.reshape(-1, 3)
     for row in table:
@@ -137,8 +137,8 @@ def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts:
     """In any order, several times through shards, with those that were PRESENT decided later."""
     records = []
     for offset in range(rng.randint(0, 120)):
-        fate = rng.choice([twin.DROPPED, twin.KEPT, twin.EXPIRED])
-        records.append((rng.randrange(n_keys), offset, fate))
+        action = rng.choice([twin.DROPPED, twin.KEPT, twin.EXPIRED])
+        records.append((rng.randrange(n_keys), offset, action))
     cuts = sorted(rng.randint(0, len(records)) for _ in range(parts - 1))
     pieces = [records[a:b] for a, b in zip([0, *cuts], [*cuts, len(records)], strict=True)]
     present = [(key, offset, twin.PRESENT) for key, offset, _ in records if rng.random() < 0.3]
@@ -158,8 +158,8 @@ def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts:
             if row[2]:
                 found[int(row[0])] = (int(row[2]) - 1, int(row[1]) & 3, bool(int(row[1]) & 4))
     expected = twin.noted(
-        [(key.to_bytes(2, "big"), offset, fate) for key, offset, fate in records]
-        + [(key.to_bytes(2, "big"), offset, fate) for key, offset, fate in present]
+        [(key.to_bytes(2, "big"), offset, action) for key, offset, action in records]
+        + [(key.to_bytes(2, "big"), offset, action) for key, offset, action in present]
     )
     names = {int(hashes([key])[0][0]): key.to_bytes(2, "big") for key in range(n_keys)}
     assert {names[low]: value for low, value in found.items()} == {
@@ -170,8 +170,8 @@ def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts:
         for value in expected.values()
         if value.fate == twin.DROPPED or (value.fate == twin.EXPIRED and value.older_kept)
     ]
-    said = [proof_table.first_unjustified(table.slots) for table in merged]
-    worst = min(((int(a), int(b)) for a, b in said if a >= 0), default=(-1, 0))
+    message = [proof_table.first_unjustified(table.slots) for table in merged]
+    worst = min(((int(a), int(b)) for a, b in message if a >= 0), default=(-1, 0))
     assert worst == min(bad, default=(-1, 0))
 
 

@@ -38,10 +38,10 @@ def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[Cl
     """Return what one task leaves of each partition, in a copy."""
     copy = home / "one-task"
     shutil.copytree(log_dir, copy)
-    mine = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
-    rows = compaction(engine, copy, mine).run()
+    own = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
+    rows = compaction(engine, copy, own).run()
     assert {row.status for row in rows} == {"compacted"}
-    return [files_of(Path(task.partition_path)) for task in mine]
+    return [files_of(Path(task.partition_path)) for task in own]
 
 
 @pytest.fixture

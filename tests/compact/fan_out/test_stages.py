@@ -170,13 +170,13 @@ def test_damage_is_reported_as_by_one_task(tmp_path: Path) -> None:
     for bad in (good[: 25 * size + 70] + b"?" + good[25 * size + 71 :], swapped):
         path.write_bytes(bad)
         os.utime(path, ns=(task.segments[1].log_mtime_ns, task.segments[1].log_mtime_ns))
-        told = []
+        reported = []
         for clean in (lambda: clean_partition(LOCAL, task), lambda: fan_out(LOCAL, task, engine, SMALL)):
             engine = InProcess(tmp_path / "cells")
             with pytest.raises(CorruptLog) as caught:
                 clean()
-            told.append(str(caught.value))
-        assert told[0] == told[1]
+            reported.append(str(caught.value))
+        assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize("stage", ["survey", "keys", "sizes", "groups", "proof"])

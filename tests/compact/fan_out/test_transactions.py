@@ -29,8 +29,8 @@ ONE_BATCH = Sizes(slice_bytes=1, shards=2)
 
 
 def same_as_one_task(make, tmp_path: Path, **fields) -> None:
-    one, many = make(tmp_path / "one" / "t-0"), replace(make(tmp_path / "many" / "t-0"), **fields)
-    install(LOCAL, one, clean_partition(LOCAL, one))
+    item, many = make(tmp_path / "one" / "t-0"), replace(make(tmp_path / "many" / "t-0"), **fields)
+    install(LOCAL, item, clean_partition(LOCAL, item))
     fan_out_rounds(many, InProcess(tmp_path / "cells"), ONE_BATCH)
     sweep(tmp_path / "many" / "t-0")
     assert left(tmp_path / "many" / "t-0") == left(tmp_path / "one" / "t-0")
@@ -114,9 +114,9 @@ def test_the_proof_of_parts_finds_a_lost_record(
     task = replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
     decide_rows = Rewriter._decide_rows
 
-    def wrong(self, stride, *arguments):
-        rows = decide_rows(self, stride, *arguments)
-        at = stride.table["base_offset"] == lost
+    def wrong(self, chunk, *arguments):
+        rows = decide_rows(self, chunk, *arguments)
+        at = chunk.table["base_offset"] == lost
         rows.action[at] = kernels.COPY if lost == 0 else kernels.DROP
         return rows
 
@@ -132,9 +132,9 @@ def test_the_proof_finds_a_survivor_that_a_stage_lost(
     task = inside(tmp_path / "t-0", 0)
     load = stages.write
 
-    def forgetful(fs, part, attempt) -> Written:
+    def without_state(fs, part, attempt) -> Written:
         return load(fs, replace(part, bits=part.bits[:1]), attempt)
 
-    monkeypatch.setattr(stages, "write", forgetful)
+    monkeypatch.setattr(stages, "write", without_state)
     with pytest.raises(KeytailError, match="latest record of its key is not in the output"):
         fan_out(LOCAL, task, InProcess(tmp_path / "cells"), ONE_BATCH)

@@ -39,10 +39,10 @@ class S3Server:
         bucket, _, prefix = path.partition("/")
         found: dict[str, bytes] = {}
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
-            for one in page.get("Contents", ()):
-                name = one["Key"].removeprefix(f"{prefix}/")
+            for item in page.get("Contents", ()):
+                name = item["Key"].removeprefix(f"{prefix}/")
                 if not name.endswith("/") and name:  # pyarrow creates this for a folder that has become empty
-                    found[name] = client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read()
+                    found[name] = client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
         return found
 
     def client(self) -> Any:
@@ -57,12 +57,12 @@ class S3Server:
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]  # it prints the port that it uses
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
+    with tempfile.TemporaryFile("w+") as message:
+        process = subprocess.Popen(command, stdout=message, stderr=message)
         try:
             give_up = time.monotonic() + _START_LIMIT_S
-            while (found := re.search(r"Running on http://127\.0\.0\.1:(\d+)", _text_of(said))) is None:
-                assert process.poll() is None, f"the S3 server has ended: {_text_of(said)}"
+            while (found := re.search(r"Running on http://127\.0\.0\.1:(\d+)", _text_of(message))) is None:
+                assert process.poll() is None, f"the S3 server has ended: {_text_of(message)}"
                 assert time.monotonic() < give_up, "the S3 server does not answer"
                 time.sleep(0.05)
             yield S3Server(int(found[1]))

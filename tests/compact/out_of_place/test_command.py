@@ -199,22 +199,22 @@ def test_some_of_the_partitions_make_no_log_dir(run: Run, log_dir: Path, tmp_pat
 
 
 def test_several_log_dirs(run: Run, tmp_path: Path) -> None:
-    one = write_log_dir(tmp_path / "one", {"orders-0": random_records(1, 200)})
+    item = write_log_dir(tmp_path / "one", {"orders-0": random_records(1, 200)})
     two = write_log_dir(tmp_path / "two", {"orders-1": random_records(2, 200), "users-0": random_records(3, 50)})
     outs = tmp_path / "out-one", tmp_path / "out-two"
-    rows = place(run, f"{one},{two}", f"{outs[0]},{outs[1]}")
+    rows = place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
     assert rows["orders-1"]["log_dir"] == str(two)
     assert [sorted(path.name for path in out.iterdir() if path.is_dir()) for out in outs] == [
         ["orders-0"], ["orders-1", "users-0"]
     ]  # fmt: skip
     assert all((out / "meta.properties").exists() for out in outs)
     # A partition that moves to the other log dir must not be in both.
-    shutil.move(two / "users-0", one / "users-0")
-    rows = place(run, f"{one},{two}", f"{outs[0]},{outs[1]}")
+    shutil.move(two / "users-0", item / "users-0")
+    rows = place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
     assert f"still in {outs[1] / 'users-0'}: remove it" in told()
     assert not any((out / name).exists() for out in outs for name in ROOT_FILES), "of none of them"
     shutil.rmtree(outs[1] / "users-0")
-    place(run, f"{one},{two}", f"{outs[0]},{outs[1]}")
+    place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
     assert all((out / "meta.properties").exists() for out in outs)
 
 

@@ -20,7 +20,7 @@ from keytail.compact.command import Request
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
 from keytail.compact.out_of_place import driver as out_of_place
-from keytail.compact.out_of_place.plan import Judged
+from keytail.compact.out_of_place.plan import PlannedPartition
 from keytail.compact.out_of_place.target import Target
 from keytail.config.resolve import from_command_line
 from keytail.run.rows import ResultRow
@@ -66,14 +66,14 @@ def test_many_tasks_leave_what_one_task_leaves(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
     before = snapshot(log_dir)
-    one, many = tmp_path / "one", tmp_path / "many"
-    run(spark, monkeypatch, log_dir, one, fan_out="never")
+    item, many = tmp_path / "one", tmp_path / "many"
+    run(spark, monkeypatch, log_dir, item, fan_out="never")
     real = fan_out_on_spark
     monkeypatch.setattr(running, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
     rows = run(spark, monkeypatch, log_dir, many, fan_out="always")
     assert {name: row.status for name, row in rows.items()} == {"orders-0": "compacted", "users-0": "skipped"}
-    assert files_of(many) == files_of(one)
-    assert {path.name for path in many.iterdir()} == {path.name for path in one.iterdir()}
+    assert files_of(many) == files_of(item)
+    assert {path.name for path in many.iterdir()} == {path.name for path in item.iterdir()}
     assert snapshot(log_dir) == before
 
 
@@ -91,9 +91,9 @@ def test_many_tasks_send_what_one_task_writes(
     (tmp_path / "scratch").mkdir()
     with s3_server() as server:
         server.client().create_bucket(Bucket="backups")
-        real = Judged.task
+        real = PlannedPartition.task
         with_few = lambda *given, **more: replace(real(*given, **more), map_max_entries=5)  # noqa: E731
-        monkeypatch.setattr(Judged, "task", with_few)
+        monkeypatch.setattr(PlannedPartition, "task", with_few)
         uri = server.uri_with_keys("backups/7")
         rows = run(spark, monkeypatch, log_dir, uri, fan_out="auto", scratch_dir=str(tmp_path / "scratch"))
         assert {row.status for row in rows.values()} == {"compacted", "skipped"}, rows
@@ -136,14 +136,14 @@ class Dying:
 def test_a_killed_worker_leaves_no_trace(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    run(spark, monkeypatch, log_dir, one)
+    item, two = tmp_path / "one", tmp_path / "two"
+    run(spark, monkeypatch, log_dir, item)
     real = out_of_place.Worker
     monkeypatch.setattr(out_of_place, "Worker", lambda *given: Dying(real(*given), tmp_path / "died"))
     rows = run(spark, monkeypatch, log_dir, two)
     assert (tmp_path / "died").exists()
     assert {row.status for row in rows.values()} == {"compacted", "skipped"}
-    assert files_of(two) == files_of(one), "and none of the first attempt's files is left"
+    assert files_of(two) == files_of(item), "and none of the first attempt's files is left"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -25,9 +25,9 @@ NOW = ("--now", str(int(time.time() * 1000)), "--unsafe-clock")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    with s3_server() as one:
-        one.client().create_bucket(Bucket="backups")
-        yield one
+    with s3_server() as item:
+        item.client().create_bucket(Bucket="backups")
+        yield item
 
 
 def place(server: S3Server, source: Path, out: str, scratch: Path, status: int = 0) -> tuple[dict[str, Any], str]:
@@ -121,10 +121,10 @@ def test_no_secret_of_a_uri_is_printed() -> None:
     assert Store(uri).without_secrets(f"cannot parse {uri}, key, secret, hidden?") == (
         "cannot parse ..., ..., ..., hidden?"
     )
-    with pytest.raises(UsageProblem) as told:
+    with pytest.raises(UsageProblem) as reported:
         Store("nosuch://key:secret@bucket/a").connect()
-    assert "secret" not in str(told.value)
-    assert [is_store(one) for one in (uri, "file:///a", "/a", "a:b")] == [True, False, False, False]
+    assert "secret" not in str(reported.value)
+    assert [is_store(item) for item in (uri, "file:///a", "/a", "a:b")] == [True, False, False, False]
 
 
 class Failing:

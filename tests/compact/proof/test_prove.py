@@ -18,7 +18,7 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 from keytail.log.window import Window
 from tests.chance import SEED, draws
-from tests.compact.dull_cleaner import Out, Round, clean, index_bytes, newest_offsets, rebuild
+from tests.compact.reference_round import Out, Round, clean, index_bytes, newest_offsets, rebuild
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.varints import crc32c
@@ -313,8 +313,8 @@ def _m_extra_record_at_the_end(c):
 
 def _m_extra_record_in_a_gap(c):
     o = next(o for o in c.batches() if o.source.base_offset == 30)
-    gone = o.source.records[0]
-    _again(o, [replace(gone, value=b"never written"), *o.records])
+    removed = o.source.records[0]
+    _again(o, [replace(removed, value=b"never written"), *o.records])
 
 
 def _m_record_count(c):
@@ -746,18 +746,18 @@ def test_a_missing_record_is_found(tmp_path_factory, case, data):
     if not holding:
         return
     o = data.draw(st.sampled_from(holding))
-    gone = data.draw(st.sampled_from(o.records))
+    removed = data.draw(st.sampled_from(o.records))
     dirty = range(case.round.first_dirty, case.round.end)
     deleted = any(
-        r.key == gone.key and r.value is None and r.offset > gone.offset and r.offset in dirty
+        r.key == removed.key and r.value is None and r.offset > removed.offset and r.offset in dirty
         for segment in case.segments.values()
         for b in decode_log(segment)
         for r in b.records
         if b.delete_horizon_ms is not None and b.delete_horizon_ms <= NOW
     )
-    if gone.offset < case.round.end and (gone.key is None or deleted):
+    if removed.offset < case.round.end and (removed.key is None or deleted):
         return  # no error: the record has no key, or is deleted by a tombstone past its horizon
-    rest = tuple(r for r in o.records if r is not gone)
+    rest = tuple(r for r in o.records if r is not removed)
     kept = decode_log(o.data)[0]
     nulls = any(r.value is None for r in rest)
     horizon = kept.delete_horizon_ms if o.source.delete_horizon_ms is not None or nulls else None

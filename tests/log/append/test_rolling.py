@@ -15,7 +15,7 @@ from keytail.log.append.hash_order import hash_order
 from keytail.log.append.leader_epochs import assign, truncate_from_end, truncate_from_start
 from keytail.log.append.rolling import (
     AppendConfig,
-    Standing,
+    RollState,
     are_full,
     batches_before_roll,
     draw_jitter_ms,
@@ -26,19 +26,19 @@ FAR = 2**31 - 1
 NOW_MS = 1000
 
 
-def _twin(standing: Standing, batches: list[tuple[int, int, int]], config: AppendConfig) -> int:
+def _model(roll_state: RollState, batches: list[tuple[int, int, int]], config: AppendConfig) -> int:
     """Apply Kafka's LogSegment.shouldRoll before each batch: (size, largest timestamp, last offset)."""
-    size, first_ms = standing.size_bytes, standing.first_timestamp_ms if standing.size_bytes else None
+    size, first_ms = roll_state.size_bytes, roll_state.first_timestamp_ms if roll_state.size_bytes else None
     for number, (n_bytes, largest_ms, last_offset) in enumerate(batches):
-        waited_ms = largest_ms - first_ms if first_ms is not None and first_ms >= 0 else NOW_MS - standing.created_ms
+        waited_ms = largest_ms - first_ms if first_ms is not None and first_ms >= 0 else NOW_MS - roll_state.created_ms
         age_ms = config.segment_ms
         if config.compact:
             age_ms = min(age_ms, config.max_compaction_lag_ms)
         if (
             size > config.segment_bytes - n_bytes
-            or (size > 0 and waited_ms > age_ms - standing.jitter_ms)
-            or standing.indexes_full
-            or not 0 <= last_offset - standing.base_offset <= FAR
+            or (size > 0 and waited_ms > age_ms - roll_state.jitter_ms)
+            or roll_state.indexes_full
+            or not 0 <= last_offset - roll_state.base_offset <= FAR
         ):
             return number
         if size == 0:
@@ -52,7 +52,7 @@ times = st.sampled_from([-1, 0, 5, 900, 905, 906, 1000, 2**62])
 
 @given(
     st.builds(
-        Standing,
+        RollState,
         base_offset=st.just(50),
         size_bytes=st.sampled_from([0, 0, 61, 200, 300]),
         first_timestamp_ms=times,
@@ -74,38 +74,38 @@ times = st.sampled_from([-1, 0, 5, 900, 905, 906, 1000, 2**62])
     ),
 )
 def test_batches_go_in_until_one_makes_the_segment_end(
-    standing: Standing, batches: list[tuple[int, int, int]], config: AppendConfig
+    roll_state: RollState, batches: list[tuple[int, int, int]], config: AppendConfig
 ) -> None:
-    assert batches_before_roll(standing, _rows(batches), config, NOW_MS) == _twin(standing, batches, config)
+    assert batches_before_roll(roll_state, _rows(batches), config, NOW_MS) == _model(roll_state, batches, config)
 
 
-WAITED = Standing(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # of 100 ms, 97 are left
-TIMELESS = Standing(50, 61, first_timestamp_ms=-1, created_ms=900, jitter_ms=3)
+WAITED = RollState(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # of 100 ms, 97 are left
+TIMELESS = RollState(50, 61, first_timestamp_ms=-1, created_ms=900, jitter_ms=3)
 
 
 @pytest.mark.parametrize(
-    ("standing", "limit", "met", "exceeded"),
+    ("roll_state", "limit", "met", "exceeded"),
     [
         (WAITED, {"segment_bytes": 200}, (139, 900, 51), (140, 900, 51)),
-        (Standing(50, 0, -1, 0, 0), {"segment_bytes": 200}, (200, 900, 51), (201, 900, 51)),
+        (RollState(50, 0, -1, 0, 0), {"segment_bytes": 200}, (200, 900, 51), (201, 900, 51)),
         (WAITED, {"segment_ms": 100}, (61, 997, 51), (61, 998, 51)),
         (WAITED, {"max_compaction_lag_ms": 100}, (61, 997, 51), (61, 998, 51)),
         (WAITED, {}, (61, 900, 50 + FAR), (61, 900, 51 + FAR)),
     ],
 )
 def test_a_limit_that_is_met_is_not_exceeded(
-    standing: Standing, limit: dict[str, int], met: tuple[int, int, int], exceeded: tuple[int, int, int]
+    roll_state: RollState, limit: dict[str, int], met: tuple[int, int, int], exceeded: tuple[int, int, int]
 ) -> None:
     config = AppendConfig(**limit)  # type: ignore[arg-type]
-    assert batches_before_roll(standing, _rows([met]), config, NOW_MS) == 1
-    assert batches_before_roll(standing, _rows([exceeded]), config, NOW_MS) == 0
+    assert batches_before_roll(roll_state, _rows([met]), config, NOW_MS) == 1
+    assert batches_before_roll(roll_state, _rows([exceeded]), config, NOW_MS) == 0
 
 
 def test_without_a_time_the_age_of_the_segment_counts() -> None:
-    config, one = AppendConfig(segment_ms=100), _rows([(61, 2**62, 51)])
-    assert batches_before_roll(TIMELESS, one, config, 997) == 1
-    assert batches_before_roll(TIMELESS, one, config, 998) == 0
-    first_at_0 = Standing(50, 61, first_timestamp_ms=0, created_ms=900, jitter_ms=0)  # 0 is a timestamp
+    config, item = AppendConfig(segment_ms=100), _rows([(61, 2**62, 51)])
+    assert batches_before_roll(TIMELESS, item, config, 997) == 1
+    assert batches_before_roll(TIMELESS, item, config, 998) == 0
+    first_at_0 = RollState(50, 61, first_timestamp_ms=0, created_ms=900, jitter_ms=0)  # 0 is a timestamp
     assert batches_before_roll(first_at_0, _rows([(61, 100, 51)]), config, 2000) == 1
 
 
@@ -183,8 +183,8 @@ def test_producers_in_the_order_of_a_brokers_table() -> None:
 
 def test_a_crowd_in_one_place_makes_a_brokers_table_double() -> None:
     """Producers with the first ids of blocks of 1000 collide like this."""
-    crowd = [16 * i for i in (3, 1, 2, 5, 4, 7, 6, 8)]
-    assert hash_order(crowd) == crowd
-    assert hash_order([*crowd, 16 * 9]) == sorted([*crowd, 16 * 9], key=lambda i: i % 32)
-    assert hash_order(crowd[:7], in_front=True) == crowd[6::-1]
-    assert hash_order(crowd, in_front=True) == [128, 96, 64, 32, 112, 80, 16, 48]
+    same_place = [16 * i for i in (3, 1, 2, 5, 4, 7, 6, 8)]
+    assert hash_order(same_place) == same_place
+    assert hash_order([*same_place, 16 * 9]) == sorted([*same_place, 16 * 9], key=lambda i: i % 32)
+    assert hash_order(same_place[:7], in_front=True) == same_place[6::-1]
+    assert hash_order(same_place, in_front=True) == [128, 96, 64, 32, 112, 80, 16, 48]

@@ -47,12 +47,12 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def give(path: Path, uid: int = OWNER) -> None:
-    for one in [path, *path.rglob("*")]:
-        os.chown(one, uid, uid, follow_symlinks=False)
+    for item in [path, *path.rglob("*")]:
+        os.chown(item, uid, uid, follow_symlinks=False)
 
 
 def everything(path: Path) -> dict[str, tuple[object, ...]]:
-    found = {str(one): one.lstat() for one in [path, *path.rglob("*")]}
+    found = {str(item): item.lstat() for item in [path, *path.rglob("*")]}
     return {
         name: (
             facts.st_ino,
@@ -272,8 +272,8 @@ def test_new_files_and_directories_have_no_special_bits(mode: int, tmp_path: Pat
     old, directory = tmp_path / "old", tmp_path / "directory"
     old.touch()
     directory.mkdir()
-    for one in (old, directory):
-        one.chmod(mode)
+    for item in (old, directory):
+        item.chmod(mode)
     LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(old)))
     LOCAL.mkdir(str(tmp_path / "made"), LOCAL.stat(str(directory)))
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == mode & 0o666
@@ -318,14 +318,14 @@ def test_a_directory_that_is_exchanged_while_it_is_made_is_not_given_away(
     with pytest.raises(Refused, match=r"\[directory-replaced\]"):
         LOCAL.mkdir(str(new), LOCAL.stat(str(log_dir)))
     assert everything(outside) == before
-    assert OWNER not in (one.stat().st_uid for one in (log_dir / "away", new, full) if one.exists())
+    assert OWNER not in (item.stat().st_uid for item in (log_dir / "away", new, full) if item.exists())
 
 
 class Exchanging:
     """Exchanges two names repeatedly, in a thread, as the owner of a log dir may at any time."""
 
-    def __init__(self, one: Path, other: Path) -> None:
-        self._names = os.fsencode(one), os.fsencode(other)
+    def __init__(self, item: Path, other: Path) -> None:
+        self._names = os.fsencode(item), os.fsencode(other)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.count = 0

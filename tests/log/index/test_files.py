@@ -110,7 +110,7 @@ class OffsetIndexModel(_Machine):
         assert os.path.getsize(self.path) == 8 * len(self.rows)
 
     @rule()
-    def go_on(self) -> None:
+    def continue_(self) -> None:
         """Reopen the segment as the active one, as a broker does with its last segment at its start."""
         assume(not self.writing)
         self.index.close()
@@ -163,7 +163,7 @@ class TimeIndexModel(_Machine):
             self.rows.append(row)
 
     @rule(back=steps)
-    def append_what_goes_back(self, back: int) -> None:
+    def append_decreasing(self, back: int) -> None:
         assume(self.rows and self.writing and len(self.rows) < self.capacity - 1)
         for row in ((self.last[0] - back, self.last[1] + 1), (self.last[0] + 1, self.last[1] - back)):
             with pytest.raises(KeytailError, match="cannot follow"):
@@ -219,7 +219,7 @@ class TransactionIndexModel(_Machine):
         self.rows.append(row)
 
     @rule(back=st.integers(0, 9))
-    def append_what_goes_back(self, back: int) -> None:
+    def append_decreasing(self, back: int) -> None:
         assume(self.rows)
         with pytest.raises(KeytailError, match="cannot follow"):
             self.index.append(AbortedTransaction(1, BASE, self.rows[-1][2] - back, BASE + 5))

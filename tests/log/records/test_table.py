@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.records.scan import RecordScanner
 from keytail.log.records.table import BytesColumn
-from keytail.log.stride import SegmentReader
 from tests.chance import draws
 from tests.reference.batches import Rec, decode_log, encode_batch
 
@@ -35,10 +35,10 @@ def test_columns_are_the_models_records(tmp_path_factory, batches):
     expected = [rec for batch in decode_log(data) for rec in batch.records]
     offsets, keys, values, headers = [], [], [], []
     reader = SegmentReader(LOCAL)
-    for stride in reader.strides(str(path), len(data)):
-        for opened in reader.open_rows(stride, np.ones(len(stride.table), bool)):
-            for chunk in RecordScanner(3).chunks(stride, opened):
-                table = chunk.record_table
+    for chunk in reader.chunks(str(path), len(data)):
+        for opened in reader.open_rows(chunk, np.ones(len(chunk.table), bool)):
+            for portion in RecordScanner(3).portions(chunk, opened):
+                table = portion.record_table
                 offsets += table.records["offset"].tolist()
                 keys += table.keys().to_list()
                 values += table.values().to_list()

@@ -1,7 +1,7 @@
 """The surviving records of a shard, in a scratch file of which each rewriting task reads a part.
 
 A file consists of blocks, then an index with one row per block: the numbers within their segment of surviving records
-(4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/handing_on.py it is part
+(4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/saved_state.py it is part
 of a run, and it is not used before its checksums match.
 """
 
@@ -120,11 +120,11 @@ def load_survivors(
     first, end = part
     survivors = Survivors(OffsetMap(0), first, latest_offset=task.first_uncleanable_offset - 1)
     for number in range(first, end):
-        mine = [facts for facts in slices if facts.segment == number]
+        own = [facts for facts in slices if facts.segment == number]
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
-        survivors.segment_records.append(sum(facts.records for facts in mine))
-        survivors.batches += sum(facts.batches for facts in mine)
+        survivors.segment_records.append(sum(facts.records for facts in own))
+        survivors.batches += sum(facts.batches for facts in own)
     survivors.bits = np.zeros((survivors.records + 7) // 8, np.uint8)
     survivors.null_bits = np.zeros((survivors.batches + 7) // 8, np.uint8)
     for shard in shards:

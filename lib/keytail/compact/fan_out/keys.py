@@ -15,19 +15,19 @@ import numpy as np
 
 from keytail.compact.fan_out.bits import BitsWriter, ShardBits
 from keytail.compact.fan_out.slices import Cell, Settled, SliceFacts
-from keytail.compact.handing_on import take_over
 from keytail.compact.map_phase.offset_map import COUNT, LOAD_FACTOR, SLOT_BYTES, OffsetMap
 from keytail.compact.plan import segments_between
+from keytail.compact.saved_state import load_state
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels import fan_out as kernels
 from keytail.kernels.rewriting.records import note_nulls
+from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
-from keytail.log.records.scan import Chunk, RecordScanner
+from keytail.log.records.scan import Portion, RecordScanner
 from keytail.log.replace import CleanFile
-from keytail.log.stride import SegmentReader, Stride
 from keytail.values import from_bytes, to_bytes
 
 MOST_SHARDS = 1 << 14
@@ -135,13 +135,13 @@ class _Scan:
             puts &= ~self._settled.aborted_to_map.rows(table)
         return puts, is_data & ~puts & ~self._settled.transactions.aborted(table)
 
-    def take(self, chunk: Chunk, is_put: np.ndarray, first_ordinal: np.ndarray) -> Iterator[Cell]:
-        n, columns = len(chunk.records), chunk.columns
+    def take(self, portion: Portion, is_put: np.ndarray, first_ordinal: np.ndarray) -> Iterator[Cell]:
+        n, columns = len(portion.records), portion.columns
         kernels.number_records(
-            chunk.records, n, chunk.opened.from_here(first_ordinal), is_put, self._task.first_dirty_offset,
+            portion.records, n, portion.opened.from_here(first_ordinal), is_put, self._task.first_dirty_offset,
             columns.ordinals, columns.found, self.keyless,
         )  # fmt: skip
-        chunk.hash_keys(self._task.hash_seed)
+        portion.hash_keys(self._task.hash_seed)
         done = 0
         while True:
             low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
@@ -160,33 +160,33 @@ class _Scan:
 def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
     """Yield the key runs of a slice, and to one shard the nulls and keyless counts of its batches. Writes nothing."""
     task, facts = part.task, part.facts
-    settled: Settled = take_over(fs, task, part.settled)
+    settled: Settled = load_state(fs, task, part.settled)
     reader, scanner = SegmentReader(fs), RecordScanner()
-    one = _Scan(part, settled)
+    item = _Scan(part, settled)
     path = task.path(task.segments[facts.segment].base_offset, names.LOG)
     batches = records = 0
-    for stride in reader.strides(path, facts.end, start=facts.start):
-        table = stride.table
+    for chunk in reader.chunks(path, facts.end, start=facts.start):
+        table = chunk.table
         counts = table["record_count"].astype(np.int64)
         before = (facts.segment << 32) + facts.records_before + records
         first_ordinal = before + np.cumsum(counts) - counts
-        for chunk, is_put in _chunks(reader, scanner, stride, one):
-            note_nulls(chunk.records, len(chunk.records), one.nulls, batches)
-            yield from one.take(chunk, is_put, first_ordinal)
+        for portion, is_put in _portions(reader, scanner, chunk, item):
+            note_nulls(portion.records, len(portion.records), item.nulls, batches)
+            yield from item.take(portion, is_put, first_ordinal)
         records += int(counts.sum())
         batches += len(table)
-    yield from one.finish()
-    known = (facts.segment, facts.batches_before, facts.batches, one.nulls.tobytes(), tuple(map(int, one.keyless)))
+    yield from item.finish()
+    known = (facts.segment, facts.batches_before, facts.batches, item.nulls.tobytes(), tuple(map(int, item.keyless)))
     yield Cell(part.number % part.shards, _FACTS << _KIND_BITS | part.number << _SLICE_BITS, to_bytes(known))
 
 
-def _chunks(
-    reader: SegmentReader, scanner: RecordScanner, stride: Stride, one: _Scan
-) -> Iterator[tuple[Chunk, np.ndarray]]:
-    puts, probes = one.wanted(stride.table)
-    for opened in reader.open_rows(stride, puts | probes):
-        for chunk in scanner.chunks(stride, opened):
-            yield chunk, puts
+def _portions(
+    reader: SegmentReader, scanner: RecordScanner, chunk: Chunk, item: _Scan
+) -> Iterator[tuple[Portion, np.ndarray]]:
+    puts, probes = item.wanted(chunk.table)
+    for opened in reader.open_rows(chunk, puts | probes):
+        for portion in scanner.portions(chunk, opened):
+            yield portion, puts
 
 
 def merge(

@@ -30,8 +30,8 @@ from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.memory import map_memory_bytes
 from keytail.run.spark_engine import answer_schema, attempt_name, lost, name_jobs
-from keytail.run.tasks import Outcome, answer_bytes, attempt_one
-from keytail.run.watching import Channel, current_channel, send_to, telling
+from keytail.run.tasks import Outcome, answer_bytes, run_attempt
+from keytail.run.watching import Channel, current_channel, send_to, sending_progress
 from keytail.values import from_bytes, to_bytes
 
 P = TypeVar("P")
@@ -71,9 +71,9 @@ class Place:
     channel: Channel | None
     stage: str
 
-    def telling(self, attempt: str) -> contextlib.AbstractContextManager[None]:
+    def sending_progress(self, attempt: str) -> contextlib.AbstractContextManager[None]:
         send_to(self.channel)
-        return telling(self.workers.scratch_path, f"{self.stage} {attempt}", self.stage)
+        return sending_progress(self.workers.scratch_path, f"{self.stage} {attempt}", self.stage)
 
 
 @dataclass
@@ -183,7 +183,7 @@ def fan_out_on_spark(
             payload = replace(payload, map_memory_bytes=memory)
         return fan_out(LOCAL, payload, stages, sizes)
 
-    outcome = attempt_one(work, task, "driver")
+    outcome = run_attempt(work, task, "driver")
     return replace(outcome, start_ms=start_ms)
 
 
@@ -208,7 +208,7 @@ def _memory(fs: FileSystem, tasks_a_host: int, attempt: str) -> int:
 
 
 def _one(workers: Workers, stage: str, function: Callable[[FileSystem, P, str], R], payload: P, attempt: str) -> R:
-    with telling(workers.scratch_path, f"{stage} {attempt}", stage):
+    with sending_progress(workers.scratch_path, f"{stage} {attempt}", stage):
         return function(workers.file_system(), payload, attempt)
 
 
@@ -231,10 +231,10 @@ def _cells(
     """Yield the cells of one payload; an exception becomes the last cell."""
     attempt = attempt_name()
     try:
-        with here.telling(attempt):
+        with here.sending_progress(attempt):
             yield from emit(here.workers.file_system(), payload, attempt)
     except Exception as problem:
-        outcome: Outcome[Any] = attempt_one(_raise, problem, attempt)
+        outcome: Outcome[Any] = run_attempt(_raise, problem, attempt)
         yield Cell(0, _PROBLEM, to_bytes((number, outcome)))
 
 
@@ -283,12 +283,12 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
             problems.append(from_bytes(first[1]))
             first = next(cells, None)
         if problems:  # of the previous tasks: returned instead of an answer
-            answer = min(problems, key=lambda one: one[0])[1]
+            answer = min(problems, key=lambda item: item[0])[1]
         else:
             some = iter(()) if first is None else itertools.chain([first], cells)
             with as_caller():
                 _, of_stage = shared.value
-            answer = attempt_one(partial(_take, here, take, of_stage, shard), some, attempt_name())
+            answer = run_attempt(partial(_take, here, take, of_stage, shard), some, attempt_name())
         yield pyarrow.RecordBatch.from_pydict(
             {
                 "id": pyarrow.array([shard], pyarrow.int64()),
@@ -300,7 +300,7 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
 
 
 def _take(here: Place, take: Merging[R], context: Any, shard: int, cells: Iterable[tuple[int, Any]], attempt: str) -> R:
-    with here.telling(attempt):
+    with here.sending_progress(attempt):
         return take(here.workers.file_system(), context, shard, cells, attempt)
 
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from keytail.compact.cleaner import proof_spec
 from keytail.compact.fan_out.slices import Cell, Settled
-from keytail.compact.handing_on import hand_on, take_over
 from keytail.compact.proof.keys import SLOT_BYTES, Keys
 from keytail.compact.proof.markers import collect_markers
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import SOURCE_REMEDY, PartOfProof
+from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
@@ -57,11 +57,12 @@ class ProofPart:
 
 @dataclass(frozen=True)
 class ProofContext:
-    """The input of all shards. `proofs` are their tables after the previous round, `goes_on`: another round follows."""
+    """The input of all shards. `proofs` are their tables after the previous round, `continues`: another round
+    follows."""
 
     task: CleaningTask
     proofs: tuple[CleanFile, ...]
-    goes_on: bool
+    continues: bool
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
                     )
     finally:
         window.close()
-    return hand_on(fs, replace(task, attempt=attempt), names.PROOF, markers)
+    return save_state(fs, replace(task, attempt=attempt), names.PROOF, markers)
 
 
 def prove_part(fs: FileSystem, part: ProofPart, attempt: str) -> Iterator[Cell]:
@@ -127,7 +128,7 @@ def prove_part(fs: FileSystem, part: ProofPart, attempt: str) -> Iterator[Cell]:
 
 def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> None:
     task = part.task
-    settled: Settled = take_over(fs, task, part.settled)
+    settled: Settled = load_state(fs, task, part.settled)
     starts = np.zeros(part.shards + 1, np.int64)
     sent = 0
 
@@ -145,7 +146,7 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
 
     keys = Keys(min(_TABLE_BYTES, max(1 << 20, task.map_memory_bytes // 2)), spill=spill)
     end_offset = task.first_uncleanable_offset
-    markers = take_over(fs, task, part.markers) if part.markers else None
+    markers = load_state(fs, task, part.markers) if part.markers else None
     prove(
         fs,
         proof_spec(task, part.groups, settled.producers, end_offset, part.numbers),
@@ -160,11 +161,11 @@ def settle_proof(
     task = replace(context.task, attempt=attempt)
     table = _Table(task.map_memory_bytes, task.partition_path)
     if context.proofs:
-        table.go_on(take_over(fs, task, context.proofs[shard]))
+        table.continue_(load_state(fs, task, context.proofs[shard]))
     for _, data in cells:
         table.merge(np.frombuffer(bytearray(data), np.uint64))
     offset, outlived = proof_table.first_unjustified(table.slots)
-    file = hand_on(fs, task, names.PROOF, table.slots) if context.goes_on else None
+    file = save_state(fs, task, names.PROOF, table.slots) if context.continues else None
     return Verdict(int(offset), int(outlived), table.used, file)
 
 
@@ -177,7 +178,7 @@ class _Table:
         self.slots = zeros(min(_FIRST_SLOTS, self._max_slots) * _WORDS, np.dtype(np.uint64))
         self.used = 0
 
-    def go_on(self, slots: np.ndarray) -> None:
+    def continue_(self, slots: np.ndarray) -> None:
         """Continue with the table of the previous round."""
         self.slots = slots
         self.used = int(np.count_nonzero(slots.reshape(-1, _WORDS)[:, 2]))

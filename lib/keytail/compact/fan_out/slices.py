@@ -2,7 +2,7 @@
 
 A slice is a byte range of a segment that begins at a batch, about `SLICE_BYTES` long. `survey` reads one and passes on
 its transactional and control batches; `settle` processes those of all slices in the order of the log, as
-compact/map_phase/reading.py processes strides, and determines the first record of each slice.
+compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keytail.compact.handing_on import hand_on
 from keytail.compact.map_phase.reading import active_producers, map_position
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
+from keytail.compact.saved_state import save_state
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.index import parse_offset_index
 from keytail.kernels import transactions as kernels
+from keytail.log.chunk import CORRUPT_REMEDY, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
-from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker
 from keytail.values import from_bytes, to_bytes
 
@@ -167,10 +167,10 @@ def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
     order = part.number << _CELL_BITS
     reader = SegmentReader(fs)
     path = task.path(segment.base_offset, names.LOG)
-    for stride in reader.strides(path, end, start=start, torn_tail=torn_tail):
-        refuse_unsupported(stride)
-        check_ends_below(stride, next_base)
-        table = stride.table
+    for chunk in reader.chunks(path, end, start=start, torn_tail=torn_tail):
+        refuse_unsupported(chunk)
+        check_ends_below(chunk, next_base)
+        table = chunk.table
         facts = replace(
             facts,
             batches=facts.batches + len(table),
@@ -230,7 +230,7 @@ def settle(
     producers, firsts, ends = (np.ascontiguousarray(column) for column in found.T)
     to_map = AbortedToMap(producers, firsts, ends)
     settled = Settled(transactions, to_map, active_producers(fs, task, SegmentReader(fs)))
-    return Survey(tuple(slices), hand_on(fs, task, names.SURVIVORS, settled), has_transactions)
+    return Survey(tuple(slices), save_state(fs, task, names.SURVIVORS, settled), has_transactions)
 
 
 def _behind(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> SliceFacts:

@@ -30,7 +30,7 @@ from keytail.compact.fan_out.slices import (
     survey,
 )
 from keytail.compact.fan_out.write import Measured, Written, measure, parts_of, ranges_of, write
-from keytail.compact.map_phase.hottest_keys import HotPart, by_place, read_hottest, told
+from keytail.compact.map_phase.hottest_keys import HotPart, by_place, key_counts_of, read_hottest
 from keytail.compact.map_phase.key_counts import KeyCounts, merged
 from keytail.compact.map_phase.reading import PhaseClock, contradicting, refuse_keyless
 from keytail.compact.plan import segments_between
@@ -181,16 +181,16 @@ def _count_keys(
     places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
     pieces = [HotPart(task, place, hottest) for place, hottest in by_place(places, counted.hottest)]
     read = stages.run("hottest keys", read_hottest, pieces)
-    return told(counted, [one for part in read for one in part])
+    return key_counts_of(counted, [item for part in read for item in part])
 
 
 def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
     """Refuse keyless records; those of the dirty section first, as one task finds them first."""
-    counted = [one for shard in bits for one in shard.keyless]
+    counted = [item for shard in bits for item in shard.keyless]
     for at in (0, 2):
-        some = [one for one in counted if one[at]]
+        some = [item for item in counted if item[at]]
         if some:
-            refuse_keyless(task, sum(one[at] for one in some), min(one[at + 1] for one in some))
+            refuse_keyless(task, sum(item[at] for item in some), min(item[at + 1] for item in some))
 
 
 def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
@@ -201,11 +201,11 @@ def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
     kept += 2 * table_bytes(sum(shard.keys for shard in found.bits))  # the proofs of the previous round and of this one
     left = task.max_scratch_bytes - kept
     taken: list[tuple[int, int]] = []
-    for one in found.ranges:
-        left -= sum(map(source_bytes, task.segments[slice(*one)]))
+    for item in found.ranges:
+        left -= sum(map(source_bytes, task.segments[slice(*item)]))
         if taken and left < 0:
             break
-        taken.append(one)
+        taken.append(item)
     return taken
 
 
@@ -218,10 +218,10 @@ def _write(
     """
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
     written = stages.run("groups", write, write_all(ranges))
-    for number, (one, groups) in enumerate(zip(ranges, written, strict=True)):
+    for number, (item, groups) in enumerate(zip(ranges, written, strict=True)):
         # With Kafka's groups the next one begins anyway, and after the last range there is none.
-        if task.grouping == "measured" and len(groups.groups) != 1 and one[1] < end:
-            rest = (one[0], end)
+        if task.grouping == "measured" and len(groups.groups) != 1 and item[1] < end:
+            rest = (item[0], end)
             [of_rest] = stages.run("groups in order", write, write_all([rest]))
             return [*zip(ranges[:number], written[:number], strict=True), (rest, of_rest)], []
     return list(zip(ranges, written, strict=True)), list(found.ranges[len(ranges) :])
@@ -239,15 +239,15 @@ def _prove(
     """Prove the groups; return the tables for the next round, if there is one."""
     shards = len(found.bits)
     part = partial(ProofPart, task, settled=found.settled, markers=found.markers, shards=shards)
-    pieces = [part(numbers=one, groups=groups.groups, present=(end, end)) for one, groups in written]
+    pieces = [part(numbers=item, groups=groups.groups, present=(end, end)) for item, groups in written]
     if task.fanned_out is None:
         pieces += [part(numbers=(n, n), groups=(), present=(n, n + 1)) for n in range(stop, end)]
     proofs = task.fanned_out.proofs if task.fanned_out else ()
     context = ProofContext(task, proofs, stop < end)
     verdicts: list[Verdict] = stages.shuffle("proof", prove_part, pieces, shards, settle_proof, context)
-    bad = min(((one.offset, one.outlived) for one in verdicts if one.offset >= 0), default=(-1, 0))
+    bad = min(((item.offset, item.outlived) for item in verdicts if item.offset >= 0), default=(-1, 0))
     refuse_unjustified(fs, task.partition_path, task.segments, *bad)
-    return tuple(one.table for one in verdicts if one.table is not None)
+    return tuple(item.table for item in verdicts if item.table is not None)
 
 
 def _result(
@@ -280,5 +280,5 @@ def _result(
         rest = FannedOut(stop, tuple(left), found.settled, found.markers, found.slices, found.bits, tables, totals)
     untouched_records = found.records_of(end, len(task.segments))
     result = result_of(task, task.first_uncleanable_offset, stop, groups, totals, untouched_records)
-    sources = tuple(one for part in parts for one in part.sources)
+    sources = tuple(source for part in parts for source in part.sources)
     return replace(result, rest=rest, phases_s=clock.seconds, sources=sources, key_counts=found.key_counts)

@@ -14,14 +14,14 @@ from typing import Any
 from keytail.compact.cleaner import Findings, check_sources, make_rewriter, output_writer
 from keytail.compact.fan_out.bits import ShardBits, load_survivors
 from keytail.compact.fan_out.slices import Settled, SliceFacts
-from keytail.compact.handing_on import take_over
 from keytail.compact.rewrite import Counts, Rewriter
 from keytail.compact.rounds import kafka_groups, rewrite_groups, spans_too_long
+from keytail.compact.saved_state import load_state
 from keytail.compact.task import CleaningTask, SourceCounts
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
-from keytail.log.stride import SegmentReader
 from keytail.log.writer import OutputWriter
 
 
@@ -68,15 +68,15 @@ def parts_of(
     for facts in slices:
         of_segment.setdefault(facts.segment, []).append(facts)
     return [
-        WritePart(task, one, tuple(facts for k in range(*one) for facts in of_segment.get(k, ())), settled, bits)
-        for one in ranges
+        WritePart(task, item, tuple(facts for k in range(*item) for facts in of_segment.get(k, ())), settled, bits)
+        for item in ranges
     ]
 
 
 def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
     """Return what remains of one segment by itself. Writes nothing."""
     task = replace(part.task, grouping="measured")
-    written = _rewrite(fs, _Nowhere(), part, task)
+    written = _rewrite(fs, _Discarding(), part, task)
     sizes = [file.size_bytes for group in written.groups for out in group.segments for file in out.files[:1]]
     return Measured(written.bytes, sizes[-1])
 
@@ -91,7 +91,7 @@ def write(fs: FileSystem, part: WritePart, attempt: str) -> Written:
 
 
 def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask) -> Written:
-    settled: Settled = take_over(fs, task, part.settled)
+    settled: Settled = load_state(fs, task, part.settled)
     survivors = load_survivors(fs, task, part.bits, part.slices, part.numbers)
     findings = Findings(survivors, settled.transactions, settled.producers, 0)
     rewriter: Rewriter = make_rewriter(task, SegmentReader(fs), findings, bits_from_offset=0)
@@ -131,7 +131,7 @@ def ranges_of(task: CleaningTask, first: int, end: int, measured: Sequence[Measu
     return list(zip(starts, [*starts[1:], end], strict=True))
 
 
-class _Nowhere(FileSystem):
+class _Discarding(FileSystem):
     """A file system that discards what an OutputWriter writes."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The hottest keys of a dirty section, read at the last record of each: the map contains ordinals and no keys.
 
-Only the strides of the log with those records are read, once each, starting at the nearest place before them whose
+Only the chunks of the log with those records are read, once each, starting at the nearest place before them whose
 ordinal is known.
 """
 
@@ -20,9 +20,9 @@ from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.format import names
+from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader, Stride
 
 Place = tuple[int, int]  # the ordinal of the first record of a batch, and the batch's byte position
 
@@ -35,7 +35,7 @@ def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, surviv
     for place, hottest in by_place(survivors.places, counted.hottest):
         found += _read(fs, reader, HotPart(task, place, hottest))
     survivors.places.clear()
-    return told(counted, found)
+    return key_counts_of(counted, found)
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def by_place(
 ) -> list[tuple[Place, tuple[tuple[int, int], ...]]]:
     """Return the keys grouped by the last place, of the ascending `places`, at or before their record."""
     ordinals = [ordinal for ordinal, _ in places]
-    ascending = sorted(hottest, key=lambda one: one[1])
-    found = groupby(ascending, lambda one: bisect_right(ordinals, one[1]) - 1)
+    ascending = sorted(hottest, key=lambda item: item[1])
+    found = groupby(ascending, lambda item: bisect_right(ordinals, item[1]) - 1)
     return [(places[at], tuple(those)) for at, those in found]
 
 
@@ -62,9 +62,9 @@ def read_hottest(fs: FileSystem, part: HotPart, attempt: str) -> list[HotKey]:
     return _read(fs, SegmentReader(fs), part)
 
 
-def told(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
+def key_counts_of(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
     """Return the counts with the keys read, in the order of `counted`: offsets ascend as ordinals do."""
-    hottest = sorted(found, key=lambda one: (one.records, one.offset), reverse=True)
+    hottest = sorted(found, key=lambda item: (item.records, item.offset), reverse=True)
     return KeyCounts(counted.keys, counted.records, tuple(hottest))
 
 
@@ -75,13 +75,13 @@ def _read(fs: FileSystem, reader: SegmentReader, part: HotPart) -> list[HotKey]:
     scanner = RecordScanner()
     waiting = list(part.hottest)
     found: list[HotKey] = []
-    with contextlib.closing(reader.unhurried_strides(path, segment.log_bytes, start=position)) as strides:
-        for stride in strides:
-            end = first + int(stride.table["record_count"].sum(dtype=np.int64))
-            here = [one for one in waiting if one[1] < end]
+    with contextlib.closing(reader.chunks_without_prefetch(path, segment.log_bytes, start=position)) as chunks:
+        for chunk in chunks:
+            end = first + int(chunk.table["record_count"].sum(dtype=np.int64))
+            here = [item for item in waiting if item[1] < end]
             if here:
                 numbers = np.array([ordinal - first for _, ordinal in here], np.int64)
-                for (records, _), (offset, key) in zip(here, _keys(reader, scanner, stride, numbers), strict=True):
+                for (records, _), (offset, key) in zip(here, _keys(reader, scanner, chunk, numbers), strict=True):
                     found.append(hot_key(records, offset, key, show=task.show_keys))
                 waiting = waiting[len(here) :]
             if not waiting:
@@ -96,18 +96,18 @@ def _read(fs: FileSystem, reader: SegmentReader, part: HotPart) -> list[HotKey]:
 
 
 def _keys(
-    reader: SegmentReader, scanner: RecordScanner, stride: Stride, numbers: np.ndarray
+    reader: SegmentReader, scanner: RecordScanner, chunk: Chunk, numbers: np.ndarray
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and key of the stride's records with these ascending numbers."""
-    counts = stride.table["record_count"].astype(np.int64)
+    """Yield offset and key of the chunk's records with these ascending numbers."""
+    counts = chunk.table["record_count"].astype(np.int64)
     ends = np.cumsum(counts)
     wanted = np.zeros(len(counts), bool)
     wanted[np.searchsorted(ends, numbers, side="right")] = True
     is_wanted = np.zeros(int(ends[-1]), bool)
     is_wanted[numbers] = True
     bits = np.packbits(is_wanted, bitorder="little")
-    for opened in reader.open_rows(stride, wanted):
-        for chunk in scanner.chunks(stride, opened, bits, ends - counts):
-            keys = chunk.record_table.keys()
-            for number, offset in enumerate(chunk.records["offset"].tolist()):
+    for opened in reader.open_rows(chunk, wanted):
+        for portion in scanner.portions(chunk, opened, bits, ends - counts):
+            keys = portion.record_table.keys()
+            for number, offset in enumerate(portion.records["offset"].tolist()):
                 yield offset, keys.data[keys.offsets[number] : keys.offsets[number + 1]].tobytes()

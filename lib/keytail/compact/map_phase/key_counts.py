@@ -57,9 +57,9 @@ class KeyCounts:
 def merged(parts: Iterable[Counted], most: int) -> Counted:
     """Return the sum of parts that have no key in common."""
     found = list(parts)
-    keys = tuple(map(sum, zip(*(one.keys for one in found), strict=True)))
-    records = tuple(map(sum, zip(*(one.records for one in found), strict=True)))
-    hottest = sorted((pair for one in found for pair in one.hottest), reverse=True)
+    keys = tuple(map(sum, zip(*(item.keys for item in found), strict=True)))
+    records = tuple(map(sum, zip(*(item.records for item in found), strict=True)))
+    hottest = sorted((pair for item in found for pair in item.hottest), reverse=True)
     return Counted(keys, records, tuple(hottest[:most]))
 
 

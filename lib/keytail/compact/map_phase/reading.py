@@ -18,11 +18,11 @@ from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import parse_offset_index
 from keytail.log import meter
+from keytail.log.chunk import CORRUPT_REMEDY, Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
 from keytail.log.records.key_scan import KeyScanner
-from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
 
 
@@ -96,8 +96,8 @@ def _follow_log(
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     with clock.phase("check"):
-        for stride in _strides(task, reader, (0, first)):
-            tracker.follow(stride.table)
+        for chunk in _chunks(task, reader, (0, first)):
+            tracker.follow(chunk.table)
     with clock.phase("map"):
         # The indexes of the dirty section's segments and later ones; an entry is in the index of its marker's segment.
         mapped = aborted["last_offset"] >= task.segments[first].base_offset
@@ -123,9 +123,9 @@ def _follow_log(
         )
     unread_records = 0
     with clock.phase("check"):
-        for stride in _strides(task, reader, (first + len(survivors.segment_records), len(task.segments))):
-            tracker.follow(stride.table)
-            unread_records += int(stride.table["record_count"].sum())
+        for chunk in _chunks(task, reader, (first + len(survivors.segment_records), len(task.segments))):
+            tracker.follow(chunk.table)
+            unread_records += int(chunk.table["record_count"].sum())
     transactions = tracker.finish()
     refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # aborted data is ignored
     return survivors, transactions, unread_records
@@ -140,17 +140,17 @@ def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> i
     return int(entries["position"][at - 1]) if at else 0
 
 
-def _strides(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Stride]:
+def _chunks(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Chunk]:
     """Yield checked headers of whole segments. Refused for a batch that forbids cleaning the others."""
     for number in range(*numbers):
         segment = task.segments[number]
         is_last = number + 1 == len(task.segments)
         path = task.path(segment.base_offset, names.LOG)
         torn_tail = is_last and not task.clean_shutdown
-        for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
-            refuse_unsupported(stride)
-            check_ends_below(stride, None if is_last else task.segments[number + 1].base_offset)
-            yield stride
+        for chunk in reader.chunks(path, segment.log_bytes, torn_tail=torn_tail):
+            refuse_unsupported(chunk)
+            check_ends_below(chunk, None if is_last else task.segments[number + 1].base_offset)
+            yield chunk
 
 
 def refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:

@@ -17,10 +17,10 @@ from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors
-from keytail.log.ahead import one_ahead
+from keytail.log.chunk import SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.partition import SegmentFacts
-from keytail.log.records.key_scan import KeyChunk, KeyScanner
-from keytail.log.stride import SegmentReader, check_ends_below, refuse_unsupported
+from keytail.log.prefetch import prefetched
+from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.transactions import TransactionTracker
 
 
@@ -31,7 +31,7 @@ class Survivors:
     `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
     `first_segment` + i, as far as the map phase got; `record_start[i]` and `batch_start[i]` are the bit numbers, in
     `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` are the ordinal of the first
-    record and the byte position of every stride.
+    record and the byte position of every chunk.
     """
 
     offset_map: OffsetMap
@@ -113,7 +113,7 @@ class Followers:
 class SurvivorBuilder:
     """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
 
-    A thread reads the next stride and hashes its keys while those of the previous one are put into the map.
+    A thread reads the next chunk and hashes its keys while those of the previous one are put into the map.
     """
 
     def __init__(self, reader: SegmentReader, scanner: KeyScanner, offset_map: OffsetMap) -> None:
@@ -141,9 +141,9 @@ class SurvivorBuilder:
             segment = segments[number]
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
             found = self._find_keys(survivors, path, segments, number, first_dirty_offset, followers)
-            for chunk in one_ahead(found) if self._reader.is_longer_than_a_stride(segment.log_bytes) else found:
-                if chunk is not None and not survivors.full:
-                    self._put(survivors, chunk, first_dirty_offset)
+            for portion in prefetched(found) if self._reader.is_longer_than_a_chunk(segment.log_bytes) else found:
+                if portion is not None and not survivors.full:
+                    self._put(survivors, portion, first_dirty_offset)
             if survivors.full:
                 break
             survivors.latest_offset = (
@@ -162,48 +162,48 @@ class SurvivorBuilder:
         number: int,
         from_offset: int,
         followers: Followers,
-    ) -> Generator[KeyChunk | None, None, None]:
+    ) -> Generator[KeyPortion | None, None, None]:
         """Yield the keys of the wanted data batches of segment `number`, which is counted in `survivors`.
 
-        The map is one item behind: keys found after it was full are ignored. From then on, None is yielded per stride:
-        the buffers of a stride that is still being put into the map must not be overwritten.
+        The map is one item behind: keys found after it was full are ignored. From then on, None is yielded per chunk:
+        the buffers of a chunk that is still being put into the map must not be overwritten.
         """
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
         survivors.segment_records.append(0)
         next_base = segments[number + 1].base_offset if number + 1 < len(segments) else None
-        for stride in self._reader.unhurried_strides(path, segments[number].log_bytes):
-            refuse_unsupported(stride)
-            check_ends_below(stride, next_base)
-            table = stride.table
+        for chunk in self._reader.chunks_without_prefetch(path, segments[number].log_bytes):
+            refuse_unsupported(chunk)
+            check_ends_below(chunk, next_base)
+            table = chunk.table
             aborted = followers.follow(table, number == survivors.first_segment)
             counts = table["record_count"].astype(np.int64)
             first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
             if self._map.is_counting:
-                survivors.places.append((int(first_ordinal[0]), stride.position))
+                survivors.places.append((int(first_ordinal[0]), chunk.position))
             if survivors.full:
                 yield None
             else:
                 survivors.reserve_nulls(len(table))
                 wanted = ~aborted & (table["last_offset"] >= from_offset)
                 wanted &= ((table["attributes"] & CONTROL) == 0) & (counts > 0)
-                for opened in self._reader.open_rows(stride, wanted):
-                    yield from self._scanner.chunks(
-                        stride, opened, from_offset, first_ordinal, survivors.null_bits, survivors.batches
+                for opened in self._reader.open_rows(chunk, wanted):
+                    yield from self._scanner.portions(
+                        chunk, opened, from_offset, first_ordinal, survivors.null_bits, survivors.batches
                     )
             survivors.segment_records[-1] += int(counts.sum())
             survivors.batches += len(table)
 
-    def _put(self, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
-        done = self._map.put_all(chunk.low, chunk.high, chunk.ordinals, len(chunk.ordinals))
-        if done < len(chunk.ordinals):
-            self._stop_in_front_of(int(chunk.ordinals[done]), survivors, chunk, from_offset)
+    def _put(self, survivors: Survivors, portion: KeyPortion, from_offset: int) -> None:
+        done = self._map.put_all(portion.low, portion.high, portion.ordinals, len(portion.ordinals))
+        if done < len(portion.ordinals):
+            self._stop_in_front_of(int(portion.ordinals[done]), survivors, portion, from_offset)
             return
-        self._note_keyless(survivors, chunk.keyless, chunk.first_keyless_offset)
-        if chunk.opened.is_end:
-            self._advance(survivors, chunk, chunk.end_row, from_offset)
+        self._note_keyless(survivors, portion.keyless, portion.first_keyless_offset)
+        if portion.opened.is_end:
+            self._advance(survivors, portion, portion.end_row, from_offset)
         else:  # a later piece of the batch may not fit: then, as for any batch, only what was put counts
-            records, _ = chunk.records_up_to(chunk.first_row)
+            records, _ = portion.records_up_to(portion.first_row)
             self._advance_to_put(survivors, records, from_offset)
 
     @staticmethod
@@ -213,10 +213,10 @@ class SurvivorBuilder:
         survivors.keyless += count
 
     @staticmethod
-    def _advance(survivors: Survivors, chunk: KeyChunk, end_row: int, from_offset: int) -> None:
-        """Move `latest_offset` past the rows of the chunk before `end_row`."""
-        if end_row > chunk.first_row:
-            last = int(chunk.stride.table["last_offset"][end_row - 1])
+    def _advance(survivors: Survivors, portion: KeyPortion, end_row: int, from_offset: int) -> None:
+        """Move `latest_offset` past the rows of the portion before `end_row`."""
+        if end_row > portion.first_row:
+            last = int(portion.chunk.table["last_offset"][end_row - 1])
             if last >= from_offset:
                 survivors.latest_offset = last
 
@@ -227,12 +227,12 @@ class SurvivorBuilder:
         if len(put):
             survivors.latest_offset = int(put[-1])
 
-    def _stop_in_front_of(self, ordinal: int, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
+    def _stop_in_front_of(self, ordinal: int, survivors: Survivors, portion: KeyPortion, from_offset: int) -> None:
         """Stop before this record, at which the map was full: what follows is kept, keyless or not."""
         survivors.full = True
-        row = chunk.row_of(ordinal)
-        self._advance(survivors, chunk, row, from_offset)
-        records, ordinals = chunk.records_up_to(row)
+        row = portion.row_of(ordinal)
+        self._advance(survivors, portion, row, from_offset)
+        records, ordinals = portion.records_up_to(row)
         before = records[(ordinals < ordinal) & (records["offset"] >= from_offset)]
         keyless = before["offset"][before["key_bytes"] < 0]
         self._note_keyless(survivors, len(keyless), int(keyless[0]) if len(keyless) else -1)

@@ -19,17 +19,18 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
-from keytail.compact.gate import tell_unhosted
 from keytail.compact.out_of_place.output_record import OutputRecord
 from keytail.compact.out_of_place.output_root import Root, close_to_brokers, contents, is_outdated, write
 from keytail.compact.out_of_place.output_tree import Found
 from keytail.compact.out_of_place.placing import InTarget, Worker
-from keytail.compact.out_of_place.plan import Judged, Known, judge, metadata_partition, not_chosen
+from keytail.compact.out_of_place.plan import Known, PlannedPartition, judge, metadata_partition, not_chosen
 from keytail.compact.out_of_place.target import Target, target_of
 from keytail.compact.plan import Rules
 from keytail.compact.planning import say_what_differs
+from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps
+from keytail.console import print_message
 from keytail.errors import Refused
 from keytail.ledger.of_run import is_named_by
 from keytail.log.fs import LOCAL, FileSystem
@@ -38,7 +39,6 @@ from keytail.run.each_partition import of_each
 from keytail.run.engine import Engine
 from keytail.run.rows import DONE, ResultRow
 from keytail.run.storage import ScratchSpace
-from keytail.telling import say
 
 _COPIED_BYTES_PER_S = 400e6
 
@@ -52,15 +52,16 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen = choose(fs, request.choice)
         known = target.found()
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        judged = _judged(fs, chosen, configuration, rules, known)
+        checked = _judged(fs, chosen, configuration, rules, known)
         for log_dir in request.choice.log_dirs:
-            fates = Counter(one.fate for one in judged if one.log_dir == log_dir)
-            say(
-                f"keytail: from {log_dir} to {target.tree(log_dir)}: {fates['clean']} partitions would be compacted, "
-                f"{fates['copy']} copied unchanged, {fates['keep']} are there unchanged, {fates['leave']} left out"
+            actions = Counter(item.fate for item in checked if item.log_dir == log_dir)
+            print_message(
+                f"keytail: from {log_dir} to {target.tree(log_dir)}: {actions['clean']} partitions would be compacted, "
+                f"{actions['copy']} copied unchanged, {actions['keep']} are there unchanged, "
+                f"{actions['leave']} left out"
             )
-        _say_about(judged, configuration)
-        return [one.planned_row(request.map_memory(), in_detail=request.in_detail) for one in judged]
+        _say_about(checked, configuration)
+        return [item.planned_row(request.map_memory(), in_detail=request.in_detail) for item in checked]
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
@@ -73,7 +74,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         _refuse_in_use(fs, request.choice.log_dirs)
         submitted = steps.submitted_session()
         if submitted is not None and is_named_by(submitted):
-            say(
+            print_message(
                 "keytail: a run with --output-dir replaces nothing, and is not recorded in the ledger that the Spark "
                 "conf names"
             )
@@ -81,14 +82,14 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         steps.lock(() if target.is_store else target.places)
         chosen, configuration = steps.choose(rules.now_ms)
         known = target.found()
-        judged = _judged(fs, chosen, configuration, rules, known, execute=True)
-        _say_about(judged, configuration)
-        work = [one for one in judged if one.fate in ("clean", "copy")]
-        work += [one for one in _metadata(fs, chosen, known) if one.fate == "copy"]
-        sizes = [(one.name, one.size_bytes) for one in work]
+        checked = _judged(fs, chosen, configuration, rules, known, execute=True)
+        _say_about(checked, configuration)
+        work = [item for item in checked if item.fate in ("clean", "copy")]
+        work += [item for item in _metadata(fs, chosen, known) if item.fate == "copy"]
+        sizes = [(item.name, item.size_bytes) for item in work]
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
             engine = _start(steps, reporter, work) if work or submitted is not None else None
-            driver = _Driver(steps, rules, target, chosen, known, judged, work, reporter)
+            driver = _Driver(steps, rules, target, chosen, known, checked, work, reporter)
             compaction = driver.compaction(engine) if engine is not None and work else None
             roots = driver.roots()
             if driver.is_outdated(roots):
@@ -101,7 +102,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 def _judged(
     fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules, known: Known, *, execute: bool = False
-) -> list[Judged]:
+) -> list[PlannedPartition]:
     return of_each(
         chosen.partitions,
         lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known, execute=execute),
@@ -109,14 +110,14 @@ def _judged(
     )
 
 
-def _say_about(judged: Sequence[Judged], configuration: Configuration) -> None:
-    tell_unhosted([one.name for one in judged if one.is_unhosted])
-    say_what_differs(configuration, [one.topic for one in judged if one.fate == "clean"])
+def _say_about(checked: Sequence[PlannedPartition], configuration: Configuration) -> None:
+    report_unhosted([item.name for item in checked if item.is_unhosted])
+    say_what_differs(configuration, [item.topic for item in checked if item.fate == "clean"])
 
 
-def _start(steps: Steps, reporter: Reporter, work: Sequence[Judged]) -> Engine:
-    expected = [one.planned.expected(steps.request.map_memory()) for one in work if one.planned is not None]
-    return steps.start(reporter, expected, copies_s=[one.size_bytes / _COPIED_BYTES_PER_S for one in work])
+def _start(steps: Steps, reporter: Reporter, work: Sequence[PlannedPartition]) -> Engine:
+    expected = [item.planned.expected(steps.request.map_memory()) for item in work if item.planned is not None]
+    return steps.start(reporter, expected, copies_s=[item.size_bytes / _COPIED_BYTES_PER_S for item in work])
 
 
 @dataclass
@@ -128,8 +129,8 @@ class _Driver:
     target: Target
     chosen: Chosen
     known: dict[str, dict[str, Found]]
-    judged: list[Judged]
-    work: list[Judged]
+    planned_partitions: list[PlannedPartition]
+    work: list[PlannedPartition]
     reporter: Reporter
     placed: dict[str, OutputRecord] = field(default_factory=dict)  # by path of the source
 
@@ -138,14 +139,14 @@ class _Driver:
         scratch = self.target.scratch(self.steps.at_end)
         settings, run_id = request.task_settings(), secrets.token_hex(4)
         tasks = []
-        for one in self.work:
-            place = self.target.place_of(one.log_dir, one.name)
-            path = os.path.join(scratch, one.name) if scratch else place
+        for item in self.work:
+            place = self.target.place_of(item.log_dir, item.name)
+            path = os.path.join(scratch, item.name) if scratch else place
             if scratch:
                 os.mkdir(path)
-            tasks.append(one.task(settings, self.rules, path, run_id, is_local=scratch is not None))
-            self.target.tree(one.log_dir).make_partition(one.name, one.path)
-        by_path = {task.partition_path: one for task, one in zip(tasks, self.work, strict=True)}
+            tasks.append(item.task(settings, self.rules, path, run_id, is_local=scratch is not None))
+            self.target.tree(item.log_dir).make_partition(item.name, item.path)
+        by_path = {task.partition_path: item for task, item in zip(tasks, self.work, strict=True)}
         destination = InTarget(
             fs,
             engine,
@@ -159,17 +160,19 @@ class _Driver:
     def roots(self) -> list[Root]:
         """Return the log dirs of the target, according to what is placed so far."""
         roots = []
-        judged = {one.path: one for one in (*self.judged, *_metadata(self.steps.fs, self.chosen, self.known))}
+        checked = {
+            item.path: item for item in (*self.planned_partitions, *_metadata(self.steps.fs, self.chosen, self.known))
+        }
         for facts in self.chosen.log_dirs:
             root = Root(facts, self.target.tree(facts.path))
             known = self.known[facts.path]
             entries = [(entry.path, os.path.basename(entry.path)) for entry in facts.partitions]
             if root.has_metadata:
-                entries += [(one.path, one.name) for one in metadata_partition(self.steps.fs, facts, known)]
+                entries += [(item.path, item.name) for item in metadata_partition(self.steps.fs, facts, known)]
             for path, name in entries:
-                one = judged.get(path)
-                record = self.placed.get(path) or (one.record if one is not None and one.fate == "keep" else None)
-                if one is None:
+                item = checked.get(path)
+                record = self.placed.get(path) or (item.record if item is not None and item.fate == "keep" else None)
+                if item is None:
                     record, why = not_chosen(self.steps.fs, facts, path, known.get(name))
                 else:
                     why = "not placed by this run"
@@ -204,8 +207,8 @@ class _Driver:
         lacking = [f"{name} ({why})" for root in roots for name, why in sorted(root.lacking.items())]
         write(self.steps.fs, roots, is_complete=not lacking)
         for root in roots:
-            gone = sorted(self.known[root.facts.path].keys() - root.records.keys() - root.lacking.keys())
-            for name in gone:
+            removed = sorted(self.known[root.facts.path].keys() - root.records.keys() - root.lacking.keys())
+            for name in removed:
                 self.reporter.note(f"{root.tree.place_of(name)} is still there, but the source no longer has {name}")
         if lacking:
             listed = ", ".join(lacking[:20]) + (f" and {len(lacking) - 20} more" if len(lacking) > 20 else "")
@@ -217,14 +220,17 @@ class _Driver:
     def rows(self, placed: Sequence[ResultRow]) -> list[ResultRow]:
         """Return the rows of the chosen partitions, in their order, and that of a metadata log that was not copied."""
         done: Iterator[ResultRow] = iter(placed)
-        rows = [one.gated(next(done)) if one.fate in ("clean", "copy") else one.row for one in self.judged]
+        rows = [
+            item.with_removal_limit(next(done)) if item.fate in ("clean", "copy") else item.row
+            for item in self.planned_partitions
+        ]
         if self.steps.request.in_detail:
-            rows = [one.detailed(row) for one, row in zip(self.judged, rows, strict=True)]
+            rows = [item.detailed(row) for item, row in zip(self.planned_partitions, rows, strict=True)]
         return rows + [row for row in done if row.status not in DONE]
 
 
-def _metadata(fs: FileSystem, chosen: Chosen, known: dict[str, dict[str, Found]]) -> list[Judged]:
-    return [one for facts in chosen.log_dirs for one in metadata_partition(fs, facts, known[facts.path])]
+def _metadata(fs: FileSystem, chosen: Chosen, known: dict[str, dict[str, Found]]) -> list[PlannedPartition]:
+    return [item for facts in chosen.log_dirs for item in metadata_partition(fs, facts, known[facts.path])]
 
 
 def _refuse_in_use(fs: FileSystem, log_dirs: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ from keytail.threads import Threads
 
 T = TypeVar("T")
 
-_CHUNK_BYTES = 8 << 20
+_BUFFER_BYTES = 8 << 20
 _ATTEMPTS = 4
 _LONGEST_WAIT_S = 20.0
 _WITH_BUCKETS = ("s3", "gcs")
@@ -87,7 +87,7 @@ class Store:
         return text
 
     def send(
-        self, fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput], begun: OutputRecord
+        self, fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput], started: OutputRecord
     ) -> tuple[PlacedFile, ...]:
         """Put all objects of a partition, from a worker: cleaned ones from its scratch directory, others from the
         source.
@@ -95,9 +95,9 @@ class Store:
         The record is marked unfinished first. Sizes are checked in the store.
         """
         assert task.out_of_place is not None
-        store = self.below(begun.name)
+        store = self.below(started.name)
         outputs = outputs_of(groups)
-        store.put(names.OUTPUT_RECORD, encode_record(begun))
+        store.put(names.OUTPUT_RECORD, encode_record(started))
         placed = [
             store.put_file(fs, os.path.join(task.scratch_path, file.scratch_name), file.name, file) for file in outputs
         ]
@@ -110,20 +110,20 @@ class Store:
         """Stream a local file into an object, and check its size there. `wanted`: what must have been read."""
 
         def once(remote: Any, path: str) -> PlacedFile:
-            digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+            digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
             fd = fs.open_read(source)
             try:
-                with _told(self, f"writing {name}"):
+                with _store_errors(self, f"writing {name}"):
                     out = remote.open_output_stream(path)
                 try:
                     while count := fs.read_into(fd, buffer, position):
                         part = memoryview(buffer)[:count]
                         digest.update(part)
                         position += count
-                        with _told(self, f"writing {name}"):
+                        with _store_errors(self, f"writing {name}"):
                             out.write(part)
                 finally:
-                    with _told(self, f"writing {name}"):
+                    with _store_errors(self, f"writing {name}"):
                         out.close()
             finally:
                 fs.close(fd)
@@ -211,7 +211,7 @@ class Store:
 
         def attempt() -> T:
             remote, path = self.connect()
-            with _told(self, name or "listing"):
+            with _store_errors(self, name or "listing"):
                 return once(remote, "/".join(filter(None, (path, name))))
 
         answer: T = retrying(attempt)
@@ -228,7 +228,7 @@ def _connected(uri: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _told(store: Store, what: str) -> Iterator[None]:
+def _store_errors(store: Store, what: str) -> Iterator[None]:
     """Convert the store's errors, raised by pyarrow as OSError. Those of local files (with file name) are re-raised."""
     try:
         yield

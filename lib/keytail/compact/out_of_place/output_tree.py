@@ -94,7 +94,7 @@ class MountedTree:
         if not self.fs.exists(self.path):
             return {}
         entries = self.fs.scan_names(self.path)
-        return {one.name: self._found(one.name) for one in entries if one.is_dir or one.is_symlink}
+        return {entry.name: self._found(entry.name) for entry in entries if entry.is_dir or entry.is_symlink}
 
     def _found(self, name: str) -> Found:
         path = self.place_of(name)
@@ -102,7 +102,9 @@ class MountedTree:
             entries = self.fs.scan(path)
         except (NotADirectoryError, SymbolicLink):
             return Found(name, is_foreign=True)
-        listing: dict[str, tuple[int, int | None]] = {one.name: (one.size_bytes, one.mtime_ns) for one in entries}
+        listing: dict[str, tuple[int, int | None]] = {
+            entry.name: (entry.size_bytes, entry.mtime_ns) for entry in entries
+        }
         record = os.path.join(path, names.OUTPUT_RECORD)
         data = self.fs.read_bytes(record, whole=True) if names.OUTPUT_RECORD in listing else None
         return found_of(name, listing, data, record)
@@ -112,7 +114,9 @@ class MountedTree:
         if not self.fs.exists(self.path):
             return []
         entries = self.fs.scan_names(self.path)
-        return sorted(one.name for one in entries if not (one.is_dir or one.is_symlink) and foreign_root_file(one.name))
+        return sorted(
+            entry.name for entry in entries if not (entry.is_dir or entry.is_symlink) and foreign_root_file(entry.name)
+        )
 
     def make(self) -> None:
         """Create the log dir, if it does not exist."""

@@ -20,7 +20,7 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import GroupOutput
-from keytail.undo.originals import copy_file
+from keytail.undo.backup import copy_file
 
 
 def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:

@@ -28,9 +28,9 @@ from keytail.compact.replacing import (
     Installation,
     Interrupted,
     PastDeadline,
-    oddities_of,
     remove_lost_scratch,
     value_of,
+    warnings_of,
     with_numbers,
     written,
 )
@@ -43,7 +43,7 @@ from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import Outcome
-from keytail.run.watching import telling
+from keytail.run.watching import sending_progress
 
 
 class Tree(Protocol):
@@ -64,13 +64,13 @@ class Tree(Protocol):
 class Intended:
     """The driver's decision for one partition: where it is placed, and the row that gives the reason if it is copied.
 
-    `entries` are those of the source's checkpoints, `mended` is the cleaner's if that is outside the log.
+    `entries` are those of the source's checkpoints, `repaired` is the cleaner's if that is outside the log.
     """
 
     tree: Tree
     row: ResultRow
     entries: Entries
-    mended: int | None = None
+    repaired: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -85,7 +85,7 @@ class Placing:
     problem: KeytailError | None = None
     made: list[int] = field(default_factory=list)
     _result: CleaningResult | None = None
-    _begun: bool = False
+    _started: bool = False
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         if result.placed is None:
@@ -96,7 +96,7 @@ class Placing:
             raise Interrupted("interrupted")
         refuse_other_files(self.target.fs, self.task)
         assert result.placed is not None
-        self._begun = True
+        self._started = True
         record = self.intended.tree.commit(self._record(result), result.placed)
         self.target.placed[self.task.partition_path] = record
         self._result = result
@@ -108,8 +108,8 @@ class Placing:
         entries = self.intended.entries
         if not is_copy:
             entries = entries._replace(cleaner=result.end_offset)
-        elif self.intended.mended is not None:
-            entries = entries._replace(cleaner=self.intended.mended)
+        elif self.intended.repaired is not None:
+            entries = entries._replace(cleaner=self.intended.repaired)
         return replace(
             unfinished(self.task),
             is_finished=True,
@@ -139,8 +139,8 @@ class Placing:
             return replace(with_numbers(self.row, result), detail=detail)
         return replace(row, start_ms=self.row.start_ms, end_ms=time.time_ns() // 1_000_000)
 
-    def oddities(self) -> Iterator[str]:
-        yield from oddities_of(self.row.name, self.result)
+    def warnings(self) -> Iterator[str]:
+        yield from warnings_of(self.row.name, self.result)
         yield from self.intended.notes
 
     def fail(self, problem: KeytailError) -> None:
@@ -150,7 +150,7 @@ class Placing:
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         assert self.task.out_of_place is not None
         left = "the source and its copy in the target, if there is one, are unchanged"
-        if self._begun or self.task.out_of_place.is_local:
+        if self._started or self.task.out_of_place.is_local:
             left = "the source is unchanged; the copy in the target may be incomplete, and the next run writes it again"
         self.row = replace(self.row.unchanged(status, f"{problem}. Not placed: {left}"), problem=problem)
 
@@ -187,7 +187,7 @@ class Worker:
         """Do all the work on a partition in one task."""
         fs, task = on_worker(self.tasks_a_host, task, attempt)
         store = self.store_of(task)
-        with telling(task.partition_path, attempt, "copy"):
+        with sending_progress(task.partition_path, attempt, "copy"):
             if store is None:
                 self._refuse_network(task)
                 return place_partition(fs, task)

@@ -19,7 +19,7 @@ from keytail.compact.out_of_place.partition import as_written
 from keytail.compact.out_of_place.placing import Intended
 from keytail.compact.out_of_place.target import Target
 from keytail.compact.plan import Rules
-from keytail.compact.planning import Planned, TaskSettings, plan_one
+from keytail.compact.planning import Planned, TaskSettings, plan_partition_of
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, OutOfPlace
 from keytail.config.compaction import CompactionConfig
@@ -29,12 +29,12 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.rows import ResultRow
 
-Fate = Literal["clean", "copy", "keep", "leave"]
+Action = Literal["clean", "copy", "keep", "leave"]
 Known = Mapping[str, Mapping[str, Found]]
 
 
 @dataclass(frozen=True)
-class Judged:
+class PlannedPartition:
     """The decision for one partition. `row` is that of a plan, or has the reason why it is left out; `record` is that
     of a kept one in the target. The metadata log's partition is never `planned`.
     """
@@ -43,7 +43,7 @@ class Judged:
     path: str
     topic: str
     partition: int
-    fate: Fate
+    fate: Action
     row: ResultRow
     source_files: tuple[SeenFile, ...] = ()
     entries: Entries | None = None
@@ -70,13 +70,13 @@ class Judged:
     def detailed(self, row: ResultRow) -> ResultRow:
         return self.planned.detailed(row) if self.planned is not None else row
 
-    def gated(self, row: ResultRow) -> ResultRow:
-        return self.planned.gated(row) if self.planned is not None else row
+    def with_removal_limit(self, row: ResultRow) -> ResultRow:
+        return self.planned.with_removal_limit(row) if self.planned is not None else row
 
     @property
     def is_unhosted(self) -> bool:
         """Whether other replicas were named, but none of them hosts it."""
-        held = self.planned.gate if self.planned is not None and self.fate == "clean" else None
+        held = self.planned.removal_limit if self.planned is not None and self.fate == "clean" else None
         return held is not None and held.replica is None
 
     def task(self, settings: TaskSettings, rules: Rules, path: str, run_id: str, *, is_local: bool) -> CleaningTask:
@@ -99,16 +99,16 @@ class Judged:
 
     def intended(self, target: Target) -> Intended:
         notes = []
-        mended = None
+        repaired = None
         if self.planned is not None:
-            mended = self.planned.mended_checkpoint
+            repaired = self.planned.repaired_checkpoint
             if self.fate == "clean" and self.planned.facts.high_watermark is None:
                 notes.append(
                     f"{self.name}: its high watermark is unknown, so the log end offset "
                     f"{self.planned.facts.log_end_offset} was used instead: records that other replicas did not have "
                     "may have removed records that they had"
                 )
-        return Intended(target.tree(self.log_dir), self.row, self.entries or Entries(), mended, tuple(notes))
+        return Intended(target.tree(self.log_dir), self.row, self.entries or Entries(), repaired, tuple(notes))
 
 
 def judge(
@@ -120,9 +120,9 @@ def judge(
     known: Known,
     *,
     execute: bool = False,
-) -> Judged:
+) -> PlannedPartition:
     """Decide for a chosen partition. Reads the same of the source as a plan; if it is unchanged, only its listing."""
-    at = Judged(log_dir.path, entry.path, entry.topic, entry.partition, "leave", _no_row(entry))
+    at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", _no_row(entry))
     there = known[log_dir.path].get(at.name)
     try:
         at = replace(
@@ -138,14 +138,14 @@ def judge(
         kept = _keep(fs, log_dir, entry, configuration, rules, at, record)
         if kept is not None:
             return kept
-    planned = plan_one(fs, log_dir, entry, configuration, rules)
+    planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     row = planned.row()
     facts = planned.facts
     is_unread = planned.config is None and planned.problem is None  # a system error prevented the decision
     if planned.corrupt or is_unread or facts.problems or not facts.segments:
         # A plan skips a partition that is not compacted, whatever its other errors: here it would be missing.
         status = "corrupt" if planned.corrupt else "refused"
-        return replace(at, row=row.unchanged(status, _told(planned, log_dir, at.name)), planned=planned)
+        return replace(at, row=row.unchanged(status, _why_left_out(planned, log_dir, at.name)), planned=planned)
     if planned.wanted:
         return replace(at, fate="clean", row=row, planned=planned)
     return replace(at, fate="copy", row=row, planned=planned)
@@ -155,9 +155,9 @@ def _no_row(entry: PartitionEntry) -> ResultRow:
     return ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
 
 
-def _told(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
+def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
     """Return why a partition is left out."""
-    waiting = [one for one in planned.facts.leftovers if names.parse_file_name(one).kind == "swap"]
+    waiting = [item for item in planned.facts.leftovers if names.parse_file_name(item).kind == "swap"]
     if not waiting:
         return f"not placed: {'; '.join(planned.facts.problems) or planned.row().error}"
     return (
@@ -181,7 +181,7 @@ def _unusable(there: Found) -> KeytailError | None:
     return None
 
 
-def _unchanged(at: Judged, there: Found | None, clean_shutdown: bool) -> OutputRecord | None:
+def _unchanged(at: PlannedPartition, there: Found | None, clean_shutdown: bool) -> OutputRecord | None:
     """Return the target's record, if the source is the same as when that was written."""
     if there is None or there.record is None or not there.is_done:
         return None
@@ -198,11 +198,11 @@ def _keep(
     entry: PartitionEntry,
     configuration: Configuration,
     rules: Rules,
-    at: Judged,
+    at: PlannedPartition,
     record: OutputRecord,
-) -> Judged | None:
+) -> PlannedPartition | None:
     """Keep the target's copy if nothing of it is due now, with the row that `compact` there would give; else None."""
-    planned = plan_one(
+    planned = plan_partition_of(
         fs, log_dir, entry, configuration, rules, by_listing=True, as_if=lambda facts: as_written(facts, record)
     )
     if planned.wanted or planned.corrupt or planned.facts.problems:
@@ -221,14 +221,16 @@ def _keep(
     return replace(at, fate="keep", row=row, record=record, planned=planned)
 
 
-def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, Found]) -> list[Judged]:
+def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, Found]) -> list[PlannedPartition]:
     """Return the decision for the metadata log, if the log dir has one: it is copied whole, as listed."""
     name = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
     if name not in facts.skipped:
         return []
     path = os.path.join(facts.path, name)
     row = ResultRow(names.CLUSTER_METADATA_TOPIC, 0, facts.path, "clean", "the metadata log is never compacted")
-    at = Judged(facts.path, path, names.CLUSTER_METADATA_TOPIC, 0, "copy", row, seen_files(fs, path), Entries())
+    at = PlannedPartition(
+        facts.path, path, names.CLUSTER_METADATA_TOPIC, 0, "copy", row, seen_files(fs, path), Entries()
+    )
     size_bytes = sum(file.size_bytes for file in at.source_files)
     at = replace(at, row=replace(row, bytes_before=size_bytes, bytes_after=size_bytes))
     there = known.get(name)
@@ -251,7 +253,7 @@ def not_chosen(fs: FileSystem, facts: LogDirFacts, path: str, there: Found | Non
     try:
         row = ResultRow(parsed.topic, parsed.partition, facts.path, "skipped")
         files = seen_files(fs, path)
-        at = Judged(facts.path, path, parsed.topic, parsed.partition, "leave", row, files,
+        at = PlannedPartition(facts.path, path, parsed.topic, parsed.partition, "leave", row, files,
                     entries_of(facts, parsed.topic, parsed.partition))  # fmt: skip
         record = _unchanged(at, there, facts.clean_shutdown)
     except OSError as problem:

@@ -19,7 +19,7 @@ from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.run.processes import Processes
-from keytail.run.tasks import attempt_one
+from keytail.run.tasks import run_attempt
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Target:
         """
         if not self.is_store:
             return self._found()
-        with Processes(1, lambda target, attempt: attempt_one(Target._found, target, attempt)) as one:
-            [outcome] = one.run([self])
+        with Processes(1, lambda target, attempt: run_attempt(Target._found, target, attempt)) as item:
+            [outcome] = item.run([self])
         if outcome is None or outcome.value is None:
             raise (outcome and outcome.problem) or KeytailError(
                 "the process that listed the target was killed twice",
@@ -79,7 +79,7 @@ class Target:
 
     def _refuse_foreign(self, log_dir: str, found: dict[str, Found]) -> None:
         tree = self.tree(log_dir)
-        foreign = sorted(name for name, one in found.items() if one.is_foreign) or tree.other_files()
+        foreign = sorted(name for name, item in found.items() if item.is_foreign) or tree.other_files()
         if not found and not foreign and tree.read(names.META_PROPERTIES) is not None:
             source = os.path.join(log_dir, names.META_PROPERTIES)
             if tree.read(names.META_PROPERTIES) != self.fs.read_bytes(source):
@@ -126,7 +126,7 @@ def target_of(fs: FileSystem, request: Request) -> Target:
             remedy=f"Give one for each log dir, in this order: {', '.join(log_dirs)}",
             slug="output-dir-count-differs",
         )
-    kinds = {is_store(one) for one in given}
+    kinds = {is_store(item) for item in given}
     if len(kinds) > 1:
         raise UsageProblem("--output-dir names both paths and object stores: give one kind", slug="mixed-output-dirs")
     if kinds == {True}:
@@ -145,7 +145,7 @@ def target_of(fs: FileSystem, request: Request) -> Target:
             "--scratch-dir needs an --output-dir in an object store", slug="scratch-dir-without-object-store"
         )
     with as_caller():
-        places = tuple(os.path.realpath(_path_of(one)) for one in given)
+        places = tuple(os.path.realpath(_path_of(item)) for item in given)
     _refuse_nested([os.path.join(place, "") for place in places])
     for place in places:
         _check_place(fs, place, log_dirs)
@@ -157,12 +157,12 @@ def _path_of(given: str) -> str:
 
 
 def _refuse_nested(places: Sequence[str]) -> None:
-    for one in range(len(places)):
+    for item in range(len(places)):
         for other in range(len(places)):
-            if one != other and places[one].startswith(places[other]):
+            if item != other and places[item].startswith(places[other]):
                 raise UsageProblem(
                     "--output-dir names the same directory twice, or one inside another",
-                    path=places[one],
+                    path=places[item],
                     slug="overlapping-output-dirs",
                 )
 

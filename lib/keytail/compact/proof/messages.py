@@ -120,8 +120,8 @@ def _note(proof: Proof, noted: Sequence[tuple[bytes, int, int]]) -> None:
     keys = b"".join(key for key, _, _ in noted)
     proof.put_keys(len(noted), len(keys))
     notes, key_at = proof.keys.notes, 0
-    for i, (key, offset, fate) in enumerate(noted):
-        notes.pending[:, i] = (key_at, len(key), offset, fate)
+    for i, (key, offset, action) in enumerate(noted):
+        notes.pending[:, i] = (key_at, len(key), offset, action)
         key_at += len(key)
     notes.keys[: len(keys)] = np.frombuffer(keys, dtype=np.uint8)
     proof.state.noted.count, proof.state.noted.key_bytes = len(noted), len(keys)

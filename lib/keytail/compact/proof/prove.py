@@ -59,11 +59,11 @@ def prove(
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
-    mine = segments[slice(*spec.round_of)] if spec.round_of else below_end
-    rest = [segment for segment in below_end if mine and mine[-1].base_offset < segment.base_offset]
+    own = segments[slice(*spec.round_of)] if spec.round_of else below_end
+    rest = [segment for segment in below_end if own and own[-1].base_offset < segment.base_offset]
     if part is not None:
         rest = list(part.present)
-    _check_groups(spec, mine)
+    _check_groups(spec, own)
     proof = Proof(fs, spec, so_far, part)
     try:
         _prove_groups(proof)
@@ -114,10 +114,10 @@ def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> li
     return [[next(bases) for _ in group.segments] for group in groups]
 
 
-def _check_groups(spec: ProofSpec, mine: Sequence[SegmentFacts]) -> None:
+def _check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
     """Check that the groups cover `mine` of the segments, in order, each exactly once."""
     path, segments, groups = spec.partition_path, spec.segments, spec.groups
-    expected = [segment.base_offset for segment in mine]
+    expected = [segment.base_offset for segment in own]
     covered = [base for group in groups for base in group.source_bases]
     if covered != expected:
         raise KeytailError(
@@ -127,7 +127,7 @@ def _check_groups(spec: ProofSpec, mine: Sequence[SegmentFacts]) -> None:
             slug="invalid-output-segments",
         )
     needed = {names.LOG, names.INDEX, names.TIME_INDEX}
-    following = [segment.base_offset for segment in segments if mine and segment.base_offset > expected[-1]]
+    following = [segment.base_offset for segment in segments if own and segment.base_offset > expected[-1]]
     before = -1
     for group in groups:
         bases = [segment.base_offset for segment in group.segments]

@@ -248,8 +248,8 @@ class Proof:
 
     def close(self) -> None:
         with contextlib.ExitStack() as all_of_them:
-            for one in (self.source, self.output, self.keys):
-                all_of_them.callback(one.close)
+            for item in (self.source, self.output, self.keys):
+                all_of_them.callback(item.close)
 
     def windows(self) -> Windows:
         """Return the bytes that are read and set how far they extend, for the kernels."""

@@ -27,19 +27,19 @@ def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
     view = memoryview(data)
     if not view:
         raise ValueError("snappy: empty input")
-    chunks = snappy_chunks(view)
+    portions = snappy_chunks(view)
     try:
-        sizes = [cramjam.snappy.decompress_raw_len(chunk) for chunk in chunks]
+        sizes = [cramjam.snappy.decompress_raw_len(portion) for portion in portions]
         total = sum(sizes)
         if total > limit_bytes:
             too_long(limit_bytes)
-        if len(chunks) == 1:
-            return memoryview(cramjam.snappy.decompress_raw(chunks[0]))
+        if len(portions) == 1:
+            return memoryview(cramjam.snappy.decompress_raw(portions[0]))
         out = bytearray(total)
         window, at = memoryview(out), 0
-        for chunk, size in zip(chunks, sizes, strict=True):
+        for portion, size in zip(portions, sizes, strict=True):
             if size:
-                cramjam.snappy.decompress_raw_into(chunk, window[at : at + size])
+                cramjam.snappy.decompress_raw_into(portion, window[at : at + size])
             at += size
     except cramjam.DecompressionError as problem:
         raise ValueError(str(problem)) from problem
@@ -50,7 +50,7 @@ def snappy_chunks(view: memoryview) -> list[memoryview]:
     """Return the raw blocks in the framing, or all of `view` if there is no framing."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
-    chunks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
+    portions, at, end = [], _XERIAL_HEADER_BYTES, len(view)
     while at + 4 <= end:  # an incomplete length at the end is ignored
         size = int.from_bytes(view[at : at + 4], "big")
         if size == _XERIAL_FIRST_WORD:  # an appended frame: only these 4 bytes of its header are checked
@@ -61,6 +61,6 @@ def snappy_chunks(view: memoryview) -> list[memoryview]:
         at += 4
         if not 0 < size <= end - at:
             raise ValueError(f"snappy: invalid chunk of {size} bytes with {end - at} bytes left")
-        chunks.append(view[at : at + size])
+        portions.append(view[at : at + size])
         at += size
-    return chunks
+    return portions

@@ -90,7 +90,7 @@ def index_any(raw, n, position, table, valid, out):
     out[NEEDED] = needed
 
 
-FOUND, GO_ON, NO_BATCH = 0, 1, 2
+FOUND, CONTINUE, NO_BATCH = 0, 1, 2
 
 
 @kernel
@@ -100,7 +100,7 @@ def find_batch(raw, n, p, target, out):
     `out` is int64[4]: FOUND, GO_ON where the bytes end, or NO_BATCH at an impossible size; the position of that; and
     the size and last offset of a batch found.
     """
-    out[0] = GO_ON
+    out[0] = CONTINUE
     while n - p > _UP_TO_MAGIC:
         size = np.int64(be32(raw, p + v2.BATCH_LENGTH))
         if size < _MIN_SIZE:

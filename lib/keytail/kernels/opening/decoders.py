@@ -65,7 +65,7 @@ def _wheels() -> _Wheels:
         return _Wheels(None, None, None)
     found = [_library(name) for name in ("zstandard._cffi", "lz4.block._block", "isal.isal_zlib")]
     checks = (_unzstd_agrees, _unlz4_agrees, _inflate_agrees)
-    return _Wheels(*(one if one and agrees(one) else None for one, agrees in zip(found, checks, strict=True)))
+    return _Wheels(*(item if item and agrees(item) else None for item, agrees in zip(found, checks, strict=True)))
 
 
 def _unzstd_agrees(library: ctypes.CDLL) -> bool:

@@ -155,10 +155,10 @@ def decompress_plain(tools, codec, data, start, n, out, at):
 
 @kernel
 def lay_out(table, wanted, position, where, start, size):
-    """Set where each row's block is before decompression: `where`, and its bytes in the stride (`start`, `size`).
+    """Set where each row's block is before decompression: `where`, and its bytes in the chunk (`start`, `size`).
 
     Returns how many of the wanted rows are compressed, and how many are of magic 0 or 1. `position` is that of the
-    stride's first byte.
+    chunk's first byte.
     """
     packed = old = 0
     for i in range(table.shape[0]):

@@ -108,8 +108,8 @@ def walk_records(source, output, records, others, notes, state):
                 nulls = np.int64(1)
         code = _judge(record, offset, kept, expired, state)
         if code == _NOTE:
-            fate = KEPT if kept else EXPIRED if _may_go(record, offset, expired, state) else DROPPED
-            _note(notes, noted, key_at, records.data, record, offset, fate)
+            action = KEPT if kept else EXPIRED if _may_go(record, offset, expired, state) else DROPPED
+            _note(notes, noted, key_at, records.data, record, offset, action)
             noted += 1
             key_at += record.key_bytes
         elif code != PASSED:

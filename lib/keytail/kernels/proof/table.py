@@ -15,7 +15,7 @@ from keytail.kernels.native import prefetch
 from keytail.kernels.proof.blake2b import blake2b_128_many
 
 SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
-_PREFETCH_AHEAD = 16
+_PREFETCH_DISTANCE = 16
 
 # Fates of a record.
 DROPPED = 0
@@ -69,15 +69,15 @@ def _put(slots, capacity, low, high, offset, fate):
 def put_keys(data, pending, digests, n, slots, used):
     """Put `pending[:, :n]` (key start in `data`, key length, offset, fate); return (slots used, 1 if it is full).
 
-    `digests` is scratch. Slots are prefetched `_PREFETCH_AHEAD` keys before their use.
+    `digests` is scratch. Slots are prefetched `_PREFETCH_DISTANCE` keys before their use.
     """
     blake2b_128_many(data, pending[0], pending[1], n, digests[0], digests[1])
     capacity = slots.shape[0] // SLOT_WORDS
-    for i in range(min(n, _PREFETCH_AHEAD)):
+    for i in range(min(n, _PREFETCH_DISTANCE)):
         prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i], capacity))
     for i in range(n):
-        if i + _PREFETCH_AHEAD < n:
-            prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_AHEAD], capacity))
+        if i + _PREFETCH_DISTANCE < n:
+            prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_DISTANCE], capacity))
         used += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
         if used >= capacity - 1:  # one slot must stay free so that searches end
             return used, 1
@@ -106,11 +106,11 @@ def first_unjustified(slots):
     outlived = 0
     for i in range(0, slots.shape[0], SLOT_WORDS):
         if slots[i + 2] != 0:
-            fate = slots[i + 1] & np.uint64(3)
+            action = slots[i + 1] & np.uint64(3)
             older_kept = slots[i + 1] & np.uint64(OLDER_KEPT) != 0
-            if fate == np.uint64(DROPPED) or (fate == np.uint64(EXPIRED) and older_kept):
+            if action == np.uint64(DROPPED) or (action == np.uint64(EXPIRED) and older_kept):
                 offset = np.int64(slots[i + 2]) - 1
                 if worst < 0 or offset < worst:
                     worst = offset
-                    outlived = 1 if fate == np.uint64(EXPIRED) else 0
+                    outlived = 1 if action == np.uint64(EXPIRED) else 0
     return worst, outlived

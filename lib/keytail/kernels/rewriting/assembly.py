@@ -35,7 +35,7 @@ def _header_bytes(magic):
 @kernel
 def assemble(
     raw,
-    stride_position,
+    chunk_position,
     table,
     action,
     row_from,
@@ -79,7 +79,7 @@ def assemble(
         if what == COPY:
             new.magic = batch.magic
             size = np.int64(batch.size_bytes)
-            p = copy(target, p, raw, batch.position - stride_position, size)
+            p = copy(target, p, raw, batch.position - chunk_position, size)
             new.size_bytes = size
             new.crc = batch.crc
             new.attributes = batch.attributes

@@ -1,4 +1,4 @@
-"""Decides on whole batches of a stride before any is opened: by bits, by the map, or by their headers.
+"""Decides on whole batches of a chunk before any is opened: by bits, by the map, or by their headers.
 
 The rules are those of `format/CLEANING.md`; what depends on a batch's records is decided later (`records.py`).
 """
@@ -14,7 +14,7 @@ from keytail.kernels.transactions import CONTROL, TRANSACTIONAL
 
 _DELETE_HORIZON = 0x40
 
-# Facts for `decide_rows` about the round and about what precedes the stride (int64).
+# Facts for `decide_rows` about the round and about what precedes the chunk (int64).
 (
     LATEST_OFFSET,
     FIRST_DIRTY,
@@ -22,9 +22,9 @@ _DELETE_HORIZON = 0x40
     NOW_MS,
     ASK_MAP,  # 1: for transactional batches an unset bit decides nothing
     SEGMENT,  # number of the segment
-    RECORDS,  # records of the segment before the stride
+    RECORDS,  # records of the segment before the chunk
     RECORD_BIT,  # bit of the segment's first record, -1: none
-    BATCH_BIT,  # bit of the stride's first batch
+    BATCH_BIT,  # bit of the chunk's first batch
     FILE_IS_OLD,  # 1: what is removed by the time of its file is due for removal
     REMOVAL_LIMIT,  # tombstones and markers from this offset on are retained
     BY_FILE_TIME,  # 1: FILE_IS_OLD applies to version 2, too, and horizons are ignored (CLEANING.md 16)
@@ -55,7 +55,7 @@ def decide_rows(
     table, facts, bits, null_bits, ends_a_producer, unneeded, aborted,
     decided_by, first_bit, first_ordinal, retain_empty, tombstones_go, action,
 ):  # fmt: skip
-    """Decide on each row of a stride without reading records; return how many markers are removed.
+    """Decide on each row of a chunk without reading records; return how many markers are removed.
 
     `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have one item per row, as do the last six, which are
     filled. `first_bit` is the bit of the row's first record in `bits` if those decide, else -1. A bit of `null_bits` is

@@ -15,7 +15,7 @@ import numpy as np
 from keytail.format import names
 from keytail.kernels import index as kernels
 from keytail.log.append.index_plan import NO_TIMESTAMP, IndexPlan, IndexState
-from keytail.log.append.rolling import AppendConfig, Standing
+from keytail.log.append.rolling import AppendConfig, RollState
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.index.files import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
 
@@ -24,7 +24,7 @@ class ActiveSegment:
     """The last segment of a log, created by `create` or `reopen`; not to be used after `close` or `abandon`."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, opened: Standing
+        self, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, opened: RollState
     ) -> None:
         self.base_offset = base_offset
         self.size_bytes = opened.size_bytes
@@ -48,7 +48,7 @@ class ActiveSegment:
         """Create the `.log`; the caller makes its name durable. The first append creates the indexes."""
         path = os.path.join(directory, names.segment_file(base_offset, names.LOG))
         fs.close(fs.create(path, like))
-        opened = Standing(base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
+        opened = RollState(base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
         segment = cls(fs, directory, base_offset, config, like, opened)
         try:
             segment._preallocate()
@@ -59,7 +59,7 @@ class ActiveSegment:
 
     @classmethod
     def reopen(
-        cls, fs: FileSystem, directory: str, opened: Standing, config: AppendConfig, like: FileStat
+        cls, fs: FileSystem, directory: str, opened: RollState, config: AppendConfig, like: FileStat
     ) -> ActiveSegment:
         """Open the last segment of a closed log. CorruptLog for an index that cannot be continued."""
         segment = cls(fs, directory, opened.base_offset, config, like, opened)
@@ -78,9 +78,9 @@ class ActiveSegment:
         return self._path(names.LOG)
 
     @property
-    def standing(self) -> Standing:
+    def roll_state(self) -> RollState:
         opened = self._opened
-        return Standing(
+        return RollState(
             self.base_offset, self.size_bytes, self._first_timestamp_ms, opened.created_ms, opened.jitter_ms,
             self.index_state.is_full,
         )  # fmt: skip
@@ -93,7 +93,7 @@ class ActiveSegment:
         self._indexes = None
         self.index_state = IndexState.of_new_segment(self.base_offset, self._config)
         self._preallocate()
-        self._opened = Standing(self.base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
+        self._opened = RollState(self.base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
 
     def append(self, data: np.ndarray, table: np.ndarray, plan: IndexPlan) -> None:
         """Write a set (bytes, and rows with their positions in this segment) and the index entries planned for it."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _FIRST_PLACES = 16
-_CROWD = 8  # ids in one place; one more doubles a table of fewer than 64 places
-_PLACES_OF_CROWDS = 64
+_LONGEST_PLACE = 8  # ids in one place; one more doubles a table of fewer than 64 places
+_DOUBLED_PLACES = 64
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
@@ -21,13 +21,13 @@ def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[i
     """
     places = _FIRST_PLACES
     for count, producer_id in enumerate(producer_ids, 1):
-        if places >= _PLACES_OF_CROWDS:
+        if places >= _DOUBLED_PLACES:
             break
         if in_front and _is_too_full(count - 1, places):
             places *= 2
         place = _place(producer_id, places)
-        crowd = sum(_place(other, places) == place for other in producer_ids[:count])
-        if crowd > _CROWD - in_front and places < _PLACES_OF_CROWDS:
+        same_place = sum(_place(other, places) == place for other in producer_ids[:count])
+        if same_place > _LONGEST_PLACE - in_front and places < _DOUBLED_PLACES:
             places *= 2
         if not in_front and _is_too_full(count, places):
             places *= 2

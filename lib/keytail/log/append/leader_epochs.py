@@ -77,6 +77,6 @@ def truncate_from_end(entries: Sequence[tuple[int, int]], end_offset: int) -> Ep
 
 def truncate_from_start(entries: Sequence[tuple[int, int]], start_offset: int) -> Epochs:
     """Return the entries with the epoch that contains `start_offset` beginning there, and without earlier ones."""
-    gone = [epoch for epoch, start in entries if start <= start_offset]
+    removed = [epoch for epoch, start in entries if start <= start_offset]
     kept = [(epoch, start) for epoch, start in entries if start > start_offset]
-    return [(gone[-1], start_offset), *kept] if gone else kept
+    return [(removed[-1], start_offset), *kept] if removed else kept

@@ -1,6 +1,6 @@
 """A broker's state of each producer while it appends: which batches it refuses, and which transactions end.
 
-`judge` returns the changes that a set of batches would make; `take` applies them. The rules are in APPEND.md,
+`check_set` returns the changes that a set of batches would make; `take` applies them. The rules are in APPEND.md,
 "Producers"; format/SNAPSHOT.md specifies what a snapshot contains of this state.
 """
 
@@ -25,7 +25,7 @@ _NOTHING_WRITTEN = "No batch of this set was written"
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CheckedSet:
     """Changes made by batches: `producers` by id, `open_transactions`, and new entries of the transaction index.
 
     Of a leader's batches only the first `rows` are judged; if `duplicate` is set, the next one was sent before and is
@@ -55,7 +55,7 @@ class LiveProducers:
         """Return the entries of a snapshot, in the order in which a broker writes them."""
         return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
 
-    def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
+    def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
         """Return the batches' changes. As leader each is a set of its own and is checked; as follower they are one set.
 
         Refused for what a broker refuses.
@@ -64,18 +64,18 @@ class LiveProducers:
         change = _Change(self)
         if not as_leader:
             change.add_set([table[number] for number in numbers], as_leader=False)
-            return change.in_hash_order().judgement(len(table))
+            return change.in_hash_order().checked_set(len(table))
         for number in numbers:
             row = table[number]
             duplicate = None if row["attributes"] & CONTROL else change.duplicate_of(row)
             if duplicate is not None:
-                return change.judgement(int(number), duplicate)
+                return change.checked_set(int(number), duplicate)
             change.add_set([row], as_leader=True)
-        return change.judgement(len(table))
+        return change.checked_set(len(table))
 
-    def take(self, judgement: Judgement) -> None:
-        self.producers.update(judgement.producers)
-        self.open_transactions = judgement.open_transactions
+    def take(self, checked_set: CheckedSet) -> None:
+        self.producers.update(checked_set.producers)
+        self.open_transactions = checked_set.open_transactions
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -96,8 +96,8 @@ class _Change:
         self._open = dict(before.open_transactions)
         self._aborted: list[AbortedTransaction] = []
 
-    def judgement(self, rows: int, duplicate: SentBatch | None = None) -> Judgement:
-        return Judgement(rows, self._after, self._open, tuple(self._aborted), duplicate)
+    def checked_set(self, rows: int, duplicate: SentBatch | None = None) -> CheckedSet:
+        return CheckedSet(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
         """Sort as a broker, which collects the producers of a set in a hash table and adds new ones in its order."""

@@ -16,7 +16,7 @@ from keytail.log.append.active_segment import ActiveSegment
 from keytail.log.append.incoming import Incoming
 from keytail.log.append.index_plan import place, plan_entries, plan_until_full
 from keytail.log.append.leader_epochs import LeaderEpochs
-from keytail.log.append.live_producers import Judgement
+from keytail.log.append.live_producers import CheckedSet
 from keytail.log.append.open_segments import OpenSegments
 from keytail.log.append.producer_state import ProducerState
 from keytail.log.append.rolling import AppendConfig, batches_before_roll
@@ -64,19 +64,19 @@ class OpenLog:
 
     def rolls_before(self, table: np.ndarray, now_ms: int) -> bool:
         """Whether the active segment ends before the first of these batches (BATCH_TABLE rows)."""
-        return batches_before_roll(self.active.standing, table, self.config, now_ms) == 0
+        return batches_before_roll(self.active.roll_state, table, self.config, now_ms) == 0
 
-    def append_each(self, taken: Incoming, judgement: Judgement, now_ms: int) -> None:
+    def append_each(self, taken: Incoming, checked_set: CheckedSet, now_ms: int) -> None:
         """Append the first batches of `taken`, as far as they were judged, in runs of as many as a segment takes."""
-        table = taken.table[: judgement.rows]
+        table = taken.table[: checked_set.rows]
         self.epochs.note(table)
         done = 0
         while done < len(table):
             rest = taken.rows(done, len(table))
-            fits = batches_before_roll(self.active.standing, rest.table, self.config, now_ms)
+            fits = batches_before_roll(self.active.roll_state, rest.table, self.config, now_ms)
             if not fits:
                 self.roll(int(rest.table["base_offset"][0]), now_ms)
-                fits = max(batches_before_roll(self.active.standing, rest.table, self.config, now_ms), 1)
+                fits = max(batches_before_roll(self.active.roll_state, rest.table, self.config, now_ms), 1)
             run = rest.rows(0, fits)
             segment = self.active
             place(run.table, segment.size_bytes)
@@ -86,11 +86,11 @@ class OpenLog:
             run = run.rows(0, plan.rows)
             done += plan.rows
             # A snapshot at the next roll contains the producers at that point, so they are updated with each run.
-            part = judgement if plan.rows == len(table) else self.producers.judge(run.table, as_leader=True)
+            part = checked_set if plan.rows == len(table) else self.producers.check_set(run.table, as_leader=True)
             segment.append(run.data, run.table, plan)
             self._settle(run.table, part)
 
-    def append_set(self, taken: Incoming, judgement: Judgement, now_ms: int) -> None:
+    def append_set(self, taken: Incoming, checked_set: CheckedSet, now_ms: int) -> None:
         """Append all of `taken` to one segment."""
         self.epochs.note(taken.table)
         if self.rolls_before(taken.as_one_row, now_ms):
@@ -99,7 +99,7 @@ class OpenLog:
         place(taken.table, segment.size_bytes)
         plan = plan_entries(taken.table, segment.base_offset, segment.index_state, self.config.index_interval_bytes)
         segment.append(taken.data, taken.table, plan)
-        self._settle(taken.table, judgement)
+        self._settle(taken.table, checked_set)
 
     def meet_duplicate(self, same: Incoming, now_ms: int) -> None:
         """Note the epoch and roll if due: a broker detects a duplicate only after that."""
@@ -107,11 +107,11 @@ class OpenLog:
         if self.rolls_before(same.table, now_ms):
             self.roll(int(same.table["base_offset"][0]), now_ms)
 
-    def _settle(self, table: np.ndarray, judgement: Judgement) -> None:
+    def _settle(self, table: np.ndarray, checked_set: CheckedSet) -> None:
         """Update log end offset, producers and transaction index after a set was appended."""
         self.log_end_offset = int(table["last_offset"][-1]) + 1
-        self.producers.take(judgement, self.log_end_offset)
-        self.active.append_aborted(judgement.aborted)
+        self.producers.take(checked_set, self.log_end_offset)
+        self.active.append_aborted(checked_set.aborted)
 
     def roll(self, base_offset: int, now_ms: int) -> None:
         """Close the active segment and create one at `base_offset`, at or above the log end offset."""

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.append.active_segment import ActiveSegment
-from keytail.log.append.rolling import AppendConfig, Standing, draw_jitter_ms
+from keytail.log.append.rolling import AppendConfig, RollState, draw_jitter_ms
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.index.files import OffsetEntry, OffsetIndex
 from keytail.log.partition import SegmentFacts
@@ -55,7 +55,7 @@ class OpenSegments:
         """Open the segments of a closed log. CorruptLog for an index that cannot be continued."""
         last = segments[-1]
         jitter_ms = draw_jitter_ms(self._rng, self._config)
-        opened = Standing(last.base_offset, last.log_bytes, last.first_batch_timestamp_ms, now_ms, jitter_ms)
+        opened = RollState(last.base_offset, last.log_bytes, last.first_batch_timestamp_ms, now_ms, jitter_ms)
         self.bases = [segment.base_offset for segment in segments]
         self._active = ActiveSegment.reopen(self._fs, self._directory, opened, self._config, self._like)
 

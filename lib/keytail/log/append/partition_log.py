@@ -22,7 +22,7 @@ from keytail.log.append.closed_log import survey_closed
 from keytail.log.append.incoming import NOTHING_WRITTEN, Incoming
 from keytail.log.append.index_plan import IndexState, place, plan_entries
 from keytail.log.append.open_log import OpenLog
-from keytail.log.append.rolling import MAX_RELATIVE_OFFSET, AppendConfig, Standing, is_flush_due
+from keytail.log.append.rolling import MAX_RELATIVE_OFFSET, AppendConfig, RollState, is_flush_due
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.index.files import OffsetEntry
 from keytail.log.producer import SentBatch
@@ -113,16 +113,16 @@ class PartitionLog:
         while True:
             taken = incoming.as_leader(rest, self.log_end_offset, leader_epoch, self.config, now_ms)
             self._ask_indexes()
-            judgement = self._log.producers.judge(taken.table, as_leader=True)
-            if judgement.rows:
-                self._effects(lambda: self._log.append_each(taken, judgement, now_ms))  # noqa: B023
-            count += judgement.rows
-            if judgement.duplicate is None:
+            checked_set = self._log.producers.check_set(taken.table, as_leader=True)
+            if checked_set.rows:
+                self._effects(lambda: self._log.append_each(taken, checked_set, now_ms))  # noqa: B023
+            count += checked_set.rows
+            if checked_set.duplicate is None:
                 break
-            duplicates.append(judgement.duplicate)
-            same = taken.rows(judgement.rows, judgement.rows + 1)
+            duplicates.append(checked_set.duplicate)
+            same = taken.rows(checked_set.rows, checked_set.rows + 1)
             self._effects(lambda: self._log.meet_duplicate(same, now_ms))  # noqa: B023
-            rest = taken.rows(judgement.rows + 1, len(taken.table)).data
+            rest = taken.rows(checked_set.rows + 1, len(taken.table)).data
             if not len(rest):
                 break
         self.flush_if_due(now_ms)
@@ -141,10 +141,10 @@ class PartitionLog:
         if taken is None:
             return Appended(self.log_end_offset, self.log_end_offset - 1, 0)
         self._ask_indexes()
-        judgement = self._log.producers.judge(taken.table, as_leader=False)
+        checked_set = self._log.producers.check_set(taken.table, as_leader=False)
         self._refuse_too_many_entries(taken, now_ms)
         first = int(taken.table["base_offset"][0])
-        self._effects(lambda: self._log.append_set(taken, judgement, now_ms))
+        self._effects(lambda: self._log.append_set(taken, checked_set, now_ms))
         self.flush_if_due(now_ms)
         return Appended(first, self.log_end_offset - 1, len(taken.table))
 
@@ -192,8 +192,8 @@ class PartitionLog:
         return tuple(self._log.segments.bases)
 
     @property
-    def active(self) -> Standing:
-        return self._log.active.standing
+    def active(self) -> RollState:
+        return self._log.active.roll_state
 
     @property
     def leader_epochs(self) -> tuple[tuple[int, int], ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from keytail.format import names
 from keytail.format.producers import encode_snapshot
-from keytail.log.append.live_producers import Judgement, LiveProducers
+from keytail.log.append.live_producers import CheckedSet, LiveProducers
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import PartitionFacts
 from keytail.log.producer import not_idle
@@ -58,13 +58,13 @@ class ProducerState:
             fs.unlink(state._path(snapshot))
         return state
 
-    def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
+    def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
         """Return the changes made by these batches (BATCH_TABLE rows). Refused for what a broker refuses."""
-        return self._producers.judge(table, as_leader=as_leader)
+        return self._producers.check_set(table, as_leader=as_leader)
 
-    def take(self, judgement: Judgement, end: int) -> None:
+    def take(self, checked_set: CheckedSet, end: int) -> None:
         """Apply the judgement of batches that are now in the log, which ends at `end`."""
-        self._producers.take(judgement)
+        self._producers.take(checked_set)
         self.end = end
 
     def take_snapshot(self) -> None:

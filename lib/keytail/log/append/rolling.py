@@ -70,7 +70,7 @@ class AppendConfig:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RollState:
     """The facts about the active segment that decide a roll.
 
     `first_timestamp_ms` is the max timestamp of its first batch; in an empty segment it has no meaning.
@@ -85,25 +85,25 @@ class Standing:
     indexes_full: bool = False
 
 
-def batches_before_roll(standing: Standing, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
+def batches_before_roll(roll_state: RollState, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
     """Return how many batches (BATCH_TABLE rows), each appended on its own, go into the segment before it must end.
 
     0: it ends before the first of them. Indexes that become full on the way are not considered. A set that is
     appended as a whole is one row: its size, its largest timestamp, its last offset.
     """
-    if standing.indexes_full:
+    if roll_state.indexes_full:
         return 0
     sizes = table["size_bytes"].astype(np.int64)
-    ends = standing.size_bytes + np.cumsum(sizes)
+    ends = roll_state.size_bytes + np.cumsum(sizes)
     rolls = ends > config.segment_bytes
     times = table["max_timestamp_ms"]
-    first_ms = standing.first_timestamp_ms if standing.size_bytes else int(times[0])
+    first_ms = roll_state.first_timestamp_ms if roll_state.size_bytes else int(times[0])
     if first_ms >= 0:
-        is_old = times - first_ms > config.roll_ms - standing.jitter_ms
+        is_old = times - first_ms > config.roll_ms - roll_state.jitter_ms
     else:
-        is_old = np.full(len(table), now_ms - standing.created_ms > config.roll_ms - standing.jitter_ms)
+        is_old = np.full(len(table), now_ms - roll_state.created_ms > config.roll_ms - roll_state.jitter_ms)
     rolls |= is_old & (ends - sizes > 0)
-    relative = table["last_offset"] - standing.base_offset
+    relative = table["last_offset"] - roll_state.base_offset
     rolls |= (relative < 0) | (relative > MAX_RELATIVE_OFFSET)
     return int(np.argmax(rolls)) if rolls.any() else len(table)
 

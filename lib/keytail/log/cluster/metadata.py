@@ -31,12 +31,12 @@ from keytail.log.cluster.replay import Replay, Topic, Values
 from keytail.log.fs import FileSystem
 
 if TYPE_CHECKING:
-    from keytail.log.stride import SegmentReader
+    from keytail.log.chunk import SegmentReader
 
 METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
 # Replicas of the metadata log apply committed records; at most this many records may still be truncated.
 UNCOMMITTED_RECORDS = 1000
-_STRIDE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _ATTEMPTS = 3
 _RESTORE = "Restore it from another controller or a backup, or give the topic settings with --topic-config"
 
@@ -158,9 +158,9 @@ def _list(fs: FileSystem, path: str) -> _Listing:
 
 
 def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
-    from keytail.log.stride import SegmentReader  # noqa: PLC0415 (brings in the kernels)
+    from keytail.log.chunk import SegmentReader  # noqa: PLC0415 (brings in the kernels)
 
-    replay, reader = Replay(kept_configs), SegmentReader(fs, _STRIDE_BYTES)
+    replay, reader = Replay(kept_configs), SegmentReader(fs, _CHUNK_BYTES)
     start_offset, as_of_ms = 0, -1
     if listing.snapshots:
         newest = listing.snapshots[-1]
@@ -286,8 +286,8 @@ def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int
 def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Batch]:
     from keytail.kernels.records import IN_ARENA  # noqa: PLC0415 (brings in the kernels)
 
-    for stride in reader.strides(path, size_bytes):
-        table = stride.table
+    for chunk in reader.chunks(path, size_bytes):
+        table = chunk.table
         if np.any(table["magic"] != 2):
             row = table[np.flatnonzero(table["magic"] != 2)[0]]
             raise CorruptLog(
@@ -296,7 +296,7 @@ def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Bat
                 byte_position=int(row["position"]),
                 slug="invalid-metadata-batch",
             )
-        for opened in reader.open_rows(stride, np.ones(len(table), bool)):
+        for opened in reader.open_rows(chunk, np.ones(len(table), bool)):
             if opened.is_piece:
                 raise Refused(
                     "a batch of the metadata log is larger than any that a controller writes",
@@ -306,7 +306,7 @@ def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Bat
                     slug="metadata-batch-too-large",
                 )
             for row in range(opened.first, opened.end):
-                source = opened.arena if opened.where[row] == IN_ARENA else stride.raw
+                source = opened.arena if opened.where[row] == IN_ARENA else chunk.raw
                 start = int(opened.start[row])
                 yield _batch(path, table[row], source[start : start + int(opened.size[row])].tobytes())
 

@@ -131,11 +131,11 @@ def link(source: str, target: str) -> None:
 def read_all(fd: int) -> bytes:
     """Read to the end. Raise OSError for a file that is too large: a sparse file can have any size without using disk
     space, but would fill memory."""
-    chunks: list[bytes] = []
+    portions: list[bytes] = []
     size_bytes = os.fstat(fd).st_size
-    while size_bytes <= MOST_SMALL_BYTES and (chunk := os.read(fd, 1 << 20)):
-        chunks.append(chunk)
-        size_bytes = max(size_bytes, len(chunks) << 20)
+    while size_bytes <= MOST_SMALL_BYTES and (portion := os.read(fd, 1 << 20)):
+        portions.append(portion)
+        size_bytes = max(size_bytes, len(portions) << 20)
     if size_bytes > MOST_SMALL_BYTES:
         raise OSError(errno.EFBIG, f"File is larger than {MOST_SMALL_BYTES} bytes, the maximum for a file of this kind")
-    return b"".join(chunks)
+    return b"".join(portions)

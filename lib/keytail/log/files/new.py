@@ -127,7 +127,7 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
 def _without_execute(acl: bytes) -> bytes:
     """Remove the execute bits of an ACL in the kernel's form: a version, then entries of tag, permissions and id."""
     entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER.size :])
-    kept = [_ACL_ENTRY.pack(tag, bits & ~_ACL_EXECUTE, who) for tag, bits, who in entries]
+    kept = [_ACL_ENTRY.pack(tag, bits & ~_ACL_EXECUTE, user) for tag, bits, user in entries]
     return acl[: _ACL_HEADER.size] + b"".join(kept)
 
 

@@ -222,12 +222,12 @@ class PresizedIndex:
 
     def _read_used(self, fd: int) -> None:
         """Read the entries before the zeros without reading the zeros, which are megabytes."""
-        one = bytearray(self._layout.size)
+        item = bytearray(self._layout.size)
 
         def is_zero(slot: int) -> bool:
-            one[:] = bytes(len(one))  # bytes that the broker truncated meanwhile were not in use
-            self._fs.read_into(fd, one, slot * len(one))
-            return not any(one)
+            item[:] = bytes(len(item))  # bytes that the broker truncated meanwhile were not in use
+            self._fs.read_into(fd, item, slot * len(item))
+            return not any(item)
 
         self._count = _before_zeros(self._count, is_zero)
         data = bytearray(self._count * self._layout.size)

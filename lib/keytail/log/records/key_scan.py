@@ -1,4 +1,4 @@
-"""Hashes and numbers the keys of opened strides for the map phase, a part at a time, in reused buffers."""
+"""Hashes and numbers the keys of opened chunks for the map phase, a part at a time, in reused buffers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
-from keytail.log.stride import OpenedRows, Stride
+from keytail.log.chunk import Chunk, OpenedRows
 
-# About the keys of a stride with records of 64 bytes: waking the thread that looks them up takes as long as looking
+# About the keys of a chunk with records of 64 bytes: waking the thread that looks them up takes as long as looking
 # up thousands.
 _KEYS = 1 << 17
 _RECORDS_AT_ONCE = 1 << 10  # with their bytes they stay in a core's own cache
@@ -25,15 +25,15 @@ class _Columns:
 
 
 @dataclass
-class KeyChunk:
-    """The hashed keys of the records in the opened rows among `first_row` .. `end_row` of a stride.
+class KeyPortion:
+    """The hashed keys of the records in the opened rows among `first_row` .. `end_row` of a chunk.
 
     `ordinals[i]` is `first_ordinal` of the record's row plus its number in the batch, or -1 if it is not to be put
     into the map: it has no key, or is below the start offset. `keyless` records from that offset on have no key, the
-    first of them at `first_keyless_offset`. The chunk after the next one overwrites the arrays.
+    first of them at `first_keyless_offset`. The portion after the next one overwrites the arrays.
     """
 
-    stride: Stride
+    chunk: Chunk
     opened: OpenedRows
     first_row: int
     end_row: int
@@ -49,16 +49,16 @@ class KeyChunk:
         return int(np.searchsorted(self.first_ordinal, ordinal, side="right")) - 1
 
     def records_up_to(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the records (RECORD_TABLE) of the chunk's opened rows up to and including `row`, and the ordinal of
+        """Return the records (RECORD_TABLE) of the portion's opened rows up to and including `row`, and the ordinal of
         each."""
-        stride, opened = self.stride, self.opened
+        chunk, opened = self.chunk, self.opened
         rows = slice(self.first_row, row + 1)
         is_open = opened.where[rows] != record_kernels.CLOSED
-        counts = np.where(is_open, stride.table["record_count"][rows], 0)
+        counts = np.where(is_open, chunk.table["record_count"][rows], 0)
         records = np.empty(int(counts.sum()), record_kernels.RECORD_TABLE)
-        out, no_bits = np.zeros(4, np.int64), np.full(len(stride.table), -1, np.int64)
+        out, no_bits = np.zeros(4, np.int64), np.full(len(chunk.table), -1, np.int64)
         record_kernels.scan_records(
-            stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size,
+            chunk.raw, opened.arena, chunk.table, opened.where, opened.start, opened.size,
             self.first_row, row + 1, np.zeros(1, np.uint8), no_bits, records, out,
         )  # fmt: skip
         numbers = np.arange(len(records)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -66,46 +66,46 @@ class KeyChunk:
 
 
 class KeyScanner:
-    """Produces the hashed keys of opened strides; use one per task."""
+    """Produces the hashed keys of opened chunks; use one per task."""
 
-    def __init__(self, seed: int, chunk_keys: int = _KEYS, records_at_once: int = _RECORDS_AT_ONCE) -> None:
+    def __init__(self, seed: int, portion_keys: int = _KEYS, records_at_once: int = _RECORDS_AT_ONCE) -> None:
         self._seed = np.uint64(seed)
-        self._columns = [_Columns(chunk_keys), _Columns(chunk_keys)]
-        self._records = np.empty(min(records_at_once, chunk_keys), record_kernels.RECORD_TABLE)
+        self._columns = [_Columns(portion_keys), _Columns(portion_keys)]
+        self._records = np.empty(min(records_at_once, portion_keys), record_kernels.RECORD_TABLE)
         self._out = np.zeros(4, np.int64)
 
-    def chunks(
+    def portions(
         self,
-        stride: Stride,
+        chunk: Chunk,
         opened: OpenedRows,
         from_offset: int,
         first_ordinal: np.ndarray,
         nulls: np.ndarray,
         first_batch: int,
-    ) -> Iterator[KeyChunk]:
-        """Yield all rows of `opened`, in order; the last chunk ends with it. Sets the bit in `nulls` of each batch
+    ) -> Iterator[KeyPortion]:
+        """Yield all rows of `opened`, in order; the last portion ends with it. Sets the bit in `nulls` of each batch
         that contains a null value.
 
         Raises CorruptLog at a batch whose records cannot be parsed.
         """
-        stride, first_ordinal = opened.of(stride), opened.from_here(first_ordinal)
-        row, no_bits = opened.first, np.full(len(stride.table), -1, np.int64)
+        chunk, first_ordinal = opened.of(chunk), opened.from_here(first_ordinal)
+        row, no_bits = opened.first, np.full(len(chunk.table), -1, np.int64)
         while row < opened.end:
             columns, keyless = self._columns[0], np.zeros(2, np.int64)
             kernels.scan_keys(
-                stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size, row, opened.end,
+                chunk.raw, opened.arena, chunk.table, opened.where, opened.start, opened.size, row, opened.end,
                 from_offset, self._seed, first_ordinal, nulls, first_batch, self._records, no_bits,
                 columns.low, columns.high, columns.ordinals, keyless, self._out,
             )  # fmt: skip
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != record_kernels.OK:
-                stride.fail_record(code, bad_row)
+                chunk.fail_record(code, bad_row)
             if next_row == row:  # a batch with more records than fit
-                self._make_room(int(stride.table["record_count"][row]))
+                self._make_room(int(chunk.table["record_count"][row]))
                 continue
             self._columns.reverse()
-            yield KeyChunk(
-                stride, opened, row, next_row, columns.low[:n], columns.high[:n], columns.ordinals[:n], first_ordinal,
+            yield KeyPortion(
+                chunk, opened, row, next_row, columns.low[:n], columns.high[:n], columns.ordinals[:n], first_ordinal,
                 int(keyless[0]), int(keyless[1]),
             )  # fmt: skip
             row = next_row

@@ -1,4 +1,4 @@
-"""Opens the record blocks of strides: decompressed, or converted from messages of magic 0 and 1, into reused arenas."""
+"""Opens the record blocks of chunks: decompressed, or converted from messages of magic 0 and 1, into reused arenas."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _RECORD_ERRORS = {
 
 
 @dataclass
-class Stride:
+class Chunk:
     """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw`, whose first byte is at byte `position` of
     the file.
 
-    Both are views of buffers that the reader overwrites with the stride after the next one.
+    Both are views of buffers that the reader overwrites with the chunk after the next one.
     """
 
     path: str
@@ -75,12 +75,12 @@ class Stride:
 
 @dataclass
 class OpenedRows:
-    """Rows `first` .. `end` of a stride, with the record blocks of the wanted ones available.
+    """Rows `first` .. `end` of a chunk, with the record blocks of the wanted ones available.
 
-    For each row of the whole stride, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` give the bytes.
+    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` give the bytes.
 
     A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. `table` is
-    that of the stride, except that record count and last offset of the row are those of the piece; `records_before`
+    that of the chunk, except that record count and last offset of the row are those of the piece; `records_before`
     of the batch were in earlier pieces, and more follow unless `is_end`.
     """
 
@@ -98,9 +98,9 @@ class OpenedRows:
     def is_piece(self) -> bool:
         return self.table is not None
 
-    def of(self, stride: Stride) -> Stride:
-        """Return the stride with the rows as they are in this object."""
-        return stride if self.table is None else replace(stride, table=self.table)
+    def of(self, chunk: Chunk) -> Chunk:
+        """Return the chunk with the rows as they are in this object."""
+        return chunk if self.table is None else replace(chunk, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
         """Return `first` (per row: the number of its first record) with that of the first record in this piece."""
@@ -117,9 +117,9 @@ class _Large(Exception):
 
 @dataclass(frozen=True)
 class _Layout:
-    """The positions of the blocks of a stride's rows, as in OpenedRows."""
+    """The positions of the blocks of a chunk's rows, as in OpenedRows."""
 
-    stride: Stride
+    chunk: Chunk
     where: np.ndarray
     start: np.ndarray
     size: np.ndarray
@@ -128,15 +128,15 @@ class _Layout:
         return OpenedRows(first, end, arena, self.where, self.start, self.size)
 
     def raw_start(self, row: int) -> tuple[int, int]:
-        """Return the position of a row's block in the stride, and its number of bytes there."""
-        batch = self.stride.table[row]
-        at = int(batch["position"]) - self.stride.position + HEADER_BYTES
+        """Return the position of a row's block in the chunk, and its number of bytes there."""
+        batch = self.chunk.table[row]
+        at = int(batch["position"]) - self.chunk.position + HEADER_BYTES
         return at, int(batch["size_bytes"]) - HEADER_BYTES
 
     def piece(self, row: int, piece: Piece) -> OpenedRows:
         where, start, size = self.where.copy(), self.start.copy(), self.size.copy()
         where[row], start[row], size[row] = record_kernels.IN_ARENA, 0, piece.n_bytes
-        table = self.stride.table.copy()
+        table = self.chunk.table.copy()
         table["record_count"][row] = piece.count
         if not piece.is_last:
             table["last_offset"][row] = table["base_offset"][row] + piece.last_delta
@@ -152,7 +152,7 @@ class BlockOpener:
         self._arena_bytes = arena_bytes
         self._made_decoders: Decoders | None = None
 
-    def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]:
+    def open_rows(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[OpenedRows]:
         """Open the record blocks of the rows that `wanted` (bool) selects, in parts that cover all rows in order.
 
         Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part
@@ -160,17 +160,17 @@ class BlockOpener:
         piece of a larger one. Raises CorruptLog for a block that its codec cannot decompress, Refused for a record,
         or a message of magic 0 and 1, of more than `max_record_bytes`.
         """
-        table = stride.table
+        table = chunk.table
         n = len(table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
-        packed, old = plain_kernels.lay_out(table, wanted, stride.position, where, start, size)
-        layout = _Layout(stride, where, start, size)
+        packed, old = plain_kernels.lay_out(table, wanted, chunk.position, where, start, size)
+        layout = _Layout(chunk, where, start, size)
         floor = 0
         self._arenas.reverse()
-        if old and (plain := wanted & (table["magic"] < 2) & (stride.codecs() == 0)).any():
+        if old and (plain := wanted & (table["magic"] < 2) & (chunk.codecs() == 0)).any():
             self._ensure_arena(int(table["size_bytes"][plain].sum(dtype=np.int64)), 0)
             _, floor = transcode_plain(
-                stride.raw, stride.position, table, 0, n, where, start, size, self._arenas[0], 0
+                chunk.raw, chunk.position, table, 0, n, where, start, size, self._arenas[0], 0
             )
         first = 0
         many = (where == record_kernels.IN_RAW) & (table["magic"] == 2)
@@ -180,25 +180,25 @@ class BlockOpener:
             first = int(row) + 1
         yield from self._open_span(layout, first, n, packed, floor)
 
-    def reopen(self, stride: Stride, opened: OpenedRows) -> Iterator[OpenedRows]:
+    def reopen(self, chunk: Chunk, opened: OpenedRows) -> Iterator[OpenedRows]:
         """Yield all pieces again of the batch whose last piece is `opened`."""
-        row, n = opened.first, len(stride.table)
+        row, n = opened.first, len(chunk.table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
-        plain_kernels.lay_out(stride.table, np.arange(n) == row, stride.position, where, start, size)
-        return self._open_pieces(_Layout(stride, where, start, size), row)
+        plain_kernels.lay_out(chunk.table, np.arange(n) == row, chunk.position, where, start, size)
+        return self._open_pieces(_Layout(chunk, where, start, size), row)
 
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
         """Open rows `row` .. `end`, none of which has more than WHOLE_BLOCK_RECORDS; the first `floor` bytes of an
         arena are messages of magic 0 and 1."""
-        stride, where, start, size = layout.stride, layout.where, layout.start, layout.size
+        chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
             self._ensure_arena(limit, floor)
             while True:
                 row, used = plain_kernels.open_blocks(
-                    self._decoders().tools, stride.raw, stride.table[:end], row, self._arenas[0], used, where, start,
+                    self._decoders().tools, chunk.raw, chunk.table[:end], row, self._arenas[0], used, where, start,
                     size,
                 )  # fmt: skip
                 if row == end:
@@ -207,7 +207,7 @@ class BlockOpener:
                 block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
                     try:
-                        block = _open_row(stride, row, int(start[row]), int(size[row]))
+                        block = _open_row(chunk, row, int(start[row]), int(size[row]))
                     except _Large:
                         is_large = True
                 if (used > floor or is_large) and (block is None or used + len(block) > limit):
@@ -233,17 +233,17 @@ class BlockOpener:
 
     def _open_pieces(self, layout: _Layout, row: int) -> Iterator[OpenedRows]:
         """Open the records of one row of magic 2 in pieces."""
-        stride, batch = layout.stride, layout.stride.table[row]
+        chunk, batch = layout.chunk, layout.chunk.table[row]
         at, n_bytes = layout.raw_start(row)
         codec = int(batch["attributes"]) & CODEC_MASK
-        data = memoryview(stride.raw)[at : at + n_bytes]
+        data = memoryview(chunk.raw)[at : at + n_bytes]
         try:
             for piece in pieces(codec, data, int(batch["record_count"]), self._piece_arenas):
                 yield layout.piece(row, piece)
         except ValueError as reason:
-            raise _cannot_be_opened(stride, row, codec, reason) from reason
+            raise _cannot_be_opened(chunk, row, codec, reason) from reason
         except Refused as reason:
-            raise _too_large(stride, row, reason) from reason
+            raise _too_large(chunk, row, reason) from reason
 
     def _decoders(self) -> Decoders:
         if self._made_decoders is None:
@@ -258,47 +258,47 @@ class BlockOpener:
             self._arenas[0] = larger
 
 
-def _open_row(stride: Stride, row: int, start: int, n_bytes: int) -> Buffer | np.ndarray:
+def _open_row(chunk: Chunk, row: int, start: int, n_bytes: int) -> Buffer | np.ndarray:
     """Return the records of one compressed batch; CorruptLog if its codec cannot decompress them."""
-    codec = int(stride.table["attributes"][row]) & CODEC_MASK
+    codec = int(chunk.table["attributes"][row]) & CODEC_MASK
     try:
-        if stride.table["magic"][row] < 2:
-            return _transcode_row(stride, row)
-        return decompress(codec, memoryview(stride.raw)[start : start + n_bytes], limit_bytes=WHOLE_BLOCK_BYTES)
+        if chunk.table["magic"][row] < 2:
+            return _transcode_row(chunk, row)
+        return decompress(codec, memoryview(chunk.raw)[start : start + n_bytes], limit_bytes=WHOLE_BLOCK_BYTES)
     except TooLarge as reason:
-        if stride.table["magic"][row] < 2:
-            raise _too_large(stride, row, reason) from reason
+        if chunk.table["magic"][row] < 2:
+            raise _too_large(chunk, row, reason) from reason
         raise _Large from reason
     except ValueError as reason:
-        raise _cannot_be_opened(stride, row, codec, reason) from reason
+        raise _cannot_be_opened(chunk, row, codec, reason) from reason
 
 
-def _transcode_row(stride: Stride, row: int) -> np.ndarray:
+def _transcode_row(chunk: Chunk, row: int) -> np.ndarray:
     """Convert the records of a compressed message of magic 0 or 1 to a v2 record block."""
-    batch = stride.table[row]
-    position = int(batch["position"]) - stride.position
+    batch = chunk.table[row]
+    position = int(batch["position"]) - chunk.position
     base, base_timestamp = int(batch["base_offset"]), int(batch["base_timestamp_ms"])
-    return transcode(stride.raw, position, int(batch["size_bytes"]), base, base_timestamp, max_record_bytes())
+    return transcode(chunk.raw, position, int(batch["size_bytes"]), base, base_timestamp, max_record_bytes())
 
 
-def _too_large(stride: Stride, row: int, reason: Refused) -> Refused:
-    batch = stride.table[row]
+def _too_large(chunk: Chunk, row: int, reason: Refused) -> Refused:
+    batch = chunk.table[row]
     return TooLarge(
         f"a batch of {batch['size_bytes']} bytes and {batch['record_count']} records is not read: {reason.what}",
-        path=stride.path,
+        path=chunk.path,
         byte_position=int(batch["position"]),
         offset=int(batch["base_offset"]),
         remedy=reason.remedy,
     )
 
 
-def _cannot_be_opened(stride: Stride, row: int, codec: int, reason: ValueError) -> CorruptLog:
+def _cannot_be_opened(chunk: Chunk, row: int, codec: int, reason: ValueError) -> CorruptLog:
     name = CODECS[codec] if codec < len(CODECS) else f"unknown codec {codec}"
     return CorruptLog(
         f"records cannot be decompressed ({name}: {reason})",
-        path=stride.path,
-        byte_position=int(stride.table["position"][row]),
-        offset=int(stride.table["base_offset"][row]),
+        path=chunk.path,
+        byte_position=int(chunk.table["position"][row]),
+        offset=int(chunk.table["base_offset"][row]),
         remedy=CORRUPT_REMEDY,
         slug="decompression-failed",
     )

@@ -1,6 +1,6 @@
 """Splits a record block of too many bytes or records for memory into pieces of whole records.
 
-A piece is about as large as a stride, or one record. Kafka's cleaner processes such blocks one record at a time: a
+A piece is about as large as a chunk, or one record. Kafka's cleaner processes such blocks one record at a time: a
 batch of some KiB may decompress to gigabytes. A single record is held as a whole, as in Kafka; records of more than
 `max_record_bytes` are refused.
 """

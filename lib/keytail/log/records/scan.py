@@ -1,6 +1,6 @@
-"""Walks the records of opened strides a chunk at a time: spans, and hashes of keys, in reused buffers.
+"""Walks the records of opened chunks a portion at a time: spans, and hashes of keys, in reused buffers.
 
-A chunk contains whole batches, with about as many records as stay in a core's cache between two kernels.
+A portion contains whole batches, with about as many records as stay in a core's cache between two kernels.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.kernels import records as kernels
+from keytail.log.chunk import Chunk, OpenedRows
 from keytail.log.records.table import RecordTable
-from keytail.log.stride import OpenedRows, Stride
 
-CHUNK_RECORDS = 8192
+PORTION_RECORDS = 8192
 _NO_BITS = np.zeros(1, np.uint8)
 
 
 class Columns:
-    """The arrays of a chunk's records, and of the values that later steps store for each."""
+    """The arrays of a portion's records, and of the values that later steps store for each."""
 
     def __init__(self, n: int) -> None:
         self.records = np.empty(n, kernels.RECORD_TABLE)
@@ -31,13 +31,13 @@ class Columns:
 
 
 @dataclass
-class Chunk:
-    """Rows `first_row` .. `end_row` of a stride and the records of the opened ones among them (RECORD_TABLE).
+class Portion:
+    """Rows `first_row` .. `end_row` of a chunk and the records of the opened ones among them (RECORD_TABLE).
 
-    The chunk after the next one overwrites them and their `columns`: one may be processed while the next is produced.
+    The portion after the next one overwrites them and their `columns`: one may be processed while the next is produced.
     """
 
-    stride: Stride
+    chunk: Chunk
     opened: OpenedRows
     first_row: int
     end_row: int
@@ -47,50 +47,50 @@ class Chunk:
     @property
     def record_table(self) -> RecordTable:
         """The same records with the buffers of their spans, for columns of keys, values and headers."""
-        stride, opened = self.stride, self.opened
-        return RecordTable(stride.table, self.records, stride.raw, opened.arena, opened.where)
+        chunk, opened = self.chunk, self.opened
+        return RecordTable(chunk.table, self.records, chunk.raw, opened.arena, opened.where)
 
     def hash_keys(self, seed: int) -> None:
         """Write the hashes of the records' keys to the columns `low` and `high`."""
         kernels.hash_keys(
-            self.stride.raw, self.opened.arena, self.opened.where, self.records, len(self.records),
+            self.chunk.raw, self.opened.arena, self.opened.where, self.records, len(self.records),
             np.uint64(seed), self.columns.low, self.columns.high,
         )  # fmt: skip
 
 
 class RecordScanner:
-    """Produces the chunks of opened strides; use one per task."""
+    """Produces the portions of opened chunks; use one per task."""
 
-    def __init__(self, chunk_records: int = CHUNK_RECORDS) -> None:
-        self._columns = [Columns(chunk_records), Columns(chunk_records)]
+    def __init__(self, portion_records: int = PORTION_RECORDS) -> None:
+        self._columns = [Columns(portion_records), Columns(portion_records)]
         self._out = np.zeros(4, np.int64)
 
-    def chunks(
+    def portions(
         self,
-        stride: Stride,
+        chunk: Chunk,
         opened: OpenedRows,
         bits: np.ndarray = _NO_BITS,
         first_bit: np.ndarray | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[Portion]:
         """Yield all rows of `opened`, in order. Raises CorruptLog at a batch whose records cannot be parsed.
 
         In rows with a `first_bit` (int64 per row, else -1), only records whose bit is set are included.
         """
-        row, stride = opened.first, opened.of(stride)
-        first_bit = np.full(len(stride.table), -1, np.int64) if first_bit is None else opened.from_here(first_bit)
+        row, chunk = opened.first, opened.of(chunk)
+        first_bit = np.full(len(chunk.table), -1, np.int64) if first_bit is None else opened.from_here(first_bit)
         while row < opened.end:
             columns = self._columns[0]
             kernels.scan_records(
-                stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size,
+                chunk.raw, opened.arena, chunk.table, opened.where, opened.start, opened.size,
                 row, opened.end, bits, first_bit, columns.records, self._out,
             )  # fmt: skip
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != kernels.OK:
-                stride.fail_record(code, bad_row)
+                chunk.fail_record(code, bad_row)
             if next_row == row:  # a batch with more records than fit
-                self._columns[0] = Columns(int(stride.table["record_count"][row]))
+                self._columns[0] = Columns(int(chunk.table["record_count"][row]))
                 continue
             self._columns.reverse()
-            yield Chunk(stride, opened, row, next_row, columns.records[:n], columns)
+            yield Portion(chunk, opened, row, next_row, columns.records[:n], columns)
             row = next_row
 

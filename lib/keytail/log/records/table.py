@@ -1,6 +1,6 @@
 """The records of opened batches as columns: numbers as views; keys, values and headers are gathered on request.
 
-Shared by dump, export and the Spark source. A table refers to the buffers of a stride, which the next stride
+Shared by dump, export and the Spark source. A table refers to the buffers of a chunk, which the next chunk
 overwrites; a gathered column is a copy.
 """
 

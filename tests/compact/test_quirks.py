@@ -1,6 +1,6 @@
 """The quirks of Kafka's logs that the result of a round does not show, and selection end to end, without Kafka.
 
-Numbers are those of tests/interop/test_oddities.py, which compares the other quirks with Kafka itself. Each test covers
+Numbers are those of tests/interop/test_quirks.py, which compares the other quirks with Kafka itself. Each test covers
 everything from the survey of a directory to the installed result.
 """
 

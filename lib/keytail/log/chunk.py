@@ -1,6 +1,6 @@
-"""Reads a segment in strides: about 8 MiB of whole batches, as a table of batches over an array of bytes.
+"""Reads a segment in chunks: about 8 MiB of whole batches, as a table of batches over an array of bytes.
 
-Strides are passed from each processing step to the next. Headers and checksums are checked when a stride is read;
+Chunks are passed from each processing step to the next. Headers and checksums are checked when a chunk is read;
 record blocks are opened on request (`records/opening.py`), because a dead batch is never decompressed again. Log files
 are read by `preadv` through `log/fs.py` into reused buffers, never mapped: truncating a mapped file would kill the
 process.
@@ -19,12 +19,12 @@ from keytail.format.codecs.errors import TooLarge
 from keytail.format.legacy import LegacyProblem, summarize_rows
 from keytail.kernels import batches as kernels
 from keytail.limits import max_record_bytes
-from keytail.log.ahead import one_ahead
 from keytail.log.fs import FileSystem
-from keytail.log.records.opening import ARENA_BYTES, BlockOpener, OpenedRows, Stride
+from keytail.log.prefetch import prefetched
+from keytail.log.records.opening import ARENA_BYTES, BlockOpener, Chunk, OpenedRows
 
 # Small enough to stay in the cache from checksum to copy: on one machine 8 MiB took 0.81 s, 32 MiB 0.97 s.
-STRIDE_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20
 _FIRST_ROWS = 1 << 12
 
 HEADER_ERRORS = {
@@ -39,10 +39,10 @@ HEADER_ERRORS = {
 
 
 class _Buffers:
-    """The buffers of one stride: bytes, and the rows of its table."""
+    """The buffers of one chunk: bytes, and the rows of its table."""
 
-    def __init__(self, stride_bytes: int) -> None:
-        self.raw = np.empty(stride_bytes, np.uint8)
+    def __init__(self, chunk_bytes: int) -> None:
+        self.raw = np.empty(chunk_bytes, np.uint8)
         self.rows = np.empty(_FIRST_ROWS, BATCH_TABLE)
 
 
@@ -50,26 +50,26 @@ class SegmentReader:
     """Reads segments into its own buffers, alternating between two sets; use one per task."""
 
     def __init__(
-        self, fs: FileSystem, stride_bytes: int = STRIDE_BYTES, arena_bytes: int = ARENA_BYTES
+        self, fs: FileSystem, chunk_bytes: int = CHUNK_BYTES, arena_bytes: int = ARENA_BYTES
     ) -> None:
         self._fs = fs
-        self._stride_bytes = stride_bytes
-        self._buffers = [_Buffers(stride_bytes), _Buffers(stride_bytes)]
+        self._chunk_bytes = chunk_bytes
+        self._buffers = [_Buffers(chunk_bytes), _Buffers(chunk_bytes)]
         self._opener = BlockOpener(arena_bytes)
 
-    def strides(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Stride]:
-        """Iterate like `unhurried_strides`, but prefetch and check the next stride in a thread."""
-        strides = self.unhurried_strides(path, log_bytes, start=start, torn_tail=torn_tail)
-        return one_ahead(strides) if self.is_longer_than_a_stride(log_bytes - start) else strides
+    def chunks(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Chunk]:
+        """Iterate like `chunks_without_prefetch`, but prefetch and check the next chunk in a thread."""
+        chunks = self.chunks_without_prefetch(path, log_bytes, start=start, torn_tail=torn_tail)
+        return prefetched(chunks) if self.is_longer_than_a_chunk(log_bytes - start) else chunks
 
-    def is_longer_than_a_stride(self, n_bytes: int) -> bool:
-        """Whether prefetching pays off: starting a thread takes as long as a tenth of a stride."""
-        return n_bytes > self._stride_bytes
+    def is_longer_than_a_chunk(self, n_bytes: int) -> bool:
+        """Whether prefetching pays off: starting a thread takes as long as a tenth of a chunk."""
+        return n_bytes > self._chunk_bytes
 
-    def unhurried_strides(
+    def chunks_without_prefetch(
         self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False
-    ) -> Generator[Stride, None, None]:
-        """Yield strides of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
+    ) -> Generator[Chunk, None, None]:
+        """Yield chunks of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
         Raises CorruptLog at the first byte that is not a valid batch, and at an incomplete last batch; with
         `torn_tail` it ends there instead (at the part of a log that a broker would truncate at its next start).
@@ -81,11 +81,11 @@ class SegmentReader:
         try:
             while position < log_bytes:
                 self._buffers.reverse()
-                stride = self._read(fd, path, log_bytes, torn_tail, self._buffers[0], position, last_offset)
-                if stride is None:
+                chunk = self._read(fd, path, log_bytes, torn_tail, self._buffers[0], position, last_offset)
+                if chunk is None:
                     return
-                position, last_offset = position + len(stride.raw), int(stride.table["last_offset"][-1])
-                yield stride
+                position, last_offset = position + len(chunk.raw), int(chunk.table["last_offset"][-1])
+                yield chunk
         finally:
             self._fs.close(fd)
 
@@ -98,8 +98,8 @@ class SegmentReader:
         buffers: _Buffers,
         position: int,
         last_offset: int,
-    ) -> Stride | None:
-        wanted = min(self._stride_bytes, log_bytes - position)
+    ) -> Chunk | None:
+        wanted = min(self._chunk_bytes, log_bytes - position)
         out = np.zeros(4, np.int64)
         while True:
             if len(buffers.raw) < wanted:
@@ -119,7 +119,7 @@ class SegmentReader:
                 break
             if needed == 0 or position + needed > log_bytes:
                 break
-            wanted = needed  # one batch that is larger than a stride
+            wanted = needed  # one batch that is larger than a chunk
         rows, consumed = int(out[kernels.ROWS]), int(out[kernels.CONSUMED])
         old_problem: LegacyProblem | None = None
         if (buffers.rows["magic"][:rows] < 2).any():
@@ -132,12 +132,12 @@ class SegmentReader:
                 what, slug = str(old_problem), old_problem.slug
             self._fail(path, position, what, slug, needed, last_offset, log_bytes)
         # Valid rows before a bad batch are returned first: the next read begins at that batch and raises.
-        return Stride(path, position, buffers.raw[:consumed], buffers.rows[:rows])
+        return Chunk(path, position, buffers.raw[:consumed], buffers.rows[:rows])
 
     def _index(self, buffers: _Buffers, n: int, position: int, last_offset: int, out: np.ndarray) -> None:
         while True:
             kernels.index_batches(buffers.raw, n, position, last_offset, buffers.rows, out)
-            at_most = self._stride_bytes // HEADER_BYTES
+            at_most = self._chunk_bytes // HEADER_BYTES
             if out[kernels.CODE] != kernels.TABLE_FULL or len(buffers.rows) >= at_most:
                 return
             buffers.rows = np.empty(len(buffers.rows) * 8, BATCH_TABLE)
@@ -162,13 +162,13 @@ class SegmentReader:
             slug=slug,
         )
 
-    def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]:
+    def open_rows(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[OpenedRows]:
         """Do the same as `BlockOpener.open_rows`."""
-        return self._opener.open_rows(stride, wanted)
+        return self._opener.open_rows(chunk, wanted)
 
-    def reopen(self, stride: Stride, opened: OpenedRows) -> Iterator[OpenedRows]:
+    def reopen(self, chunk: Chunk, opened: OpenedRows) -> Iterator[OpenedRows]:
         """Do the same as `BlockOpener.reopen`."""
-        return self._opener.reopen(stride, opened)
+        return self._opener.reopen(chunk, opened)
 
 
 def _complete_old(
@@ -186,14 +186,14 @@ def _complete_old(
     return rows, consumed, None
 
 
-def check_ends_below(stride: Stride, next_base: int | None) -> None:
+def check_ends_below(chunk: Chunk, next_base: int | None) -> None:
     """Raise CorruptLog for a batch that reaches into the next segment, which begins at `next_base`."""
-    if next_base is None or int(stride.table["last_offset"][-1]) < next_base:
+    if next_base is None or int(chunk.table["last_offset"][-1]) < next_base:
         return
-    row = stride.table[int(np.searchsorted(stride.table["last_offset"], next_base))]
+    row = chunk.table[int(np.searchsorted(chunk.table["last_offset"], next_base))]
     raise CorruptLog(
         f"the batch ends at offset {row['last_offset']}, but the next segment begins at {next_base}",
-        path=stride.path,
+        path=chunk.path,
         byte_position=int(row["position"]),
         offset=int(row["base_offset"]),
         remedy=CORRUPT_REMEDY,
@@ -201,20 +201,20 @@ def check_ends_below(stride: Stride, next_base: int | None) -> None:
     )
 
 
-def refuse_unsupported(stride: Stride) -> None:
+def refuse_unsupported(chunk: Chunk) -> None:
     """Raise Refused for a control batch whose type cannot be read."""
-    control = (stride.table["attributes"] & CONTROL) != 0
+    control = (chunk.table["attributes"] & CONTROL) != 0
     if not control.any():
         return
-    unreadable = np.flatnonzero(control & (stride.table["record_count"] > 0) & (stride.table["control_type"] < 0))
+    unreadable = np.flatnonzero(control & (chunk.table["record_count"] > 0) & (chunk.table["control_type"] < 0))
     if len(unreadable):
-        _refuse(stride, stride.table[unreadable[0]], "a control batch has an unreadable type")
+        _refuse(chunk, chunk.table[unreadable[0]], "a control batch has an unreadable type")
 
 
-def _refuse(stride: Stride, row: np.void, what: str) -> NoReturn:
+def _refuse(chunk: Chunk, row: np.void, what: str) -> NoReturn:
     raise Refused(
         what,
-        path=stride.path,
+        path=chunk.path,
         byte_position=int(row["position"]),
         offset=int(row["base_offset"]),
         remedy="The partition was not changed; leave it to the broker's log cleaner",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keytail.compact.handing_on import hand_on, take_over
+from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names
@@ -28,7 +28,7 @@ def task(tmp_path: Path) -> CleaningTask:
 
 def planted(task: CleaningTask, data: bytes) -> CleanFile:
     """Replace a file of the run with `data`, and also the result of the task that wrote it."""
-    file = hand_on(LOCAL, task, names.PROOF, 7)
+    file = save_state(LOCAL, task, names.PROOF, 7)
     Path(task.scratch_path, file.name).write_bytes(data)
     return replace(file, size_bytes=len(data), digest_hex=hashlib.blake2b(data).hexdigest())
 
@@ -37,7 +37,7 @@ def test_a_pickle_in_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_
     attack = pickle.dumps(Attack(tmp_path / "mark"))
     file = planted(task, struct.pack("<QQ", 1, len(attack)) + attack)
     with pytest.raises(KeytailError, match=rf"has changed since it was written \(.*{file.name}.*Run again"):
-        take_over(LOCAL, task, file)
+        load_state(LOCAL, task, file)
     assert not (tmp_path / "mark").exists()
 
 
@@ -45,13 +45,13 @@ def test_a_pickle_in_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_
 def test_a_damaged_scratch_file_is_reported(task: CleaningTask, data: bytes) -> None:
     file = planted(task, data)
     with pytest.raises(KeytailError, match="has changed since it was written"):
-        take_over(LOCAL, task, file)
+        load_state(LOCAL, task, file)
 
 
 def test_a_file_other_than_the_one_written_is_refused(task: CleaningTask) -> None:
-    file = hand_on(LOCAL, task, names.PROOF, np.arange(1000))
-    assert take_over(LOCAL, task, file).tolist() == list(range(1000))
-    other = hand_on(LOCAL, replace(task, attempt="other"), names.PROOF, np.arange(1000, 2000))
+    file = save_state(LOCAL, task, names.PROOF, np.arange(1000))
+    assert load_state(LOCAL, task, file).tolist() == list(range(1000))
+    other = save_state(LOCAL, replace(task, attempt="other"), names.PROOF, np.arange(1000, 2000))
     Path(task.scratch_path, other.name).replace(Path(task.scratch_path, file.name))
     with pytest.raises(KeytailError, match="has changed since it was written"):
-        take_over(LOCAL, task, file)
+        load_state(LOCAL, task, file)

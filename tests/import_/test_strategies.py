@@ -110,24 +110,24 @@ def test_both_strategies_give_the_same_bytes(
         for row, (key, value, headers, at, own) in enumerate(rows):
             turn = (number + row) % PARTITIONS
             target = own if own is not None else turn if key is None else partition_of(key, PARTITIONS)
-            pairs = tuple((one["key"].encode(), one["value"]) for one in headers or ())
+            pairs = tuple((item["key"].encode(), item["value"]) for item in headers or ())
             expected[target].append((key, value, pairs, NOW_MS if at is None else at))
     monkeypatch.setattr(import_, "time", SimpleNamespace(time_ns=lambda: NOW_MS * 10**6))
     source = Source(str(folder), "parquet")
-    told: list[Any] = []
+    reported: list[Any] = []
     real, dry = on_spark.slices_of, []
-    for way in ("past", "through"):
-        def chosen(*given: Any, way: str = way) -> Any:
-            told.append(real(*given))
-            return told[-1] if way == "past" else "this test asks for it"
+    for strategy in ("past", "through"):
+        def chosen(*given: Any, strategy: str = strategy) -> Any:
+            reported.append(real(*given))
+            return reported[-1] if strategy == "past" else "this test asks for it"
 
         monkeypatch.setattr(on_spark, "slices_of", chosen)
         dry.append(go(source, execute=False))
-        rows_told = go(source, codec="lz4", batch_bytes=900, segment_bytes=9000)
-        assert {row.status for row in rows_told} <= {"imported", "unchanged"}, rows_told
-        (tmp_path / "logs").rename(tmp_path / way)
+        rows_reported = go(source, codec="lz4", batch_bytes=900, segment_bytes=9000)
+        assert {row.status for row in rows_reported} <= {"imported", "unchanged"}, rows_reported
+        (tmp_path / "logs").rename(tmp_path / strategy)
         log_dir(tmp_path / "logs")
-    assert all(isinstance(one, import_slices.Slices) for one in told), told
+    assert all(isinstance(item, import_slices.Slices) for item in reported), reported
     given = {number: [(rec.key, rec.value, rec.headers, rec.timestamp) for rec in recs]
              for number, recs in found(tmp_path, "past").items()}  # fmt: skip
     assert given == {number: expected[number] for number in range(PARTITIONS)}, f"seed {seed}"
@@ -141,8 +141,8 @@ def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[A
     columns = {name: name for name in pq.read_schema(path).names}
     slices = cut([_look_into(str(path), columns)], 1)
     cells = []
-    for one in slices:
-        for task, place, partition, packed in pack_slice(one, columns, PARTITIONS, (2,) if "passed" in sizes else ()):
+    for item in slices:
+        for task, place, partition, packed in pack_slice(item, columns, PARTITIONS, (2,) if "passed" in sizes else ()):
             records = opened(packed)
             rows = zip(records.keys.to_list(), records.timestamps_ms.tolist(), strict=True)
             cells.append((place, partition, task, list(rows)))
@@ -155,7 +155,7 @@ def test_cells_in_order_are_the_source(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(import_cells, "CHUNK_BYTES", rng.choice((1, 500, 1 << 20)))
+    monkeypatch.setattr(import_cells, "PART_BYTES", rng.choice((1, 500, 1 << 20)))
     monkeypatch.setattr(import_slices, "LEAST_SLICE_BYTES", rng.choice((1, 2000)))
     keys = [None if rng.random() < 0.3 else b"%d" % rng.randrange(50) for _ in range(rng.randrange(1, 400))]
     own = [rng.choice((None, None, 0, 1, 2)) for _ in keys]
@@ -185,15 +185,15 @@ def test_a_task_without_records_gets_empty_cells(tmp_path: Path) -> None:
 
 
 def test_a_large_row_group_is_never_entirely_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_cells, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(import_cells, "PART_BYTES", 1 << 20)
     values = [b"%d" % number + bytes(990) for number in range(60_000)]
     table = pa.table({"key": pa.nulls(len(values), pa.binary()), "value": values})
     pq.write_table(table, tmp_path / "s.parquet", use_dictionary=False, compression="zstd", row_group_size=len(values))
     del table, values
     columns = {"key": "key", "value": "value"}
-    [one] = cut([_look_into(str(tmp_path / "s.parquet"), columns)], 2)
+    [item] = cut([_look_into(str(tmp_path / "s.parquet"), columns)], 2)
     before, most, records = pa.total_allocated_bytes(), 0, 0
-    for _, _, _, packed in pack_slice(one, columns, PARTITIONS, ()):
+    for _, _, _, packed in pack_slice(item, columns, PARTITIONS, ()):
         most = max(most, pa.total_allocated_bytes() - before)
         records += len(opened(packed))
     assert records == 60_000
@@ -205,10 +205,10 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
     table = pa.table({"key": [b"k"], "value": [b"v"]})
     pq.write_table(table, path)
     columns = {"key": "key", "value": "value"}
-    [one] = cut([_look_into(str(path), columns)], 1)
+    [item] = cut([_look_into(str(path), columns)], 1)
     os.utime(path, (1, 1))
     with pytest.raises(Refused, match="does not have the size and modification time that the driver found"):
-        list(pack_slice(one, columns, PARTITIONS, ()))
+        list(pack_slice(item, columns, PARTITIONS, ()))
 
 
 def test_cells_in_scratch_files_are_read_in_any_order_and_none_is_left_after_an_error(tmp_path: Path) -> None:
@@ -217,14 +217,14 @@ def test_cells_in_scratch_files_are_read_in_any_order_and_none_is_left_after_an_
         keys = [b"%s%d" % (name.encode(), number) for number in range(count)]
         pq.write_table(pa.table({"key": keys, "value": keys}), tmp_path / f"{name}.parquet")
     files = [_look_into(str(tmp_path / f"{name}.parquet"), columns) for name in "ab"]
-    slices = [one for file in files for one in cut([file], 1)]
+    slices = [item for file in files for item in cut([file], 1)]
     folder = tmp_path / "t-0"
     folder.mkdir()
     scratch = Scratch([str(folder)], "run")
     stored = [
         cell
-        for number, one in enumerate(slices)
-        for cell in store_slice(LOCAL, one, columns, PARTITIONS, (), scratch.path(one, f"a{number}"))
+        for number, item in enumerate(slices)
+        for cell in store_slice(LOCAL, item, columns, PARTITIONS, (), scratch.path(item, f"a{number}"))
     ]
     assert len({cell.path for cell in stored}) == 2
     assert {parse_file_name(file.name).kind for file in folder.iterdir()} == {"scratch"}
@@ -261,8 +261,8 @@ NAMES = {"key": "key", "value": "value", "partition": "region"}
 def test_formats_that_need_rows_are_known_before_a_file_is_opened(
     source: Source, uris: list[str], why: str | None
 ) -> None:
-    told = rows_needed(source, uris, NAMES)
-    assert told is None if why is None else why in str(told)
+    reported = rows_needed(source, uris, NAMES)
+    assert reported is None if why is None else why in str(reported)
 
 
 def test_a_column_with_a_dot_needs_rows() -> None:
@@ -297,8 +297,8 @@ def test_types_that_need_rows(role: str, kind: pa.DataType, why: str | None, tmp
     schema = pa.schema(PLAIN | {role: kind})
     pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
     kinds = KINDS | ({role: "timestamp"} if "timestamp[" in str(kind) else {})
-    told = rows_needed_by_types([_look_into(str(tmp_path / "s.parquet"), ROLES)], kinds)
-    assert told is None if why is None else why in str(told)
+    reported = rows_needed_by_types([_look_into(str(tmp_path / "s.parquet"), ROLES)], kinds)
+    assert reported is None if why is None else why in str(reported)
 
 
 def test_timestamps_of_96_bits_and_different_files_need_rows(tmp_path: Path) -> None:
@@ -329,12 +329,12 @@ def test_rows_are_used_if_needed(
                    use_deprecated_int96_timestamps=how == "96 bits")  # fmt: skip
     if how == "no footer":
         monkeypatch.setattr(import_slices, "_look_into", lambda *_, **__: 1 // 0)
-    ways: list[Any] = []
+    strategies: list[Any] = []
     real = on_spark.source_of
-    monkeypatch.setattr(on_spark, "source_of", lambda *given: ways.append(real(*given)) or ways[-1])
+    monkeypatch.setattr(on_spark, "source_of", lambda *given: strategies.append(real(*given)) or strategies[-1])
     assert {row.status for row in go(Source(str(tmp_path / "source"), "parquet"))} <= {"imported", "unchanged"}
     why = {"a partition folder": "names of directories", "96 bits": "INT96", "no footer": "ZeroDivisionError"}
-    assert why[how] in ways[0].told
+    assert why[how] in strategies[0].description
     got = found(tmp_path)
     assert sorted(rec.timestamp for recs in got.values() for rec in recs) == [1_700_000_000_000 + n for n in range(50)]
     assert how != "a partition folder" or len(got[1]) == 50

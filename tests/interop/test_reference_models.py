@@ -37,7 +37,7 @@ def test_the_models_do_what_kafka_does(kafka: Kafka, fast_dir: Path, transaction
     seen = run_cases(
         kafka,
         fast_dir,
-        twin_round,
+        model_round,
         logs=logs,
         from_inside=from_inside,
         transactional=transactional,
@@ -46,7 +46,7 @@ def test_the_models_do_what_kafka_does(kafka: Kafka, fast_dir: Path, transaction
     assert seen["rounds that cleaned"] > 10
 
 
-def twin_round(log_dir: Path, now: Circumstances) -> Outcome:
+def model_round(log_dir: Path, now: Circumstances) -> Outcome:
     directory = log_dir / "t-0"
     bases = sorted(int(path.stem) for path in directory.glob("*.log"))
     segments = [segment(directory, base) for base in bases]
@@ -54,7 +54,7 @@ def twin_round(log_dir: Path, now: Circumstances) -> Outcome:
     if unstable is not None and unstable < now.log_start_offset:
         unstable = batch_at_or_after(segments, now.log_start_offset)
     facts = SimpleNamespace(
-        segments=[listed(directory, one) for one in segments],
+        segments=[listed(directory, item) for item in segments],
         log_start_offset=now.log_start_offset,
         log_end_offset=now.log_end_offset,
         high_watermark=now.high_watermark,
@@ -92,8 +92,8 @@ def twin_round(log_dir: Path, now: Circumstances) -> Outcome:
 
 def batch_at_or_after(segments: list[cleaner.Segment], offset: int) -> int:
     """Return where a broker finds a transaction that began below its log start: the batch there, or the next one."""
-    for one in segments:
-        for batch in decode_any_log(one.log):
+    for item in segments:
+        for batch in decode_any_log(item.log):
             if batch.last_offset >= offset:
                 return batch.base_offset
     return offset
@@ -114,17 +114,17 @@ def segment(directory: Path, base: int) -> cleaner.Segment:
     )
 
 
-def listed(directory: Path, one: cleaner.Segment) -> SimpleNamespace:
+def listed(directory: Path, item: cleaner.Segment) -> SimpleNamespace:
     """A segment as selection uses it: times from the end of the time index and the first batch's header."""
-    time_index = (directory / f"{one.base_offset:020d}.timeindex").read_bytes()
+    time_index = (directory / f"{item.base_offset:020d}.timeindex").read_bytes()
     last = TIME_ENTRY.unpack(time_index[-12:])[0] if time_index else -1
     return SimpleNamespace(
-        base_offset=one.base_offset,
-        log_bytes=one.log_bytes,
-        index_bytes=one.index_bytes,
-        time_index_bytes=one.time_index_bytes,
-        largest_timestamp_ms=last if last >= 0 else one.mtime_ms,
-        first_batch_timestamp_ms=max_timestamp(one.log) if one.log else -1,
+        base_offset=item.base_offset,
+        log_bytes=item.log_bytes,
+        index_bytes=item.index_bytes,
+        time_index_bytes=item.time_index_bytes,
+        largest_timestamp_ms=last if last >= 0 else item.mtime_ms,
+        first_batch_timestamp_ms=max_timestamp(item.log) if item.log else -1,
     )
 
 

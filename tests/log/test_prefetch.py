@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from keytail.log.ahead import one_ahead
+from keytail.log.prefetch import prefetched
 
 
 def test_items_come_in_order_and_all_but_the_first_from_another_thread() -> None:
@@ -18,14 +18,14 @@ def test_items_come_in_order_and_all_but_the_first_from_another_thread() -> None
             makers.append(threading.get_ident())
             yield item
 
-    assert list(one_ahead(items())) == [0, 1, 2, 3, 4]
+    assert list(prefetched(items())) == [0, 1, 2, 3, 4]
     assert makers[0] == threading.get_ident()
     assert len(set(makers[1:])) == 1
     assert makers[1] != makers[0]
 
 
 def test_nothing_comes_of_nothing() -> None:
-    assert list(one_ahead(item for item in ())) == []
+    assert list(prefetched(item for item in ())) == []
 
 
 def test_the_next_item_is_made_while_one_is_worked_on() -> None:
@@ -36,7 +36,7 @@ def test_the_next_item_is_made_while_one_is_worked_on() -> None:
             event.set()
             yield item
 
-    for item in one_ahead(items()):
+    for item in prefetched(items()):
         assert item == 2 or made[item + 1].wait(10)
 
 
@@ -48,7 +48,7 @@ def test_an_error_comes_after_the_items_before_it() -> None:
 
     seen = []
     with pytest.raises(ValueError, match="third"):
-        for item in one_ahead(items()):
+        for item in prefetched(items()):
             seen.append(item)
     assert seen == [1, 2]
 
@@ -64,7 +64,7 @@ def test_left_early_it_has_run_one_item_ahead_and_is_closed() -> None:
         finally:
             closed.set()
 
-    taken = one_ahead(items())
+    taken = prefetched(items())
     for item in taken:
         if item == 3:
             break

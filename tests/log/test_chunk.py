@@ -1,4 +1,4 @@
-"""Strides: they cover the file, are verified, decompress blocks in bounded parts, and report damaged batches."""
+"""Chunks: they cover the file, are verified, decompress blocks in bounded parts, and report damaged batches."""
 
 
 import numpy as np
@@ -7,9 +7,9 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.format.compression import compress
 from keytail.kernels.records import CLOSED, IN_RAW
+from keytail.log.chunk import SegmentReader, refuse_unsupported
 from keytail.log.fs import LOCAL
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader, refuse_unsupported
 from tests.chance import chance
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
@@ -27,29 +27,29 @@ def write(tmp_path, data):
     return path
 
 
-@pytest.mark.parametrize("read_ahead", [True, False])
-@pytest.mark.parametrize("stride_bytes", [100, 200, 1000, 1 << 20])
-def test_strides_cover_the_file_in_whole_batches(tmp_path, stride_bytes, read_ahead):
+@pytest.mark.parametrize("with_prefetch", [True, False])
+@pytest.mark.parametrize("chunk_bytes", [100, 200, 1000, 1 << 20])
+def test_strides_cover_the_file_in_whole_batches(tmp_path, chunk_bytes, with_prefetch):
     data = b"".join(batch(10 * i, n=1 + i % 4) for i in range(40))
     path = write(tmp_path, data)
     seen = b""
-    reader = SegmentReader(LOCAL, stride_bytes)
-    strides = reader.strides if read_ahead else reader.unhurried_strides
-    for stride in strides(path, len(data)):
-        stride.check()
-        assert stride.position == len(seen)
-        seen += stride.raw.tobytes()
+    reader = SegmentReader(LOCAL, chunk_bytes)
+    chunks = reader.chunks if with_prefetch else reader.chunks_without_prefetch
+    for chunk in chunks(path, len(data)):
+        chunk.check()
+        assert chunk.position == len(seen)
+        seen += chunk.raw.tobytes()
     assert seen == data
 
 
 def test_a_batch_larger_than_a_stride_is_read_whole(tmp_path):
     data = batch(0) + batch(10, size=50_000) + batch(20)
-    strides = [len(s.table) for s in SegmentReader(LOCAL, 1000).strides(write(tmp_path, data), len(data))]
-    assert sum(strides) == 3
+    chunks = [len(s.table) for s in SegmentReader(LOCAL, 1000).chunks(write(tmp_path, data), len(data))]
+    assert sum(chunks) == 3
 
 
 def test_an_empty_file_has_no_strides(tmp_path):
-    assert list(SegmentReader(LOCAL).strides(write(tmp_path, b""), 0)) == []
+    assert list(SegmentReader(LOCAL).chunks(write(tmp_path, b""), 0)) == []
 
 
 @pytest.mark.parametrize("codecs", [(0,), (1, 2, 3, 4), (0, 3, 0, 1)])
@@ -59,18 +59,18 @@ def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codec
     data = b"".join(batch(10 * i, n=1 + i % 4, codec=rng.choice(codecs)) for i in range(30))
     path = write(tmp_path, data)
     batches = decode_log(data)
-    reader, scanner = SegmentReader(LOCAL, 700, arena_bytes), RecordScanner(chunk_records=5)
+    reader, scanner = SegmentReader(LOCAL, 700, arena_bytes), RecordScanner(portion_records=5)
     wanted_bases = {b.base_offset for b in batches if rng.random() < 0.6}
     seen = []
-    for stride in reader.strides(path, len(data)):
-        wanted = np.isin(stride.table["base_offset"], list(wanted_bases))
+    for chunk in reader.chunks(path, len(data)):
+        wanted = np.isin(chunk.table["base_offset"], list(wanted_bases))
         rows = []
-        for opened in reader.open_rows(stride, wanted):
-            for chunk in scanner.chunks(stride, opened):
-                rows += range(chunk.first_row, chunk.end_row)
-                seen += chunk.records["offset"].tolist()
-                assert not (opened.where[chunk.records["row"]] == CLOSED).any()
-        assert rows == list(range(len(stride.table)))
+        for opened in reader.open_rows(chunk, wanted):
+            for portion in scanner.portions(chunk, opened):
+                rows += range(portion.first_row, portion.end_row)
+                seen += portion.records["offset"].tolist()
+                assert not (opened.where[portion.records["row"]] == CLOSED).any()
+        assert rows == list(range(len(chunk.table)))
     assert seen == [r.offset for b in batches if b.base_offset in wanted_bases for r in b.records]
 
 
@@ -80,13 +80,13 @@ def test_a_large_batch_comes_in_pieces_of_whole_records(tmp_path, monkeypatch, c
     take_in_pieces(monkeypatch, records, piece_bytes)
     data = batch(0, n=1, codec=codec) + batch(10, n=9, codec=codec, size=50) + batch(30, n=2, codec=codec)
     reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
-    [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
+    [chunk] = reader.chunks_without_prefetch(write(tmp_path, data), len(data))
     seen = []
-    for opened in reader.open_rows(stride, np.ones(3, bool)):
-        for chunk in scanner.chunks(stride, opened):
-            offsets = chunk.records["offset"].tolist()
-            assert chunk.stride.table["record_count"][opened.first] == len(offsets)
-            assert chunk.stride.table["last_offset"][opened.first] == offsets[-1]
+    for opened in reader.open_rows(chunk, np.ones(3, bool)):
+        for portion in scanner.portions(chunk, opened):
+            offsets = portion.records["offset"].tolist()
+            assert portion.chunk.table["record_count"][opened.first] == len(offsets)
+            assert portion.chunk.table["last_offset"][opened.first] == offsets[-1]
             assert opened.from_here(np.array([0, 1, 10]))[opened.first] == len(seen)
             seen += offsets
     assert seen == [0, *range(10, 19), 30, 31]
@@ -110,10 +110,10 @@ def test_damage_within_pieces_is_named(tmp_path, monkeypatch, codec, fields, wha
     records = [Rec(10 + offset, 1000, b"k", b"v" * 50) for offset in offsets]
     data = batch(0) + encode_batch(records, codec=codec, **fields)
     reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
-    [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
+    [chunk] = reader.chunks_without_prefetch(write(tmp_path, data), len(data))
     with pytest.raises(CorruptLog, match=what) as caught:
-        for opened in reader.open_rows(stride, np.ones(2, bool)):
-            list(scanner.chunks(stride, opened))
+        for opened in reader.open_rows(chunk, np.ones(2, bool)):
+            list(scanner.portions(chunk, opened))
     assert (caught.value.byte_position, caught.value.offset) == (len(batch(0)), 10)
 
 
@@ -123,10 +123,10 @@ def test_a_record_of_more_than_memory_is_for_is_refused_and_not_called_damaged(t
     monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "70")
     data = batch(0, codec=codec) + batch(10, n=3, size=90, codec=codec)
     reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
-    [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
+    [chunk] = reader.chunks_without_prefetch(write(tmp_path, data), len(data))
     with pytest.raises(Refused, match=r"a record has 10. bytes, more than the limit of 70.*--max-record") as caught:
-        for opened in reader.open_rows(stride, np.ones(2, bool)):
-            list(scanner.chunks(stride, opened))
+        for opened in reader.open_rows(chunk, np.ones(2, bool)):
+            list(scanner.portions(chunk, opened))
     assert (caught.value.byte_position, caught.value.offset) == (len(batch(0, codec=codec)), 10)
     assert "fetch" not in str(caught.value)
 
@@ -134,7 +134,7 @@ def test_a_record_of_more_than_memory_is_for_is_refused_and_not_called_damaged(t
 @pytest.mark.parametrize("arena_bytes", [300, 1 << 20])
 @pytest.mark.parametrize("magic", [2, 1])
 def test_what_a_chunk_lies_in_stays_while_the_next_one_is_made(tmp_path, arena_bytes, magic):
-    """Two threads depend on this: one makes the next chunk while the other hashes the keys of this one."""
+    """Two threads depend on this: one makes the next portion while the other hashes the keys of this one."""
     rng = chance()
     data = b""
     for i in range(60):
@@ -144,29 +144,29 @@ def test_what_a_chunk_lies_in_stays_while_the_next_one_is_made(tmp_path, arena_b
         else:
             data += batch(10 * i, n=1 + i % 4, codec=codec)
     path = write(tmp_path, data)
-    reader, scanner = SegmentReader(LOCAL, 700, arena_bytes), RecordScanner(chunk_records=5)
+    reader, scanner = SegmentReader(LOCAL, 700, arena_bytes), RecordScanner(portion_records=5)
     before = None
-    chunks = 0
-    for stride in reader.unhurried_strides(path, len(data)):
-        for opened in reader.open_rows(stride, np.ones(len(stride.table), bool)):
-            for chunk in scanner.chunks(stride, opened):
+    portions = 0
+    for chunk in reader.chunks_without_prefetch(path, len(data)):
+        for opened in reader.open_rows(chunk, np.ones(len(chunk.table), bool)):
+            for portion in scanner.portions(chunk, opened):
                 if before is not None:
                     assert _content(before[0]) == before[1]
-                before = (chunk, _content(chunk))
-                chunks += 1
-    assert chunks > 20
+                before = (portion, _content(portion))
+                portions += 1
+    assert portions > 20
 
 
-def _content(chunk):
-    where = chunk.opened.where
+def _content(portion):
+    where = portion.opened.where
     keys = []
-    for record in chunk.records:
-        source = chunk.stride.raw if where[record["row"]] == IN_RAW else chunk.opened.arena
+    for record in portion.records:
+        source = portion.chunk.raw if where[record["row"]] == IN_RAW else portion.opened.arena
         keys.append(source[record["body_start"] : record["body_start"] + record["body_bytes"]].tobytes())
-    return keys, chunk.stride.table.tobytes(), chunk.stride.raw.tobytes()
+    return keys, portion.chunk.table.tobytes(), portion.chunk.raw.tobytes()
 
 
-@pytest.mark.parametrize("stride_bytes", [150, 1 << 20])
+@pytest.mark.parametrize("chunk_bytes", [150, 1 << 20])
 @pytest.mark.parametrize(
     "tail, what",
     [
@@ -177,13 +177,13 @@ def _content(chunk):
         (b"\0" * 8 + b"\x7f\xff\xff\xff" + b"\0" * 50, "invalid magic|does not fit"),
     ],
 )
-def test_damage_is_named_with_position_and_the_good_batches_come_first(tmp_path, stride_bytes, tail, what):
+def test_damage_is_named_with_position_and_the_good_batches_come_first(tmp_path, chunk_bytes, tail, what):
     good = batch(10) + batch(20)
     path = write(tmp_path, good + tail)
     seen = []
     with pytest.raises(CorruptLog, match=what) as caught:
-        for stride in SegmentReader(LOCAL, stride_bytes).strides(path, len(good + tail)):
-            seen += stride.table["base_offset"].tolist()
+        for chunk in SegmentReader(LOCAL, chunk_bytes).chunks(path, len(good + tail)):
+            seen += chunk.table["base_offset"].tolist()
     assert seen == [10, 20]
     assert (caught.value.path, caught.value.byte_position, caught.value.offset) == (path, len(good), 23)
     assert caught.value.remedy
@@ -192,14 +192,14 @@ def test_damage_is_named_with_position_and_the_good_batches_come_first(tmp_path,
 def test_a_torn_tail_ends_the_log_where_a_broker_would_cut_it(tmp_path):
     good = batch(10) + batch(20)
     path = write(tmp_path, good + bytes(500))
-    strides = SegmentReader(LOCAL, 150).strides(path, len(good) + 500, torn_tail=True)
-    assert sum(len(s.raw) for s in strides) == len(good)
+    chunks = SegmentReader(LOCAL, 150).chunks(path, len(good) + 500, torn_tail=True)
+    assert sum(len(s.raw) for s in chunks) == len(good)
 
 
 def test_a_file_that_shrank_since_it_was_listed(tmp_path):
     path = write(tmp_path, batch(0))
     with pytest.raises(CorruptLog, match="shorter than when it was listed"):
-        list(SegmentReader(LOCAL).strides(path, 5000))
+        list(SegmentReader(LOCAL).chunks(path, 5000))
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4, 5, 7])
@@ -212,9 +212,9 @@ def test_a_block_its_codec_refuses(tmp_path, codec):
     data[at + 17 : at + 21] = crc32c(bytes(data[at + 21 :])).to_bytes(4, "big")
     path = write(tmp_path, bytes(data))
     reader = SegmentReader(LOCAL)
-    (stride,) = reader.strides(path, len(data))
+    (chunk,) = reader.chunks(path, len(data))
     with pytest.raises(CorruptLog, match="cannot be decompressed") as caught:
-        list(reader.open_rows(stride, np.ones(2, bool)))
+        list(reader.open_rows(chunk, np.ones(2, bool)))
     assert (caught.value.byte_position, caught.value.offset) == (at, 10)
 
 
@@ -229,10 +229,10 @@ def test_a_length_of_more_than_the_block_has_is_damage_and_no_large_record(tmp_p
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
     reader = SegmentReader(LOCAL)
-    (stride,) = reader.strides(write(tmp_path, bytes(data)), len(data))
+    (chunk,) = reader.chunks(write(tmp_path, bytes(data)), len(data))
     with pytest.raises(CorruptLog, match="a record's length does not match"):
-        for opened in reader.open_rows(stride, np.ones(1, bool)):
-            list(RecordScanner(2).chunks(stride, opened))
+        for opened in reader.open_rows(chunk, np.ones(1, bool)):
+            list(RecordScanner(2).portions(chunk, opened))
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
@@ -246,10 +246,10 @@ def test_a_large_block_without_records_is_damaged(tmp_path, monkeypatch, codec):
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
     reader = SegmentReader(LOCAL)
-    (stride,) = reader.strides(write(tmp_path, bytes(data)), len(data))
+    (chunk,) = reader.chunks(write(tmp_path, bytes(data)), len(data))
     with pytest.raises(CorruptLog, match="a record's length does not match"):
-        for opened in reader.open_rows(stride, np.ones(1, bool)):
-            list(RecordScanner(2).chunks(stride, opened))
+        for opened in reader.open_rows(chunk, np.ones(1, bool)):
+            list(RecordScanner(2).portions(chunk, opened))
 
 
 def test_a_control_batch_without_a_readable_type_is_refused_with_its_place(tmp_path):
@@ -257,7 +257,7 @@ def test_a_control_batch_without_a_readable_type_is_refused_with_its_place(tmp_p
     odd = encode_batch([Rec(11, 5, b"\0", b"\0")], producer_id=1, producer_epoch=0, transactional=True, control=True)
     data = batch(0) + marker + odd
     path = write(tmp_path, data)
-    (stride,) = SegmentReader(LOCAL).strides(path, len(data))
+    (chunk,) = SegmentReader(LOCAL).chunks(path, len(data))
     with pytest.raises(Refused) as caught:
-        refuse_unsupported(stride)
+        refuse_unsupported(chunk)
     assert (caught.value.byte_position, caught.value.offset) == (len(batch(0) + marker), 11)

@@ -1,7 +1,7 @@
 """The quirks of Kafka's cleaner, one test each: compared with Kafka itself, equal or departed from.
 
 "Equal": both clean copies of one partition to the same bytes, and the result shows the quirk. "Departed from":
-`lib/keytail/DECISIONS.md` says why. Numbers 1 to 35 are those of tests/compact/test_oddities.py, which has the quirks
+`lib/keytail/DECISIONS.md` says why. Numbers 1 to 35 are those of tests/compact/test_quirks.py, which has the quirks
 that a cleaner's result does not show.
 """
 
@@ -242,8 +242,16 @@ def newer(offset: int, *keys: bytes) -> bytes:
 def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    gone = {"delete_horizon_ms": NOW - 1}
-    steps = [one(0, b"a"), one(1, b"b", None, **gone), ROLL, one(2, b"c"), one(3, b"d", None, **gone), ROLL, one(4)]
+    removed = {"delete_horizon_ms": NOW - 1}
+    steps = [
+        one(0, b"a"),
+        one(1, b"b", None, **removed),
+        ROLL,
+        one(2, b"c"),
+        one(3, b"d", None, **removed),
+        ROLL,
+        one(4),
+    ]
     pair = Pair(kafka, fast_dir, steps)
     chosen = pair.round(high_watermark=3)
     assert (chosen.first_uncleanable_offset, chosen.end_offset) == (2, 2)

@@ -21,11 +21,11 @@ from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import NO_LINKS, FileStat, FileSystem
 from keytail.log.replace import GroupOutput
-from keytail.undo.manifest import MANIFEST, KeptFile, Manifest, parts_of, read_manifest, write_manifest
+from keytail.undo.manifest import MANIFEST, BackupFile, Manifest, parts_of, read_manifest, write_manifest
 
 MARKER = "keytail-backup"  # in the directory of a run
 
-_CHUNK_BYTES = 4 << 20
+_BUFFER_BYTES = 4 << 20
 _NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
 
 # Threads of one driver keep partitions of the same run at the same time.
@@ -33,7 +33,7 @@ _directories = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Originals:
+class Backup:
     """The directory in which a run keeps replaced files, as hard links or `copies`."""
 
     directory: str
@@ -68,7 +68,7 @@ def source_files(fs: FileSystem, partition_path: str, source_bases: Collection[i
 
 def keep(
     fs: FileSystem,
-    originals: Originals,
+    originals: Backup,
     partition_path: str,
     groups: Iterable[GroupOutput],
     *,
@@ -157,7 +157,7 @@ def _marker(run: str) -> bytes:
     return f"keytail backup of run {os.path.basename(run)}\n".encode()
 
 
-def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: str, name: str) -> KeptFile:
+def _keep_file(fs: FileSystem, originals: Backup, partition_path: str, path: str, name: str) -> BackupFile:
     source, target = os.path.join(partition_path, name), os.path.join(path, name)
     facts = fs.stat(source)
     if originals.copies:
@@ -185,7 +185,7 @@ def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: 
             remedy="Another process writes to this directory; stop it and run again",
             slug="file-changed",
         )
-    return KeptFile(name, size_bytes, digest_hex, facts.mtime_ns, facts.uid, facts.gid, facts.mode)
+    return BackupFile(name, size_bytes, digest_hex, facts.mtime_ns, facts.uid, facts.gid, facts.mode)
 
 
 def other_file_system(directory: str) -> Refused:
@@ -199,7 +199,7 @@ def other_file_system(directory: str) -> Refused:
 
 def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple[int, str]:
     """Copy a file durably, with owner, mode and mtime of `like`. Returns size and digest of the copied bytes."""
-    digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+    digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
     from_fd = fs.open_read(source)
     try:
         to_fd = fs.create(target, like)
@@ -225,7 +225,7 @@ def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple
 
 def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, str]:
     """Return size and digest of a file. With `sync` it is also made durable."""
-    digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+    digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
     fd = fs.open_write(path) if sync else fs.open_read(path)
     try:
         while count := fs.read_into(fd, buffer, position):

@@ -13,9 +13,9 @@ import numpy as np
 
 from keytail.errors import CorruptLog, Refused
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
-from keytail.log.records.opening import Stride
+from keytail.log.chunk import SegmentReader
+from keytail.log.records.opening import Chunk
 from keytail.log.records.scan import RecordScanner
-from keytail.log.stride import SegmentReader
 
 # An index is incomplete without entries over so many bytes, and over several times what the interval explains.
 UNINDEXED_BYTES = 1 << 20
@@ -25,7 +25,7 @@ _INTERVALS = 4
 def why_wrong(
     offset_index: bytes,
     time_index: bytes,
-    strides: Iterable[Stride],
+    chunks: Iterable[Chunk],
     reader: SegmentReader,
     *,
     base_offset: int,
@@ -33,7 +33,7 @@ def why_wrong(
     is_in_use: bool,
 ) -> tuple[str, str]:
     """Return what is wrong with each of the two files, according to the segment's batches; "" if nothing is. `reader`
-    reads `strides`.
+    reads `chunks`.
 
     `is_in_use`: a broker writes to the segment. Its files have room after their entries, and its time index lacks the
     entry that closes it.
@@ -45,11 +45,11 @@ def why_wrong(
     offsets.why = _why_not_whole(offset_index, OFFSET_ENTRY) or offsets.why_not_rising()
     times.why = _why_not_whole(time_index, TIME_ENTRY) or times.why_not_rising()
     largest_ms, largest_batch_bytes, end = -1, 0, 0
-    for stride in strides:
-        table = stride.table
+    for chunk in chunks:
+        table = chunk.table
         reached = np.maximum.accumulate(np.maximum(table["max_timestamp_ms"], largest_ms))
         rises = np.diff(reached, prepend=largest_ms) > 0
-        batches = _Batches(stride, base_offset, reached, rises)
+        batches = _Batches(chunk, base_offset, reached, rises)
         offsets.take(batches)
         times.take(batches)
         batches.open(reader, np.concatenate([offsets.inside, times.inside]))
@@ -57,7 +57,7 @@ def why_wrong(
         times.compare(batches)
         largest_ms = int(reached[-1])
         largest_batch_bytes = max(largest_batch_bytes, int(table["size_bytes"].max()))
-        end = stride.position + len(stride.raw)
+        end = chunk.position + len(chunk.raw)
     offsets.finish()
     times.finish()
     if not offsets.why:
@@ -72,14 +72,14 @@ def why_wrong(
 
 
 class _Batches:
-    """The batches of a stride, with relative offsets, and the records inside of batches that index entries name.
+    """The batches of a chunk, with relative offsets, and the records inside of batches that index entries name.
 
     `reached`: the largest timestamp up to each batch; `rises`: whether the batch reached it first.
     """
 
-    def __init__(self, stride: Stride, base_offset: int, reached: np.ndarray, rises: np.ndarray) -> None:
-        table = stride.table
-        self.stride, self.reached, self.rises = stride, reached, rises
+    def __init__(self, chunk: Chunk, base_offset: int, reached: np.ndarray, rises: np.ndarray) -> None:
+        table = chunk.table
+        self.chunk, self.reached, self.rises = chunk, reached, rises
         self.positions = table["position"]
         self.first = table["base_offset"] - base_offset
         self.last = table["last_offset"] - base_offset
@@ -96,7 +96,7 @@ class _Batches:
         """
         rows = np.minimum(np.searchsorted(self.last, offsets), len(self.last) - 1)
         is_inside = (self.first[rows] <= offsets) & (offsets < self.last[rows])
-        return rows, is_inside & (self.stride.table["magic"][rows] == 2)
+        return rows, is_inside & (self.chunk.table["magic"][rows] == 2)
 
     def open(self, reader: SegmentReader, offsets: np.ndarray) -> None:
         """Find the records at these offsets. Those of a batch that cannot be opened are not judged."""
@@ -106,13 +106,13 @@ class _Batches:
         wanted[self.rows_of(offsets)[0]] = True
         found, times_ms, scanner = [self._offsets], [self._offsets], RecordScanner()
         try:
-            for opened in reader.open_rows(self.stride, wanted):
-                for chunk in scanner.chunks(self.stride, opened):
-                    at = chunk.records["offset"] - self._base_offset
-                    self._last_record[chunk.records["row"]] = at  # the batch's last record remains
+            for opened in reader.open_rows(self.chunk, wanted):
+                for portion in scanner.portions(self.chunk, opened):
+                    at = portion.records["offset"] - self._base_offset
+                    self._last_record[portion.records["row"]] = at  # the batch's last record remains
                     named = np.isin(at, offsets)
                     found.append(at[named])
-                    times_ms.append(chunk.records["timestamp_ms"][named])
+                    times_ms.append(portion.records["timestamp_ms"][named])
         except (CorruptLog, Refused):
             return
         self._offsets, self._times_ms, self._is_open = np.concatenate(found), np.concatenate(times_ms), True
@@ -136,7 +136,7 @@ class _Batches:
 
 
 class _Entries:
-    """The entries of one index. `take` finds those that lie in a stride; `inside` contains their offsets that lie
+    """The entries of one index. `take` finds those that lie in a chunk; `inside` contains their offsets that lie
     inside of a batch; `compare` sets `why` to what is wrong with one."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
@@ -144,7 +144,7 @@ class _Entries:
         self.values = entries[value].astype(np.int64)
         self.why = ""
         self.inside = np.empty(0, np.int64)
-        self._mine = slice(0, 0)
+        self._own = slice(0, 0)
 
     def why_not_rising(self) -> str:
         falls = np.zeros(len(self.keys), bool)
@@ -155,9 +155,9 @@ class _Entries:
 
     def _advance(self, last_key: int) -> None:
         end = int(np.searchsorted(self.keys, last_key, side="right"))
-        self._mine = slice(self._mine.stop, max(end, self._mine.stop))
+        self._own = slice(self._own.stop, max(end, self._own.stop))
 
-    def _say(self, wrong: np.ndarray, first: int, what: str) -> None:
+    def _note_wrong(self, wrong: np.ndarray, first: int, what: str) -> None:
         """Set `why` for the first true element of `wrong`, which covers the entries from number `first` on."""
         if not self.why and wrong.any():
             number = first + int(np.argmax(wrong))
@@ -165,8 +165,8 @@ class _Entries:
             self.why = f"entry {number} is wrong: {what.format(key=key, value=value)}"
 
     def finish(self) -> None:
-        if not self.why and self._mine.stop < len(self.keys):
-            self.why = f"entry {self._mine.stop} is after the last batch"
+        if not self.why and self._own.stop < len(self.keys):
+            self.why = f"entry {self._own.stop} is after the last batch"
 
 
 class _OffsetEntries(_Entries):
@@ -179,17 +179,17 @@ class _OffsetEntries(_Entries):
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.positions[-1]))
-        offsets = self.values[self._mine.start - self._waits : self._mine.stop]
+        offsets = self.values[self._own.start - self._waits : self._own.stop]
         self.inside = offsets[batches.rows_of(offsets)[1]][: 0 if self.why else None]
 
     def compare(self, batches: _Batches) -> None:
         if self.why:
             return
-        begins = np.searchsorted(batches.positions, self.keys[self._mine])
-        misplaced = batches.positions[begins] != self.keys[self._mine]
-        self._say(misplaced, self._mine.start, "no batch begins at byte position {key}")
-        first = self._mine.start - self._waits
-        offsets = self.values[first : self._mine.stop]
+        begins = np.searchsorted(batches.positions, self.keys[self._own])
+        misplaced = batches.positions[begins] != self.keys[self._own]
+        self._note_wrong(misplaced, self._own.start, "no batch begins at byte position {key}")
+        first = self._own.start - self._waits
+        offsets = self.values[first : self._own.stop]
         if self._waits:
             begins = np.concatenate([[0], begins])
         ends = np.append(begins[1:], len(batches.last))
@@ -198,7 +198,7 @@ class _OffsetEntries(_Entries):
         waits[:-1] = False
         wrong = (rows < begins) | (rows >= ends) | ~batches.end_with(offsets)
         what = "no batch from byte position {key} to the next entry ends with relative offset {value}"
-        self._say(wrong & ~waits, first, what)
+        self._note_wrong(wrong & ~waits, first, what)
         self._waits = bool(waits.any())
 
     def finish(self) -> None:
@@ -213,16 +213,16 @@ class _TimeEntries(_Entries):
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.last[-1]))
-        offsets = self.keys[self._mine]
+        offsets = self.keys[self._own]
         self.inside = offsets[batches.rows_of(offsets)[1]][: 0 if self.why else None]
 
     def compare(self, batches: _Batches) -> None:
         if self.why:
             return
-        offsets, times_ms = self.keys[self._mine], self.values[self._mine]
+        offsets, times_ms = self.keys[self._own], self.values[self._own]
         rows, _ = batches.rows_of(offsets)
         wrong = (batches.reached[rows] != times_ms) | ~batches.rises[rows] | ~batches.have(offsets, times_ms)
-        self._say(wrong, self._mine.start, "the largest timestamp up to relative offset {key} is not {value}")
+        self._note_wrong(wrong, self._own.start, "the largest timestamp up to relative offset {key} is not {value}")
 
 
 def _used(data: bytes, entry: np.dtype, is_in_use: bool) -> bytes:

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keytail.cli.replicas import Replica, refuse_other_topic
+from keytail.console import print_message
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, list_partition, survey_partition
-from keytail.telling import say
 
 _MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
-class Gate:
+class RemovalLimit:
     """Tombstones and markers are retained from `offset` on: `replica` is cleaned no further. None: none is known."""
 
     offset: int | None
@@ -36,17 +36,17 @@ def cleaned_to(facts: PartitionFacts) -> int:
     return checkpoint
 
 
-def gate_of(cleaned: Mapping[str, int]) -> Gate:
+def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
     """Return the gate for the offsets to which replicas have been cleaned, by name."""
     if not cleaned:
-        return Gate(None, None)
+        return RemovalLimit(None, None)
     replica = min(cleaned, key=lambda name: cleaned[name])
-    return Gate(cleaned[replica], replica)
+    return RemovalLimit(cleaned[replica], replica)
 
 
-def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> Gate:
+def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> RemovalLimit:
     """Return how far all replicas that host the partition have been cleaned. Refused if that is unknown for one."""
-    mine = read_topic_id(fs, facts.path)
+    own = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}
     for replica in replicas:
         found = replica.find(facts.topic, facts.partition)
@@ -54,7 +54,7 @@ def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> 
             continue
         log_dir, entry = found
         try:
-            refuse_other_topic(fs, replica.name, entry.path, mine)
+            refuse_other_topic(fs, replica.name, entry.path, own)
             theirs = list_partition(fs, log_dir, entry) or survey_partition(fs, log_dir, entry)
         except Refused:
             raise
@@ -63,16 +63,16 @@ def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> 
         if theirs.problems:
             raise _unknown(replica.name, entry.path, "; ".join(theirs.problems))
         cleaned[replica.name] = cleaned_to(theirs)
-    return gate_of(cleaned)
+    return lowest_limit(cleaned)
 
 
-def tell_unhosted(names: Sequence[str]) -> None:
+def report_unhosted(names: Sequence[str]) -> None:
     """Report on standard error the due partitions that no other replica is known to host."""
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         some = ", ".join(names[:_MOST_NAMED])
         text = f"no --replica hosts {some}{more}: tombstones and markers there are removed when their retention ends"
-        say(f"keytail: {text}", "warning")
+        print_message(f"keytail: {text}", "warning")
 
 
 def _unknown(name: str, path: str, why: str) -> Refused:

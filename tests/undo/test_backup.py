@@ -14,10 +14,9 @@ from keytail.errors import CorruptLog, Refused
 from keytail.kernels.native import file_digest
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 from keytail.log.replace import GroupOutput
-from keytail.undo.manifest import MANIFEST, read_manifest, write_manifest
-from keytail.undo.originals import (
+from keytail.undo.backup import (
     MARKER,
-    Originals,
+    Backup,
     add_groups,
     copy_file,
     digest_file,
@@ -25,6 +24,7 @@ from keytail.undo.originals import (
     forget,
     keep,
 )
+from keytail.undo.manifest import MANIFEST, read_manifest, write_manifest
 from tests.crash.partitions import PARTITION, Group, Partition
 
 GROUPS = (Group((0, 10), (1, 4, 12)), Group((20,), (21, 25), continued=(24,)), Group((30,), ()))
@@ -47,7 +47,7 @@ def outputs() -> list[GroupOutput]:
 
 
 def kept_of(log_dir: Path, *, copies: bool = False, groups: int = 1, fs: FileSystem = LOCAL, to: str = "") -> Path:
-    originals = Originals(to or str(log_dir.parent / "originals"), copies)
+    originals = Backup(to or str(log_dir.parent / "originals"), copies)
     return Path(
         keep(
             fs, originals, str(log_dir / PARTITION), outputs()[:groups],
@@ -168,9 +168,9 @@ def test_held_bytes_are_those_without_another_name(log_dir: Path) -> None:
     entry = kept_of(log_dir)
     [found] = entries(LOCAL, str(log_dir.parent / "originals"))
     assert (found.run_id, found.name, found.path, found.held_bytes) == ("r1", PARTITION, str(entry), 0)
-    gone = log_dir / PARTITION / f"{10:020d}.log"
-    size_bytes = gone.stat().st_size
-    gone.unlink()
+    removed = log_dir / PARTITION / f"{10:020d}.log"
+    size_bytes = removed.stat().st_size
+    removed.unlink()
     [found] = entries(LOCAL, str(log_dir.parent / "originals"))
     assert found.held_bytes == size_bytes
 

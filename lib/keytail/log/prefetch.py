@@ -11,7 +11,7 @@ from keytail.threads import Threads
 T = TypeVar("T")
 
 
-def one_ahead(items: Generator[T, None, None]) -> Iterator[T]:
+def prefetched(items: Generator[T, None, None]) -> Iterator[T]:
     """Yield the items; all but the first are produced in a separate thread.
 
     An error of the generator is raised in place of its item. An item may not share memory with the next one, but may

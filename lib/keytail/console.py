@@ -1,7 +1,7 @@
 """Output on standard error: lines for people or JSON objects for programs, in full or only warnings and errors.
 
-Standard output is for rows alone. Modules call `say`, or `Manner.line` for lines of other programs. No run ends because
-standard error cannot be written to.
+Standard output is for rows alone. Modules call `say`, or `OutputStyle.line` for lines of other programs. No run ends
+because standard error cannot be written to.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Level = Literal["detail", "info", "warning", "error"]
 
 
 @dataclass(frozen=True)
-class Manner:
+class OutputStyle:
     """`quiet`: only warnings and errors. `verbose`: also details. `as_json`: JSON lines, for log collectors."""
 
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False
 
-    def tells(self, level: Level) -> bool:
+    def prints(self, level: Level) -> bool:
         if level == "detail":
             return self.verbose
         return level != "info" or not self.quiet
@@ -45,23 +45,23 @@ class Manner:
 
 
 # A context variable (threads.py): every layer down to the kernels prints, and would otherwise pass it on.
-_manner: contextvars.ContextVar[Manner] = contextvars.ContextVar("manner")
+_manner: contextvars.ContextVar[OutputStyle] = contextvars.ContextVar("manner")
 
 
-def manner() -> Manner:
+def output_style() -> OutputStyle:
     """Return the manner of this run."""
-    return _manner.get(Manner())
+    return _manner.get(OutputStyle())
 
 
-def speak(how: Manner) -> None:
+def set_output_style(how: OutputStyle) -> None:
     """Set the manner of this run; called by the command line, before any output."""
     _manner.set(how)
 
 
-def say(text: str, level: Level = "info", **facts: Any) -> None:
+def print_message(text: str, level: Level = "info", **facts: Any) -> None:
     """Print a line on standard error, if the manner of this run allows it."""
-    how = manner()
-    if how.tells(level):
+    how = output_style()
+    if how.prints(level):
         print(how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), file=standard_error(), flush=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.fan_out.stages import Sizes
-from keytail.compact.gate import Gate, cleaned_to, gate_of
+from keytail.compact.removal_limit import RemovalLimit, cleaned_to, lowest_limit
 from keytail.compact.rewrite import Rewriter
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
 from keytail.errors import KeytailError
@@ -36,7 +36,7 @@ def mixed_log(rng: random.Random) -> RandomLog:
     """Old messages first, then batches and transactions, with tombstones and markers in all states."""
     keys = [b"k%d" % n for n in range(8)]
     offset, segments, parts, entries = rng.choice([0, 1000]), [], [], []
-    begun: dict[int, int] = {}
+    started: dict[int, int] = {}
     base = offset
 
     def horizon() -> dict:
@@ -64,14 +64,14 @@ def mixed_log(rng: random.Random) -> RandomLog:
                 parts.append(encode_batch(records, **horizon()))
                 offset = records[-1].offset
             elif kind < 0.7:
-                begun.setdefault(pid, offset)
-                mine = {"producer_id": pid, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
-                parts.append(encode_batch(records, **mine, **horizon()))
+                started.setdefault(pid, offset)
+                own = {"producer_id": pid, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+                parts.append(encode_batch(records, **own, **horizon()))
                 offset = records[-1].offset
             else:
-                first, commit = begun.pop(pid, None), rng.random() < 0.5
+                first, commit = started.pop(pid, None), rng.random() < 0.5
                 if first is not None and not commit:
-                    entries.append(Aborted(pid, first, offset, min([offset + 1, *begun.values()])))
+                    entries.append(Aborted(pid, first, offset, min([offset + 1, *started.values()])))
                 at = dict(horizon()) if first is None else {}
                 parts.append(
                     encode_marker(offset, NOW - 10**6, commit=commit, producer_id=pid, producer_epoch=0, **at)
@@ -81,7 +81,7 @@ def mixed_log(rng: random.Random) -> RandomLog:
             roll(NOW - rng.choice([10**7, 10]))
             continue
         roll(NOW - 5000 + number)
-    for pid in list(begun):
+    for pid in list(started):
         parts.append(encode_marker(offset, NOW - 10**6, commit=True, producer_id=pid, producer_epoch=0))
         offset += 1
     if parts:
@@ -102,7 +102,7 @@ def test_retained_records_equal_the_models_with_one_task_and_with_many(case: int
     config = {"delete_retention_ms": 1000, "segment_bytes": 1}
     for limit in (base, rng.randint(base, end), end, NO_REMOVAL_LIMIT):
         fields = {"first_dirty": first_dirty, "config": config, "removal_limit_offset": limit, "drop_keyless": True}
-        twin = clean(
+        expected = clean(
             log.segments, first_dirty=first_dirty, first_uncleanable=end, now_ms=NOW, delete_retention_ms=1000,
             segment_bytes=1, index_interval_bytes=64, removal_limit=limit, log_start_offset=base,
         )  # fmt: skip
@@ -112,7 +112,7 @@ def test_retained_records_equal_the_models_with_one_task_and_with_many(case: int
         except KeytailError as problem:
             assert "has magic 0 or 1 and would lose all its records" in str(problem)
             return
-        made = {s.base_offset: s for s in twin.segments}
+        made = {s.base_offset: s for s in expected.segments}
         for group in result.groups:
             for out in group.segments:
                 [log_file] = [file for file in out.files if file.suffix == ".log"]
@@ -161,11 +161,11 @@ def test_tombstones_and_markers_are_retained_from_the_limit_on_and_removed_below
 def test_the_proof_rejects_a_cleaner_that_ignores_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decide_rows = Rewriter._decide_rows
 
-    def forgetful(self, *arguments):
+    def without_state(self, *arguments):
         self._facts[row_kernels.REMOVAL_LIMIT] = NO_REMOVAL_LIMIT
         return decide_rows(self, *arguments)
 
-    monkeypatch.setattr(Rewriter, "_decide_rows", forgetful)
+    monkeypatch.setattr(Rewriter, "_decide_rows", without_state)
     for limit, text, offset in (
         (2, "a marker was removed above the offset to which another replica has been cleaned", 3),
         (3, "a marker was removed above the offset to which another replica has been cleaned", 3),
@@ -187,11 +187,11 @@ def test_the_proof_rejects_a_cleaner_that_ignores_the_limit_for_old_tombstones(
 ) -> None:
     decide_rows = Rewriter._decide_rows
 
-    def forgetful(self, *arguments):
+    def without_state(self, *arguments):
         self._facts[row_kernels.REMOVAL_LIMIT] = NO_REMOVAL_LIMIT
         return decide_rows(self, *arguments)
 
-    monkeypatch.setattr(Rewriter, "_decide_rows", forgetful)
+    monkeypatch.setattr(Rewriter, "_decide_rows", without_state)
     old = b"".join(encode_single(Rec(n, NOW, b"%d" % n, None if n == 1 else b"v"), magic=1) for n in range(3))
     newer = encode_batch([Rec(3, NOW, b"x", b"v")])
     mtimes_ms = (NOW - 10**7, NOW - 5000, NOW)
@@ -232,5 +232,5 @@ def test_the_cleaned_offset_of_a_replica_is_that_of_its_checkpoint() -> None:
     )  # fmt: skip
     found = [cleaned_to(replace(facts, cleaner_checkpoint=at)) for at in (None, 9, 10, 30, 50, 51)]
     assert found == [10, 10, 10, 30, 50, 10]
-    assert gate_of({}) == Gate(None, None)
-    assert gate_of({"a": 5, "b": 3, "c": 3}) == Gate(3, "b")
+    assert lowest_limit({}) == RemovalLimit(None, None)
+    assert lowest_limit({"a": 5, "b": 3, "c": 3}) == RemovalLimit(3, "b")

@@ -25,7 +25,7 @@ from keytail.values import NotAValue, from_parts, sizes_of, to_parts
 _SIZE_BYTES = 8
 
 
-def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
+def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
     """Write `value` to a scratch file of this attempt; on failure no file is left."""
     base = task.segments[task.first_segment].base_offset
     name = names.scratch_file(base, task.run_id, task.attempt, suffix)
@@ -49,8 +49,9 @@ def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> Clea
     return CleanFile(suffix, name, size_bytes, digest.hexdigest())
 
 
-def take_over(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
-    """Return what `hand_on` was given. Nothing is decoded before the digest equals that of the round that wrote it."""
+def load_state(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
+    """Return what `save_state` was given. Nothing is decoded before the digest equals that of the round that wrote
+    it."""
     path = os.path.join(task.scratch_path, file.name)
     digest, parts = hashlib.blake2b(), []
     fd = fs.open_read(path)
