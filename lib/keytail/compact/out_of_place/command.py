@@ -1,4 +1,4 @@
-"""`compact --output-dir`: writes what the log dirs would become elsewhere; they remain unchanged.
+"""`compact --output-dir`: writes the result of a compaction elsewhere; the log dirs remain unchanged.
 
 The rules for what is due are those of `compact`, but for a partition that is already in the target, its output is used
 as the source. Everything else is copied. The states on disk are described in compact/out_of_place/OUT_OF_PLACE.md.

@@ -59,7 +59,7 @@ def prove_message(proof: Proof) -> None:
 
 
 def note_present_message(proof: Proof) -> None:
-    """Note the source's next message of magic 0 or 1, which a later round will rewrite."""
+    """Note the source's next message of magic 0 or 1, which a later pass rewrites."""
     message, source = _next_message(proof)
     state = proof.state
     proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
@@ -101,7 +101,7 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
-    """Note what became of each record in the table of keys; raises for one that must not be missing."""
+    """Enter each record and its result into the table of keys. Raises for one that must not be missing."""
     state = proof.state
     proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
     notes = proof.keys.notes
