@@ -1,4 +1,4 @@
-"""The data on keys for a page: the hottest keys of the run, and how many keys were written how often. Pure.
+"""The data on keys for a page: the hottest keys of the run, and how many keys have how many records. Pure.
 
 The same key in two partitions counts as two keys: each has its own records to compact.
 """

@@ -61,7 +61,7 @@ def prove_message(proof: Proof) -> None:
 
 
 def note_present_message(proof: Proof) -> None:
-    """Note the source's next message of magic 0 or 1, which a later round will rewrite."""
+    """Note the source's next message of magic 0 or 1, which a later pass rewrites."""
     message, source = _next_message(proof)
     rules = proof.state.rules
     noted = []
@@ -98,7 +98,7 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
-    """Note what became of each record in the table of keys; raises for one that must not be missing."""
+    """Enter each record and its result into the table of keys. Raises for one that must not be missing."""
     rules, old = proof.state.rules, bool(proof.state.source.is_old)
     noted = []
     for record in message.records:

@@ -136,7 +136,7 @@ class Output:
 
 @dataclass(frozen=True)
 class ProofSoFar:
-    """What the proof of one round passes to that of the next: its table of keys, its markers, its state."""
+    """The state of the proof that one pass saves for the next: its table of keys, its markers, its state."""
 
     slots: np.ndarray
     used: int
