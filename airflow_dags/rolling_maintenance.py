@@ -335,7 +335,7 @@ def _group(group: str, name: str) -> Any:
                 _wait_until_good(inventory.broker(name), ("reachable", *rolling.AFTER), looks=2)
 
         @task(retries=2)
-        def continue_() -> None:
+        def go_on() -> None:
             with _explained():
                 why = rolling.stops_the_roll(
                     *_left_by(group), stop_on_damage=steps.given()["stop_on_damage"]
@@ -344,7 +344,7 @@ def _group(group: str, name: str) -> Any:
                     raise AirflowFailException(f"the broker runs and is in sync, but the roll stops here: {why}")
 
         made = {item.function.__name__: item() for item in (
-            precheck, begin, stop, stopped, compact, verify, start, in_sync, continue_
+            precheck, begin, stop, stopped, compact, verify, start, in_sync, go_on
         )}  # fmt: skip
         made["precheck"] >> made["begin"] >> made["stop"] >> made["stopped"] >> made["compact"] >> made["verify"]
         made["stopped"] >> made["verify"] >> made["start"]
