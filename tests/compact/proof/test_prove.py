@@ -647,6 +647,28 @@ def test_a_tombstone_is_not_removed_before_the_records_that_it_deletes(tmp_path)
     assert (caught.value.offset, caught.value.byte_position) == (2, len(batches[0]))
 
 
+@pytest.mark.parametrize("codec", [0, 1])
+@pytest.mark.parametrize("of_key", [b"c", None])
+def test_each_timestamp_and_the_last_byte_of_each_part_count(tmp_path, codec, of_key):
+    keys = (b"a", b"b", of_key, b"d", b"a")
+    first = encode_batch([Rec(i, NOW - 500 + i, key, b"value") for i, key in enumerate(keys)], codec=codec)
+    segments = {0: first, 10: encode_batch([Rec(10, NOW, b"z", b"last")])}
+    end = 10 if of_key else 2  # records without a key are retained only beyond the end
+    for part, spoil in (
+        ("timestamp", lambda timestamp: timestamp + 1),
+        ("timestamp", lambda timestamp: timestamp - 1),
+        ("value", lambda value: value[:-1] + b"?"),
+        ("key", lambda key: key[:-1] + b"?" if key else b""),
+    ):
+        case = Case(segments, [[0]], Round(0, end, 10, NOW))
+        [o] = case.batches()
+        i = [record.key for record in o.records].index(of_key)  # not the first or the newest: headers depend on those
+        spoiled = replace(o.records[i], **{part: spoil(getattr(o.records[i], part))})
+        _again(o, [*o.records[:i], spoiled, *o.records[i + 1 :]])
+        with pytest.raises(KeytailError, match="a record's timestamp, key, value or headers differ"):
+            case.prove(tmp_path)
+
+
 def test_the_position_of_a_lost_record_is_reported(tmp_path):
     case = _example()
     _m_drop_newest_of_a_key(case)
