@@ -57,7 +57,7 @@ def compact_brokers() -> None:
     @steps.task(execution_timeout=steps.SHORT)
     def choose() -> list[str]:
         """Return the brokers of this run; raises InventoryError for a mistake in the inventory."""
-        return [item.name for item in inventory.chosen(steps.given()["brokers"])]
+        return [one.name for one in inventory.chosen(steps.given()["brokers"])]
 
     tasks: list[Any] = []
 
@@ -65,8 +65,8 @@ def compact_brokers() -> None:
     def broker(name: str) -> None:
         @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
         def plan(name: str) -> dict[str, Any]:
-            item = inventory.broker(name)
-            return {"broker": name, "step": "plan", **steps.figures(item.command, steps.given(), item.on_host)}
+            one = inventory.broker(name)
+            return {"broker": name, "step": "plan", **steps.figures(one.command, steps.given(), one.on_host)}
 
         @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
         def gate(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -74,15 +74,15 @@ def compact_brokers() -> None:
 
         @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED)
         def compact(name: str) -> dict[str, Any]:
-            item = inventory.broker(name)
-            words = item.command("compact", *steps.flags(steps.given(), "compact"), "--execute")
-            ended, run_id = steps.run_noting(words, item.on_host)
+            one = inventory.broker(name)
+            words = one.command("compact", *steps.flags(steps.given(), "compact"), "--execute")
+            ended, run_id = steps.run_noting(words, one.on_host)
             return {"broker": name, "step": "compact", "run_id": run_id, **commands.outcome(ended)}
 
         @steps.task(map_index_template=NAMED)
         def verify(name: str) -> dict[str, Any]:
-            item = inventory.broker(name)
-            ended = commands.run(item.command("verify", *steps.flags(steps.given(), "verify")), item.on_host)
+            one = inventory.broker(name)
+            ended = commands.run(one.command("verify", *steps.flags(steps.given(), "verify")), one.on_host)
             return {"broker": name, "step": "verify", **commands.outcome(ended)}
 
         @steps.task(
@@ -91,9 +91,9 @@ def compact_brokers() -> None:
             map_index_template=NAMED,
         )
         def ledger(name: str) -> dict[str, Any]:
-            item = inventory.broker(name)
+            one = inventory.broker(name)
             run_id = steps.left_by("broker.compact").get("run_id")
-            made = steps.read_back(item.keytail, steps.given(), run_id, item.on_host)
+            made = steps.read_back(one.keytail, steps.given(), run_id, one.on_host)
             return {"broker": name, "step": "ledger", **made}
 
         planned = plan(name=name)
@@ -136,8 +136,8 @@ def compact_snapshots() -> None:
     def plan() -> dict[str, Any]:
         values = steps.given()
 
-        def command(name: str, *more: str) -> tuple[str, ...]:
-            return (f"{values['keytail_home']}/bin/keytail", name, *place(values), *more, "--output", "json")
+        def command(verb: str, *more: str) -> tuple[str, ...]:
+            return (f"{values['keytail_home']}/bin/keytail", verb, *place(values), *more, "--output", "json")
 
         return {"step": "plan", **steps.figures(command, values)}
 
@@ -153,9 +153,9 @@ def compact_snapshots() -> None:
 
     planned = plan()
     compact = KeytailSubmitOperator(
-        task_id="compact", command="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24)
+        task_id="compact", verb="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24)
     )
-    verify = KeytailSubmitOperator(task_id="verify", command="verify", job="verify.py")
+    verify = KeytailSubmitOperator(task_id="verify", verb="verify", job="verify.py")
     tasks: list[Any] = [planned, gate(planned), compact, verify, ledger()]
     chain(*tasks)
     steps.end_with(*tasks, partial=["compact", "verify", "ledger"])

@@ -88,9 +88,9 @@ def index_rebuild() -> None:
     def choose() -> list[list[str]]:
         values = steps.given()
         groups: dict[str, list[str]] = {}
-        for item in inventory.chosen(values["brokers"]):
-            key = f"group {item.group}" if values["by"] == "group" and item.group else f"broker {item.name}"
-            groups.setdefault(key, []).append(item.name)
+        for one in inventory.chosen(values["brokers"]):
+            key = f"group {one.group}" if values["by"] == "group" and one.group else f"broker {one.name}"
+            groups.setdefault(key, []).append(one.name)
         return list(groups.values())
 
     tasks: list[Any] = []
@@ -100,14 +100,14 @@ def index_rebuild() -> None:
         @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED)
         def rebuild(names: list[str]) -> list[dict[str, Any]]:
             words = [*steps.flags(steps.given(), "rebuild-index"), "--execute"]
-            return of_each(names, "rebuild-index", lambda item: commands.run(
-                item.command("rebuild-index", *words), item.on_host
+            return of_each(names, "rebuild-index", lambda one: commands.run(
+                one.command("rebuild-index", *words), one.on_host
             ))
 
         @steps.task(map_index_template=NAMED)
         def verify(names: list[str]) -> list[dict[str, Any]]:
             words = steps.flags(steps.given(), "verify")
-            return of_each(names, "verify", lambda item: commands.run(item.command("verify", *words), item.on_host))
+            return of_each(names, "verify", lambda one: commands.run(one.command("verify", *words), one.on_host))
 
         in_order = [rebuild(names=names), verify(names=names)]
         chain(*in_order)

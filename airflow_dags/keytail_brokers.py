@@ -41,9 +41,9 @@ class Broker:
     flags: tuple[str, ...] = ()
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def command(self, command: str, *more: str) -> tuple[str, ...]:
+    def command(self, verb: str, *more: str) -> tuple[str, ...]:
         """Return the words of `keytail VERB` for the broker's log dirs, with rows on standard output."""
-        words = [self.keytail, command]
+        words = [self.keytail, verb]
         if self.config is not None:
             words += ["--config", self.config]
         if self.log_dirs:
@@ -70,19 +70,19 @@ def brokers(path: str | None = None) -> list[Broker]:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InventoryError(f"{where} has no broker; add a [[broker]] table for each")
     made = [_broker(table, f"{where}: broker {number}") for number, table in enumerate(tables, 1)]
-    for number, item in enumerate(made):
-        if any(item.name == other.name for other in made[:number]):
-            raise InventoryError(f"{where}: two brokers are named {item.name!r}; give each a different name")
+    for number, one in enumerate(made):
+        if any(one.name == other.name for other in made[:number]):
+            raise InventoryError(f"{where}: two brokers are named {one.name!r}; give each a different name")
     return made
 
 
 def broker(name: str, path: str | None = None) -> Broker:
     """Return the broker with this name. Raises InventoryError if there is none."""
     known = brokers(path)
-    for item in known:
-        if item.name == name:
-            return item
-    raise InventoryError(f"the inventory has no broker {name!r}; it has {', '.join(item.name for item in known)}")
+    for one in known:
+        if one.name == name:
+            return one
+    raise InventoryError(f"the inventory has no broker {name!r}; it has {', '.join(one.name for one in known)}")
 
 
 def chosen(names: Sequence[str]) -> list[Broker]:

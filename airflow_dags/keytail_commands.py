@@ -82,10 +82,10 @@ def run(
     line = ["sh", "-c", _UNDER_A_SHELL, "keytail", *words]
     command = [*on_host, shlex.join(line)] if on_host else line
     on_line(f"$ {shlex.join([*on_host, shlex.join(words)]) if on_host else shlex.join(words)}")
-    reported: deque[str] = deque(maxlen=20)
+    told: deque[str] = deque(maxlen=20)
 
-    def log_line(text: str) -> None:
-        reported.append(text[:MOST_TEXT])
+    def tell(text: str) -> None:
+        told.append(text[:MOST_TEXT])
         on_line(text)
 
     apart = parse_rows or keep_output
@@ -97,17 +97,17 @@ def run(
             stderr=subprocess.PIPE if apart else subprocess.STDOUT,
             start_new_session=True,
         )
-        timed_out = _follow(process, timeout_s, grace_s, log_line)
+        timed_out = _follow(process, timeout_s, grace_s, tell)
         status = TIMED_OUT if timed_out else process.returncode
         output.seek(0)
-        message = output.read()
-    rows = _rows(message, status) if parse_rows else []
-    kept = message.decode(errors="replace") if keep_output else ""
-    return Ended(status if status >= 0 else 128 - status, rows, "\n".join(reported), kept)
+        said = output.read()
+    rows = _rows(said, status) if parse_rows else []
+    kept = said.decode(errors="replace") if keep_output else ""
+    return Ended(status if status >= 0 else 128 - status, rows, "\n".join(told), kept)
 
 
 def _follow(
-    process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, log_line: Callable[[str], None]
+    process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, tell: Callable[[str], None]
 ) -> bool:
     """Wait until the process has ended, logging its output. Returns whether it took longer than `timeout_s`."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -131,11 +131,11 @@ def _follow(
         with _at_sigterm(stop):
             for line in lines:
                 if line is not None:
-                    log_line(line)
+                    tell(line)
                 now_s = time.monotonic()
                 if until_s is not None and now_s > until_s and not timed_out:
                     timed_out = True
-                    log_line(f"not finished after {timeout_s:g} s: stopped")
+                    tell(f"not finished after {timeout_s:g} s: stopped")
                     stop()
                 if kill_at_s is not None and now_s > kill_at_s:
                     _kill_group(process)

@@ -28,9 +28,9 @@ def lacking(commands: Mapping[str, Sequence[str]]) -> str:
     """Return what is wrong with a broker's commands, "" if nothing."""
     missing = [name for name in NEEDED if not commands.get(name)]
     unknown = sorted(set(commands) - set(KNOWN))
-    reported = [f"lacks commands.{name}" for name in missing]
-    reported += [f"has the unknown commands.{name}" for name in unknown]
-    return " and ".join(reported)
+    told = [f"lacks commands.{name}" for name in missing]
+    told += [f"has the unknown commands.{name}" for name in unknown]
+    return " and ".join(told)
 
 
 def group_ids(names: Iterable[str]) -> list[str]:
@@ -38,11 +38,11 @@ def group_ids(names: Iterable[str]) -> list[str]:
     made: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-        number, item = 1, plain
-        while item in made:
+        number, one = 1, plain
+        while one in made:
             number += 1
-            item = f"{plain}_{number}"
-        made.append(item)
+            one = f"{plain}_{number}"
+        made.append(one)
     return made
 
 
@@ -121,9 +121,9 @@ def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
     }
 
 
-def may_start(message: Mapping[str, Any] | None) -> bool:
+def may_start(said: Mapping[str, Any] | None) -> bool:
     """Return False only if verify reported that a start would lose records. A missing verdict allows it."""
-    return not (message and message.get("loses"))
+    return not (said and said.get("loses"))
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -140,7 +140,7 @@ def _words(row: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
 
 def _row_words(row: Mapping[str, Any]) -> str:
     findings = row.get("findings") or ()
-    worst = next((finding for finding in findings if finding.get("severity") == "error"), None)
+    worst = next((one for one in findings if one.get("severity") == "error"), None)
     return short(f"{_name(row)} {row.get('status')}: {worst['what'] if worst else row.get('error')}")
 
 
@@ -154,7 +154,7 @@ def short(text: str) -> str:
 def stops_the_roll(
     stopped: Mapping[str, Any] | None,
     compacted: Mapping[str, Any] | None,
-    message: Mapping[str, Any] | None,
+    said: Mapping[str, Any] | None,
     *,
     stop_on_damage: bool,
 ) -> str:
@@ -166,12 +166,12 @@ def stops_the_roll(
         return "the broker was not stopped cleanly, so it was started again without a compaction"
     if not compacted:
         return "the compaction failed"
-    if not message or not message.get("ran"):
+    if not said or not said.get("ran"):
         return "the logs could not be verified after the compaction"
-    if message.get("loses"):
-        return f"verify reports that a start would lose records: {_list(message['loses'], message['loses_count'])}"
-    if message.get("bad") and stop_on_damage:
-        return f"verify reports damage: {_list(message['bad'], message['bad_count'])}"
+    if said.get("loses"):
+        return f"verify reports that a start would lose records: {_list(said['loses'], said['loses_count'])}"
+    if said.get("bad") and stop_on_damage:
+        return f"verify reports damage: {_list(said['bad'], said['bad_count'])}"
     return ""
 
 
@@ -224,16 +224,16 @@ def ending(
             continue
         kept = became[broker] == KEPT_DOWN
         first = step if step in ("stop", "stopped", "compact", "verify") and last != "precheck" else last
-        reported = [f"The roll stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
+        told = [f"The roll stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
         if first != last:
-            reported.append(f"Step {last}: {whys.get(f'{group}.{last}', _SILENT)}")
+            told.append(f"Step {last}: {whys.get(f'{group}.{last}', _SILENT)}")
         state = {UP: "runs", DOWN: "is DOWN", KEPT_DOWN: "is DOWN, and is kept down"}.get(became[broker])
-        reported.append(f"Broker {broker} {state or 'was not touched'}.")
-        reported.append(NEXT["kept down" if kept else last].format(group=group, start=starts.get(group, "its command")))
-        others = [name for name, item in became.items() if item == UNTOUCHED and name != broker]
+        told.append(f"Broker {broker} {state or 'was not touched'}.")
+        told.append(NEXT["kept down" if kept else last].format(group=group, start=starts.get(group, "its command")))
+        others = [name for name, one in became.items() if one == UNTOUCHED and name != broker]
         if others:
-            reported.append(f"Not touched: {', '.join(others)}.")
-        return Ending(became, "\n".join(reported))
+            told.append(f"Not touched: {', '.join(others)}.")
+        return Ending(became, "\n".join(told))
     text = ""
     if states.get("choose") != "success":
         text = f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first."

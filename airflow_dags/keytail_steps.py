@@ -189,10 +189,10 @@ FLAGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def flags(values: Mapping[str, Any], command: str) -> list[str]:
+def flags(values: Mapping[str, Any], verb: str) -> list[str]:
     """Return the flags of a command for the given Params, without Params that are missing or empty."""
     made: list[str] = []
-    for name in FLAGS[command]:
+    for name in FLAGS[verb]:
         value = values.get(name)
         if value is None or value is False or value in ("", []):
             continue
@@ -203,8 +203,8 @@ def flags(values: Mapping[str, Any], command: str) -> list[str]:
         elif name == "deadline_minutes":
             made += ["--deadline", f"{value:g}"]
         elif name != "high_watermark" or value != "checkpoint":
-            for item in value if isinstance(value, list) else [value]:
-                made += [_flag(name)] if item is True else [_flag(name), str(item)]
+            for one in value if isinstance(value, list) else [value]:
+                made += [_flag(name)] if one is True else [_flag(name), str(one)]
     return made
 
 
@@ -268,9 +268,9 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
         raise AirflowFailException(f"the ledger has no run {run_id}")
     own, *of_run = ended.rows
     kept = ("run_id", "command", "host", "status", "error", "start_ms", "end_ms", "partitions", "counts", "log_dirs")
-    reported = {**summary(of_run, ended.exit_status), "run": {key: own.get(key) for key in kept}}
-    reported["partial"] = made["partial"] or own.get("status") != "done"
-    return reported
+    told = {**summary(of_run, ended.exit_status), "run": {key: own.get(key) for key in kept}}
+    told["partial"] = made["partial"] or own.get("status") != "done"
+    return told
 
 
 def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended, str | None]:
@@ -285,46 +285,44 @@ def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended
 
 
 def end_with(*steps: Any, partial: Sequence[str]) -> None:
-    """Add the last two tasks after `steps`: `report_partial`, for the results of the tasks `partial`, and `done`.
+    """Add the last two tasks after `steps`: `tell_partial`, for the results of the tasks `partial`, and `done`.
 
-    `report_partial` runs regardless of the results of the steps. `done` is the only leaf, by which Airflow judges the
+    `tell_partial` runs regardless of the results of the steps. `done` is the only leaf, by which Airflow judges the
     run: it succeeds after skipped tasks, and is not reached after a failed one.
     """
 
     @task(trigger_rule=TriggerRule.ALL_DONE, retries=0, execution_timeout=SHORT)
-    def report_partial() -> None:
+    def tell_partial() -> None:
         instance: Any = get_current_context()["ti"]
-        report_trouble(instance.xcom_pull(task_ids=list(partial)))
+        tell_trouble(instance.xcom_pull(task_ids=list(partial)))
 
-    reported = report_partial()
-    list(steps) >> reported
-    [*steps, reported] >> EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
+    told = tell_partial()
+    list(steps) >> told
+    [*steps, told] >> EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
 
 
-def report_trouble(outcomes: Iterable[Any]) -> None:
+def tell_trouble(outcomes: Iterable[Any]) -> None:
     """Raise AirflowFailException with what the steps left undone, or AirflowSkipException if that is nothing.
 
     A run of which a part was refused or damaged is not retried, but is not a success either.
     """
-    reported: list[str] = []
-    for item in chain.from_iterable(item if isinstance(item, list) else [item] for item in outcomes):
-        if not item or not item.get("partial"):
+    told: list[str] = []
+    for one in chain.from_iterable(one if isinstance(one, list) else [one] for one in outcomes):
+        if not one or not one.get("partial"):
             continue
-        where = f"{item['broker']}: " if item.get("broker") else ""
-        counts = ", ".join(f"{number} {status}" for status, number in item["counts"].items())
-        reported.append(f"{where}{item.get('step', 'a step')} was partial ({counts})")
-        wrong = [row for row in item["rows"] if row.get("error") or row.get("first_finding")]
-        reported += [f"  {in_words(row)}" for row in wrong]
-        if item["rows_left_out"] and len(item["rows"]) >= MOST_ROWS:
-            reported.append(f"  {item['rows_left_out']} more rows are not listed here")
-        if not wrong and item.get("run"):
-            reported.append(f"  the status of run {item['run']['run_id']} in the ledger is {item['run']['status']}")
+        where = f"{one['broker']}: " if one.get("broker") else ""
+        counts = ", ".join(f"{number} {status}" for status, number in one["counts"].items())
+        told.append(f"{where}{one.get('step', 'a step')} was partial ({counts})")
+        wrong = [row for row in one["rows"] if row.get("error") or row.get("first_finding")]
+        told += [f"  {in_words(row)}" for row in wrong]
+        if one["rows_left_out"] and len(one["rows"]) >= MOST_ROWS:
+            told.append(f"  {one['rows_left_out']} more rows are not listed here")
+        if not wrong and one.get("run"):
+            told.append(f"  the status of run {one['run']['run_id']} in the ledger is {one['run']['status']}")
         elif not wrong:
-            reported.append(
-                "  all is done, but the ledger lacks it; the next run with this ledger reports what is missing"
-            )
-    if not reported:
+            told.append("  all is done, but the ledger lacks it; the next run with this ledger reports what is missing")
+    if not told:
         raise AirflowSkipException("nothing was refused, damaged or failed")
-    text = "\n".join(reported)
+    text = "\n".join(told)
     print(text)
     raise AirflowFailException(text)

@@ -25,8 +25,8 @@ class KeytailSubmitOperator(SparkSubmitOperator):
     derived from Params when the task runs, word by word: no text of a Param is split or evaluated.
     """
 
-    def __init__(self, *, command: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
-        self.command = command
+    def __init__(self, *, verb: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
+        self.verb = verb
         self.job = job
         self.execute_it = execute_it
         self.run_ids: list[str] = []
@@ -36,13 +36,13 @@ class KeytailSubmitOperator(SparkSubmitOperator):
             conf=_conf,  # type: ignore[arg-type]
             env_vars=_environment,  # type: ignore[arg-type]
             properties_file="{{ params.properties_file or '' }}",
-            name="keytail " + command + " {{ dag_run.run_id }}",
+            name="keytail " + verb + " {{ dag_run.run_id }}",
             **kwargs,
         )
 
     def _arguments(self, context: Mapping[str, Any], jinja_env: Any) -> list[str]:
         values = context["params"]
-        words = [*place(values), *flags(values, self.command)]
+        words = [*place(values), *flags(values, self.verb)]
         return [*words, "--execute"] if self.execute_it else words
 
     def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -62,14 +62,14 @@ class KeytailSubmitOperator(SparkSubmitOperator):
                 "the job wrote no rows on this host: its driver ran elsewhere (deploy-mode cluster), or jobs/ is of an "
                 "older keytail. Submit in client mode, with the jobs/ of this keytail"
             )
-        return {"step": self.command, "run_id": self.run_ids[-1] if self.run_ids else None} | outcome(
+        return {"step": self.verb, "run_id": self.run_ids[-1] if self.run_ids else None} | outcome(
             Ended(status, rows or [], words)
         )
 
     def _get_hook(self) -> Any:
         hook = super()._get_hook()
-        reported = hook._process_spark_submit_log
-        hook._process_spark_submit_log = lambda lines: reported(self._noted(lines))
+        told = hook._process_spark_submit_log
+        hook._process_spark_submit_log = lambda lines: told(self._noted(lines))
         return hook
 
     def _noted(self, lines: Iterable[str]) -> Iterator[str]:

@@ -59,12 +59,12 @@ def ledger_maintenance() -> None:
         values = steps.given()
         if not values["ledger"]:
             raise AirflowFailException("the Params have no ledger: give the path of one")
-        item = inventory.broker(values["broker"]) if values["broker"] else None
-        keytail = item.keytail if item else f"{values['keytail_home']}/bin/keytail"
+        one = inventory.broker(values["broker"]) if values["broker"] else None
+        keytail = one.keytail if one else f"{values['keytail_home']}/bin/keytail"
         words = [keytail, "history", *steps.flags(values, "history"), "--maintain", "--execute"]
         if values["retain_days"] is not None:
             words += ["--retain-days", str(values["retain_days"])]
-        ended = commands.run([*words, "--output", "json"], item.on_host if item else ())
+        ended = commands.run([*words, "--output", "json"], one.on_host if one else ())
         return {"step": "maintain", **commands.outcome(ended)}
 
     steps.end_with(maintain(), partial=["maintain"])

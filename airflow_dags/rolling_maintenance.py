@@ -114,54 +114,54 @@ def _explained() -> Iterator[None]:
         raise
 
 
-def words_of(item: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def words_of(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the words of each command that a run executes for a broker, by step."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
     return {
-        "doctor": _doctor_words(item),
-        "plan": item.command("compact", *topic),
-        "stop": item.commands["stop"],
-        "compact": item.command("compact", *topic, "--deadline", f"{values['deadline_minutes']:g}", "--execute"),
-        "verify": item.command("verify", *topic),
-        "start": item.commands["start"],
-        **{name: item.commands[name] for name in rolling.KNOWN if name in item.commands},
+        "doctor": _doctor_words(one),
+        "plan": one.command("compact", *topic),
+        "stop": one.commands["stop"],
+        "compact": one.command("compact", *topic, "--deadline", f"{values['deadline_minutes']:g}", "--execute"),
+        "verify": one.command("verify", *topic),
+        "start": one.commands["start"],
+        **{name: one.commands[name] for name in rolling.KNOWN if name in one.commands},
     }
 
 
-def _doctor_words(item: inventory.Broker) -> tuple[str, ...]:
+def _doctor_words(one: inventory.Broker) -> tuple[str, ...]:
     """Return the command `doctor` without the inventory's flags, which select topics."""
-    return replace(item, flags=()).command("doctor")
+    return replace(one, flags=()).command("doctor")
 
 
-def _doctor(item: inventory.Broker) -> commands.Ended:
+def _doctor(one: inventory.Broker) -> commands.Ended:
     try:
-        return commands.run(_doctor_words(item), item.on_host, ASK_S)
+        return commands.run(_doctor_words(one), one.on_host, ASK_S)
     except AirflowException as problem:  # no rows, although its status is 0
         return commands.Ended(1, words=str(problem))
 
 
-def _check(item: inventory.Broker, names: tuple[str, ...]) -> str:
+def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
     """Return the output of the first check that is not good; "" if all are. A missing command fails the task."""
     for name in names:
-        if name not in item.commands:
+        if name not in one.commands:
             continue
-        ended = commands.run(item.commands[name], item.on_host, ASK_S, parse_rows=False, keep_output=True)
+        ended = commands.run(one.commands[name], one.on_host, ASK_S, parse_rows=False, keep_output=True)
         if ended.exit_status in commands.NOT_FOUND:
             raise AirflowFailException(f"commands.{name}: command not found, or not executable: {ended.words}")
         if not rolling.is_good(name, ended.exit_status, ended.output):
-            message = rolling.short(ended.output.strip() or ended.words)
-            print(f"{name}: status {ended.exit_status}: {message}")
-            return f"{name} (status {ended.exit_status}): {message}"
+            said = rolling.short(ended.output.strip() or ended.words)
+            print(f"{name}: status {ended.exit_status}: {said}")
+            return f"{name} (status {ended.exit_status}): {said}"
     return ""
 
 
-def _wait_until_good(item: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
+def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
     """Wait until all checks were good `looks` times in a row; raises AirflowFailException with the last failure."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
     good = 0
     while True:
-        wrong = _check(item, names)
+        wrong = _check(one, names)
         good = 0 if wrong else good + 1
         if good >= looks:
             return
@@ -173,48 +173,48 @@ def _wait_until_good(item: inventory.Broker, names: tuple[str, ...], looks: int)
         time.sleep(values["poll_seconds"])
 
 
-def _precheck(item: inventory.Broker) -> dict[str, Any] | None:
+def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
     values = steps.given()
-    if item.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
-        raise AirflowSkipException(f"{item.name} is not in only_brokers")
+    if one.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
+        raise AirflowSkipException(f"{one.name} is not in only_brokers")
     if values["dry_run"]:
-        return _show(item, values)
-    ended = _doctor(item)
+        return _show(one, values)
+    ended = _doctor(one)
     state = rolling.state_of(ended.rows)
     wrong = [f"{row.get('check')}: {row.get('found')}" for row in ended.rows if row.get("status") == "fail"]
     if wrong or not ended.rows:
         raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
     if state != rolling.RUNNING:
         raise AirflowFailException(f"the broker is not running (log dirs: {state}); before a roll, start all brokers")
-    _wait_until_good(item, ("reachable", *rolling.BEFORE), looks=1)
+    _wait_until_good(one, ("reachable", *rolling.BEFORE), looks=1)
     return None
 
 
-def _show(item: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
+def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
     """Do a dry run: print what would be done, and return what is due there."""
-    wrong = _check(item, ("reachable", *rolling.BEFORE))
-    print(f"{item.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
-    words = words_of(item, values)
+    wrong = _check(one, ("reachable", *rolling.BEFORE))
+    print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
+    words = words_of(one, values)
     for step in ("stop", "compact", "verify", "start"):
-        print(f"{item.name}: would {step}: {shlex.join([*item.on_host, shlex.join(words[step])])}")
-    made = commands.outcome(commands.run(words["plan"], item.on_host))
-    print(f"{item.name}: {made['counts']}")
+        print(f"{one.name}: would {step}: {shlex.join([*one.on_host, shlex.join(words[step])])}")
+    made = commands.outcome(commands.run(words["plan"], one.on_host))
+    print(f"{one.name}: {made['counts']}")
     return {"would_wait_for": wrong, **made}
 
 
-def _stop(item: inventory.Broker) -> None:
-    ended = commands.run(item.commands["stop"], item.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
+def _stop(one: inventory.Broker) -> None:
+    ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
     if ended.exit_status != 0:
         raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.words}")
 
 
-def _stopped(item: inventory.Broker) -> dict[str, Any]:
+def _stopped(one: inventory.Broker) -> dict[str, Any]:
     """Wait until every log dir has its clean shutdown file and its lock is free."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["stop_minutes"]
     states: list[str] = []
     while True:
-        ended = _doctor(item)
+        ended = _doctor(one)
         states.append(rolling.state_of(ended.rows))
         print(f"log dirs: {states[-1]}")
         decided = rolling.has_stopped(states)
@@ -223,44 +223,42 @@ def _stopped(item: inventory.Broker) -> dict[str, Any]:
         if decided is not None:
             raise AirflowFailException("it ended without a clean shutdown: a log dir has no .kafka_cleanshutdown")
         if time.monotonic() > until_s:
-            message = f": {ended.words}" if states[-1] == rolling.UNKNOWN else ""
+            said = f": {ended.words}" if states[-1] == rolling.UNKNOWN else ""
             raise AirflowFailException(
-                f"it has not stopped cleanly after {values['stop_minutes']:g} minutes (log dirs: {states[-1]}){message}"
+                f"it has not stopped cleanly after {values['stop_minutes']:g} minutes (log dirs: {states[-1]}){said}"
             )
         time.sleep(values["poll_seconds"])
 
 
-def _compact(item: inventory.Broker) -> dict[str, Any]:
+def _compact(one: inventory.Broker) -> dict[str, Any]:
     values = steps.given()
     limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
-    return commands.outcome(commands.run(words_of(item, values)["compact"], item.on_host, limit_s))
+    return commands.outcome(commands.run(words_of(one, values)["compact"], one.on_host, limit_s))
 
 
-def _verify(item: inventory.Broker) -> dict[str, Any]:
+def _verify(one: inventory.Broker) -> dict[str, Any]:
     values = steps.given()
-    ended = commands.run(words_of(item, values)["verify"], item.on_host, 60 * values["verify_minutes"])
-    message = rolling.verdict(ended.exit_status, ended.rows)
-    get_current_context()["ti"].xcom_push(key="verdict", value=message)
-    if message["loses"]:
-        raise AirflowFailException(f"a start would lose records: {'; '.join(message['loses'])}")
-    if message["bad"]:
-        raise AirflowFailException(
-            f"{message['bad_count']} partitions are damaged or unread: {'; '.join(message['bad'])}"
-        )
-    if not message["ran"] and ended.exit_status == 0:
+    ended = commands.run(words_of(one, values)["verify"], one.on_host, 60 * values["verify_minutes"])
+    said = rolling.verdict(ended.exit_status, ended.rows)
+    get_current_context()["ti"].xcom_push(key="verdict", value=said)
+    if said["loses"]:
+        raise AirflowFailException(f"a start would lose records: {'; '.join(said['loses'])}")
+    if said["bad"]:
+        raise AirflowFailException(f"{said['bad_count']} partitions are damaged or unread: {'; '.join(said['bad'])}")
+    if not said["ran"] and ended.exit_status == 0:
         return commands.summary([], 0)
     return commands.outcome(ended)
 
 
-def _start(item: inventory.Broker, message: Mapping[str, Any] | None) -> dict[str, Any]:
+def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
     """Start the broker, unless verify reported a loss, and check that it then holds a lock."""
-    if not rolling.may_start(message):
-        assert message is not None
-        raise AirflowFailException(f"{rolling.KEPT}a start would lose records: {'; '.join(message['loses'])}")
+    if not rolling.may_start(said):
+        assert said is not None
+        raise AirflowFailException(f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}")
     poll_s = steps.given()["poll_seconds"]
-    _release(item, poll_s)
+    _let_go(one, poll_s)
     for number in range(1, START_TRIES + 1):
-        ended = commands.run(item.commands["start"], item.on_host, ASK_S, parse_rows=False)
+        ended = commands.run(one.commands["start"], one.on_host, ASK_S, parse_rows=False)
         if ended.exit_status == 0:
             break
         print(f"commands.start ended with status {ended.exit_status}, try {number} of {START_TRIES}")
@@ -269,7 +267,7 @@ def _start(item: inventory.Broker, message: Mapping[str, Any] | None) -> dict[st
         raise AirflowException(f"commands.start ended with status {ended.exit_status}: {ended.words}")
     until_s = time.monotonic() + CONFIRM_S
     while True:
-        state = rolling.state_of(_doctor(item).rows)
+        state = rolling.state_of(_doctor(one).rows)
         if state == rolling.RUNNING:
             return {"state": state}
         if time.monotonic() > until_s:
@@ -279,10 +277,10 @@ def _start(item: inventory.Broker, message: Mapping[str, Any] | None) -> dict[st
         time.sleep(poll_s)
 
 
-def _release(item: inventory.Broker, poll_s: float) -> None:
+def _let_go(one: inventory.Broker, poll_s: float) -> None:
     """Wait for a compaction whose task died, which ends within seconds; until then a broker could not get the locks."""
     until_s = time.monotonic() + CONFIRM_S
-    while rolling.state_of(_doctor(item).rows) == rolling.BUSY and time.monotonic() < until_s:
+    while rolling.state_of(_doctor(one).rows) == rolling.BUSY and time.monotonic() < until_s:
         time.sleep(poll_s)
 
 
@@ -326,8 +324,8 @@ def _group(group: str, name: str) -> Any:
         @task(retries=20)
         def start() -> Any:
             with _explained():
-                message = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
-                return _start(inventory.broker(name), message)
+                said = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
+                return _start(inventory.broker(name), said)
 
         @task(retries=2)
         def in_sync() -> None:
@@ -343,7 +341,7 @@ def _group(group: str, name: str) -> Any:
                 if why:
                     raise AirflowFailException(f"the broker runs and is in sync, but the roll stops here: {why}")
 
-        made = {item.function.__name__: item() for item in (
+        made = {one.function.__name__: one() for one in (
             precheck, begin, stop, stopped, compact, verify, start, in_sync, go_on
         )}  # fmt: skip
         made["precheck"] >> made["begin"] >> made["stop"] >> made["stopped"] >> made["compact"] >> made["verify"]
@@ -392,12 +390,12 @@ def _ending(groups: Mapping[str, str]) -> rolling.Ending:
     whys = {name: why for name in tasks if states.get(name) == "failed"
             if (why := pull(task_ids=name, key="why"))}  # fmt: skip
     for group in groups:  # a broker that must stay down is never reported as one to start by hand, whatever was lost
-        message = pull(task_ids=f"{group}.verify", key="verdict")
-        if states.get(f"{group}.start") == "failed" and not rolling.may_start(message):
-            whys[f"{group}.start"] = f"{rolling.KEPT}a start would lose records: {'; '.join(message['loses'])}"
+        said = pull(task_ids=f"{group}.verify", key="verdict")
+        if states.get(f"{group}.start") == "failed" and not rolling.may_start(said):
+            whys[f"{group}.start"] = f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}"
     known: dict[str, inventory.Broker] = {}
     with contextlib.suppress(Exception):  # the report is useful without the commands, too
-        known = {broker.name: broker for broker in inventory.brokers()}
+        known = {one.name: one for one in inventory.brokers()}
     starts = {
         group: shlex.join([*known[name].on_host, shlex.join(known[name].commands["start"])])
         for group, name in groups.items() if name in known
@@ -413,9 +411,9 @@ def _declare(named: list[str]) -> None:
         """Return the brokers of this run; fails first for a mistake in the inventory or in Params."""
         with _explained():
             known = inventory.brokers()
-            names = rolling.chosen([item.name for item in known], steps.given()["only_brokers"])
-            wrong = [f"{item.name} {rolling.lacking(item.commands)}" for item in known
-                     if item.name in names and rolling.lacking(item.commands)]  # fmt: skip
+            names = rolling.chosen([one.name for one in known], steps.given()["only_brokers"])
+            wrong = [f"{one.name} {rolling.lacking(one.commands)}" for one in known
+                     if one.name in names and rolling.lacking(one.commands)]  # fmt: skip
             if wrong:
                 raise AirflowFailException(f"the inventory is not ready for a roll: {'; '.join(wrong)}")
             return names
@@ -441,7 +439,7 @@ def _declare(named: list[str]) -> None:
     first >> last
 
 
-def _log_problem(problem: str) -> None:
+def _tell(problem: str) -> None:
     @task(retries=0)
     def inventory_is_missing() -> None:
         raise AirflowFailException(problem)
@@ -460,9 +458,9 @@ def _log_problem(problem: str) -> None:
 )
 def rolling_maintenance() -> None:
     try:
-        named = [broker.name for broker in inventory.brokers()]
+        named = [one.name for one in inventory.brokers()]
     except Exception as problem:  # reported by a task, since an import error would hide the DAG
-        _log_problem(str(problem))
+        _tell(str(problem))
         return
     _declare(named)
 

@@ -32,8 +32,8 @@ def noted(event: str) -> None:
         events.write(f"{name} {event}\n")
 
 
-def keytail(command: str) -> int:
-    if command == "doctor":
+def keytail(verb: str) -> int:
+    if verb == "doctor":
         now = state()
         path = f"/logs/{name}"
         rows = [
@@ -42,18 +42,16 @@ def keytail(command: str) -> int:
         ]
         print(json.dumps(rows))
         return 0
-    if command == "compact" and "--execute" not in words:
+    if verb == "compact" and "--execute" not in words:
         print(json.dumps([{"topic": "t", "partition": 0, "status": "would-compact", "error": ""}]))
         return 0
-    noted(command)
-    assert not state()["running"], f"{command} beside a running broker"
-    message = BEHAVIOUR.get(
-        command, {"status": 0, "rows": [{"topic": "t", "partition": 0, "status": "sound", "error": ""}]}
-    )
-    if message == "dies":
+    noted(verb)
+    assert not state()["running"], f"{verb} beside a running broker"
+    said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{"topic": "t", "partition": 0, "status": "sound", "error": ""}]})
+    if said == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    print(json.dumps(message["rows"]))
-    return int(message["status"])
+    print(json.dumps(said["rows"]))
+    return int(said["status"])
 
 
 def main() -> int:

@@ -169,11 +169,11 @@ def test(dag_id: str, conf: str) -> dict[str, Any]:
     run = run_of(dag, json.loads(conf))
     return {
         "state": str(run.state),
-        "tasks": {name_of(item): str(item.state) for item in run.get_task_instances()},
-        "tries": {name_of(item): item.try_number for item in run.get_task_instances()},
+        "tasks": {name_of(one): str(one.state) for one in run.get_task_instances()},
+        "tries": {name_of(one): one.try_number for one in run.get_task_instances()},
         "xcoms": [
-            {"task": item.task_id, "index": item.map_index, "key": item.key, "value": value}
-            for item, value in xcoms_of(run)
+            {"task": one.task_id, "index": one.map_index, "key": one.key, "value": value}
+            for one, value in xcoms_of(run)
         ],
     }
 
@@ -182,7 +182,7 @@ def rolls(folder: str, *asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Return for each roll the structure of its DAG and, if it has `conf` (its Params), the result of its run. Each has
     `env` (variables), and `retries`, the maximum for a task.
     """
-    return [roll(f"{folder}/rolling_maintenance.py", **item) for item in asked]
+    return [roll(f"{folder}/rolling_maintenance.py", **one) for one in asked]
 
 
 def roll(path: str, env: dict[str, str], conf: Any = None, retries: int = 1) -> dict[str, Any]:
@@ -217,9 +217,9 @@ def roll(path: str, env: dict[str, str], conf: Any = None, retries: int = 1) -> 
     return {
         **made,
         "state": str(run.state),
-        "states": {item.task_id: str(item.state) for item in instances},
-        "tries": {item.task_id: item.try_number for item in instances},
-        "xcoms": {f"{item.task_id} {item.key}": value for item, value in xcoms_of(run)},
+        "states": {one.task_id: str(one.state) for one in instances},
+        "tries": {one.task_id: one.try_number for one in instances},
+        "xcoms": {f"{one.task_id} {one.key}": value for one, value in xcoms_of(run)},
     }
 
 
@@ -268,7 +268,7 @@ def xcoms_of(run: Any) -> list[tuple[Any, Any]]:
         found = session.scalars(
             select(XComModel).where(XComModel.run_id == run.run_id, XComModel.dag_id == run.dag_id)
         ).all()
-        return [(item, XComModel.deserialize_value(item)) for item in found]
+        return [(one, XComModel.deserialize_value(one)) for one in found]
 
 
 def name_of(instance: Any) -> str:
@@ -288,7 +288,7 @@ def trigger(dag_id: str, run_id: str, conf: str, database: str) -> None:
 
 
 IN_A_FORK = ("structure", "render", "trigger")
-ANSWERS: dict[str, Any] = {item.__name__: item for item in (migrate, structure, render, test, rolls, trigger)}
+ANSWERS: dict[str, Any] = {one.__name__: one for one in (migrate, structure, render, test, rolls, trigger)}
 
 
 if __name__ == "__main__":

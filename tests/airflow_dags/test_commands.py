@@ -38,28 +38,28 @@ def test_arguments_survive_ssh(commands: Any, tmp_path: Path) -> None:
 
 
 def test_standard_error_is_logged_during_the_run(commands: Any) -> None:
-    reported: list[tuple[str, float]] = []
+    told: list[tuple[str, float]] = []
     script = "echo first >&2; sleep 0.6; printf 'second\\r\\nhalf \\303' >&2; echo '[]'; exit 3"
-    ended = commands.run(["sh", "-c", script], on_line=lambda line: reported.append((line, time.monotonic())))
-    assert [line for line, _ in reported][1:] == ["first", "second", "half \ufffd"]
-    assert reported[2][1] - reported[1][1] > 0.3
+    ended = commands.run(["sh", "-c", script], on_line=lambda line: told.append((line, time.monotonic())))
+    assert [line for line, _ in told][1:] == ["first", "second", "half \ufffd"]
+    assert told[2][1] - told[1][1] > 0.3
     assert ended.words.splitlines() == ["first", "second", "half \ufffd"]
     assert ended.exit_status == 3
 
 
 def test_without_rows_all_output_is_logged(commands: Any) -> None:
-    reported: list[str] = []
-    ended = commands.run(["sh", "-c", "echo out; echo err >&2; exit 5"], on_line=reported.append, parse_rows=False)
-    assert sorted(reported[1:]) == ["err", "out"]
+    told: list[str] = []
+    ended = commands.run(["sh", "-c", "echo out; echo err >&2; exit 5"], on_line=told.append, parse_rows=False)
+    assert sorted(told[1:]) == ["err", "out"]
     assert (ended.exit_status, ended.rows) == (5, [])
 
 
 def test_much_output_on_both_streams_does_not_block(commands: Any) -> None:
     script = "import json, sys\nfor n in range(20000): print('e' * 50, file=sys.stderr)\n"
     script += "print(json.dumps([{'n': n, 'text': 'x' * 100} for n in range(20000)]))"
-    reported: list[str] = []
-    ended = commands.run([sys.executable, "-c", script], on_line=reported.append)
-    assert (len(reported), len(ended.rows)) == (20001, 20000)
+    told: list[str] = []
+    ended = commands.run([sys.executable, "-c", script], on_line=told.append)
+    assert (len(told), len(ended.rows)) == (20001, 20000)
     assert len(ended.words) < 20_000
 
 
@@ -131,8 +131,8 @@ def test_a_task_that_is_ended_ends_its_command(tmp_path: Path, number: int, on_h
     """)
     process = subprocess.Popen([sys.executable, "-c", task], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    reported = [process.stdout.readline(), process.stdout.readline()]
-    assert reported[1] == "up\n"
+    told = [process.stdout.readline(), process.stdout.readline()]
+    assert told[1] == "up\n"
     process.send_signal(number)
     rest = process.stdout.read().split()
     assert process.wait() == (0 if number == signal.SIGTERM else -9)
@@ -214,9 +214,9 @@ def test_ten_thousand_partitions_are_small_in_the_database(commands: Any) -> Non
     assert len(json.dumps(made)) < 100_000
     assert made["counts"] == {"compacted": 9_000, "refused": 1_000}
     assert made["rows_left_out"] == 10_000 - len(made["rows"])
-    assert {item["status"] for item in made["rows"]} == {"refused"}
+    assert {one["status"] for one in made["rows"]} == {"refused"}
     fewer = commands.outcome(commands.Ended(3, [*rows[:9_000], rows[-1]]))
-    assert [item["partition"] for item in fewer["rows"]] == [9_999, *range(8_999, 8_989, -1)]
+    assert [one["partition"] for one in fewer["rows"]] == [9_999, *range(8_999, 8_989, -1)]
     assert fewer["rows"][1]["segments"] == 50
 
 

@@ -58,10 +58,10 @@ def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any,
 
 
 def test_unclean_needs_two_listings() -> None:
-    reported = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
+    told = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
             (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
             (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
-    for states, decided in reported:
+    for states, decided in told:
         assert rolling.has_stopped(states) == decided, states
 
 
@@ -78,10 +78,10 @@ def row(status: str, *findings: Mapping[str, Any], **more: Any) -> dict[str, Any
 
 
 def test_a_verdict_by_findings() -> None:
-    message = rolling.verdict(1, [row("sound"), row("damaged", KEEPS, LOSES), row("suspect", KEEPS), row("failed")])
-    assert (message["ran"], message["loses_count"], message["bad_count"]) == (True, 1, 2)
-    assert message["loses"] == ["t-1: w (/p, byte position 3, offset 9). A broker: deletes. mend"]
-    assert not rolling.may_start(message)
+    said = rolling.verdict(1, [row("sound"), row("damaged", KEEPS, LOSES), row("suspect", KEEPS), row("failed")])
+    assert (said["ran"], said["loses_count"], said["bad_count"]) == (True, 1, 2)
+    assert said["loses"] == ["t-1: w (/p, byte position 3, offset 9). A broker: deletes. mend"]
+    assert not rolling.may_start(said)
     assert rolling.may_start(rolling.verdict(1, [row("damaged", KEEPS)]))
     assert rolling.may_start(rolling.verdict(255, []))
     assert rolling.may_start(None)
@@ -93,10 +93,10 @@ def test_a_verdict_by_findings() -> None:
 
 def test_many_findings_are_small_in_the_database() -> None:
     long = {**LOSES, "what": "w" * 5000}
-    message = rolling.verdict(1, [row("damaged", *[long] * 50, partition=n) for n in range(500)])
-    assert (message["loses_count"], message["bad_count"]) == (25_000, 500)
-    assert len(str(message)) < 30_000
-    assert not rolling.may_start(message)
+    said = rolling.verdict(1, [row("damaged", *[long] * 50, partition=n) for n in range(500)])
+    assert (said["loses_count"], said["bad_count"]) == (25_000, 500)
+    assert len(str(said)) < 30_000
+    assert not rolling.may_start(said)
 
 
 SOUND = {"ran": True, "loses": [], "loses_count": 0, "bad": [], "bad_count": 0}
@@ -117,9 +117,9 @@ CLEAN, COMPACTED = {"state": "clean"}, {"partial": True}
     ],
 )
 def test_reasons_that_stop_the_roll(left: tuple[Any, Any, Any], why: str) -> None:
-    reported = rolling.stops_the_roll(*left, stop_on_damage=True)
-    assert why in reported
-    assert bool(reported) == bool(why)
+    told = rolling.stops_the_roll(*left, stop_on_damage=True)
+    assert why in told
+    assert bool(told) == bool(why)
     assert bool(rolling.stops_the_roll(*left, stop_on_damage=False)) == (bool(why) and "damage" not in why)
 
 
@@ -155,10 +155,10 @@ def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: 
             return None
         return "upstream_failed" if failed else "skipped"
     if rule == "all_done_setup_success":
-        started = [state for name, state in above.items() if name in setups]
-        if "success" in started:
+        begun = [state for name, state in above.items() if name in setups]
+        if "success" in begun:
             return None
-        return "skipped" if all(state == "skipped" for state in started) else "upstream_failed"
+        return "skipped" if all(state == "skipped" for state in begun) else "upstream_failed"
     assert rule == "all_success", rule
     return "upstream_failed" if failed else "skipped" if "skipped" in values else None
 
@@ -232,7 +232,7 @@ class World:
             return "success" if good else "failed"
         assert step == "go_on"
         why = rolling.stops_the_roll(
-            *(left.get(f"{group}.{item}") for item in ("stopped", "compact", "verify")), stop_on_damage=True
+            *(left.get(f"{group}.{one}") for one in ("stopped", "compact", "verify")), stop_on_damage=True
         )
         self.over |= bool(why) or dies
         return "failed" if why or dies else "success"

@@ -79,10 +79,10 @@ def test_snapshots_on_spark_with_a_damaged_one(run_dag: Ask, tmp_path: Path) -> 
     recorded = left(found, "ledger")
     assert recorded["counts"] == compacted["counts"]
     assert recorded["run"]["run_id"] == compacted["run_id"]
-    reported = (tmp_path / "ask.log").read_text()
-    assert "compact was partial (" in reported
-    assert "  gzip-0 corrupt: " in reported
-    assert "  gzip-0 damaged: " in reported
+    told = (tmp_path / "ask.log").read_text()
+    assert "compact was partial (" in told
+    assert "  gzip-0 corrupt: " in told
+    assert "  gzip-0 damaged: " in told
     planned = left(found, "plan")
     assert planned["due"] == 3
     assert 0 < planned["dirty_ratio"] <= 1
@@ -186,11 +186,11 @@ def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keyt
     assert (partial["broker"], partial["partial"]) == ("c", True)
     assert (stopped / "orders-1" / "00000000000000000000.index").exists()
     assert not (running / "orders-0" / "00000000000000000000.index").exists()
-    reported = (tmp_path / "ask.log").read_text()
-    assert "c: rebuild-index was partial" in reported
-    assert "  orders-3 corrupt: " in reported
-    assert "a: could not start" in reported
-    assert "lock" in reported
+    told = (tmp_path / "ask.log").read_text()
+    assert "c: rebuild-index was partial" in told
+    assert "  orders-3 corrupt: " in told
+    assert "a: could not start" in told
+    assert "lock" in told
 
 
 @pytest.mark.long

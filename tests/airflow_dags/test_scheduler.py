@@ -68,7 +68,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
     before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
     untouched = records_of(little / "orders-2")
-    removal_limit = sum(log.stat().st_size for log in worth.glob("*/*.log")) // 2
+    gate = sum(log.stat().st_size for log in worth.glob("*/*.log")) // 2
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -100,7 +100,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
         "dag-processor": [program, "dag-processor"],
         "scheduler": [program, "scheduler", "--skip-serve-logs"],
     }
-    conf = {"topic_config": ORDERS, "topics_have_no_overrides": True, "least_bytes": removal_limit}
+    conf = {"topic_config": ORDERS, "topics_have_no_overrides": True, "least_bytes": gate}
     with running(programs, env, tmp_path) as processes:
 
         def wait_for(what: str, true: Callable[[], bool]) -> None:

@@ -38,8 +38,8 @@ def test_the_dags_have_the_expected_structure(ask: Ask, tmp_path: Path) -> None:
         assert "keytail" in dag["tags"]
         assert dag["description"]
         for task_id in dag["tasks"]:
-            reported = f"`{task_id.rpartition('.')[2]}`"
-            assert reported in dag["doc"] or dag_id not in TOLD_HERE, f"{dag_id} {task_id}"
+            told = f"`{task_id.rpartition('.')[2]}`"
+            assert told in dag["doc"] or dag_id not in TOLD_HERE, f"{dag_id} {task_id}"
         for name, param in dag["params"].items():
             assert param["description"], f"{dag_id} {name}"
             assert param["schema"]["type"], f"{dag_id} {name}"
@@ -119,7 +119,7 @@ def test_invalid_defaults_are_reported(ask: Ask) -> None:
 
 def test_flags_exist_in_their_commands(commands: Any) -> None:
     """All flags that the DAGs pass to a command exist in it. Read from their source: Airflow is not in this process."""
-    known_commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     namespace: dict[str, Any] = {}
     source = (DAGS / "keytail_steps.py").read_text()
     begin, end = source.index("_SELECTS ="), source.index("Command = Callable")
@@ -131,15 +131,11 @@ def test_flags_exist_in_their_commands(commands: Any) -> None:
         "throttle": "1m", "ledger": "/l", "delta_jars": "/j", "truncate": True, "all": True, "more_flags": ["--force"],
     }  # fmt: skip
     assert {name for names in namespace["FLAGS"].values() for name in names} == values.keys()
-    for command_name in namespace["FLAGS"]:
-        known = {name for parameter in known_commands[command_name].params for name in parameter.opts}
-        given = namespace["flags"](values, command_name)
-        assert {word for word in given if word.startswith("--")} <= known, command_name
-        assert (
-            namespace["flags"]({}, command_name)
-            == namespace["flags"]({"high_watermark": "checkpoint"}, command_name)
-            == []
-        )
+    for verb in namespace["FLAGS"]:
+        known = {name for parameter in verbs[verb].params for name in parameter.opts}
+        given = namespace["flags"](values, verb)
+        assert {word for word in given if word.startswith("--")} <= known, verb
+        assert namespace["flags"]({}, verb) == namespace["flags"]({"high_watermark": "checkpoint"}, verb) == []
 
 
 def test_no_clock_is_passed() -> None:

@@ -171,7 +171,7 @@ class Writer:
                 parts.append(self.plain())
         self.give(b"".join(parts), "follower")
 
-    def do_one_place(self) -> None:
+    def do_crowd(self) -> None:
         """Many producers in one set: their number makes a broker's table double."""
         senders = self.rng.sample(self.senders, min(self.rng.choice([7, 8, 12, 13, 14]), len(self.senders)))
         records = [Rec(self.end + i, self.clock_ms, None, b"") for i in range(len(senders))]

@@ -175,7 +175,7 @@ class Export:
         except Exception as problem:
             self._state = previous
             raise_if_ended(self.engine, problem)
-            return _told_by(problem, what.formats)
+            return _problem_of(problem, what.formats)
         self._exists = True
         return None
 
@@ -245,7 +245,7 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
         ) from problem
 
 
-def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
+def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
     """Return the partition that made a job fail, if known, and the error."""
     text = text_of(problem)
     if message := _SAID.search(text):

@@ -318,7 +318,10 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
     index, time_index = (os.path.basename(stem) + suffix for suffix in (names.INDEX, names.TIME_INDEX))
     position = 0
     if segment.index_bytes:
-        relative, position = struct.unpack(">ii", fs.read_at(stem + names.INDEX, segment.index_bytes - 8, 8))
+        entry = fs.read_at(stem + names.INDEX, segment.index_bytes - 8, 8)
+        if len(entry) < 8:
+            return f"{index} became shorter while it was read"
+        relative, position = struct.unpack(">ii", entry)
         if relative == 0 and segment.index_bytes > 8:
             return f"{index} ends with zeros"
     if not 0 <= position < segment.log_bytes:

@@ -73,7 +73,7 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
             except SparkEnded as ended:
                 return _report_stop(ended.what, ended.rows, 1, as_json)
             except (KeytailError, OSError, MemoryError) as problem:
-                _say(in_words(problem))
+                _print_error(in_words(problem))
                 if isinstance(problem, UsageProblem):
                     return 2
                 if as_json:
@@ -121,7 +121,7 @@ def _log_dirs(request: Any) -> Sequence[str]:
     return request.choice.log_dirs if hasattr(request, "choice") else ()
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     show.print_note(f"[bold red]keytail:[/] {escape(text)}", "error")
 
 
@@ -130,7 +130,7 @@ def _report_stop(why: str, rows: Sequence[Any] | None, status: int, as_json: boo
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     show.print_note("", "error")
-    _say(
+    _print_error(
         f"{why}{f': {done}' if done else ''}. What is reported as done is complete, no file is partly replaced, and a "
         "broker may start. To continue, run the same command again"
     )
