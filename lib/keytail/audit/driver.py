@@ -97,7 +97,7 @@ _Hosting = list[tuple[Replica, LogDirFacts, PartitionEntry]]
 
 
 def audit(
-    request: Request, on_row: Callable[[AuditRow], None] = lambda row: None, fs: FileSystem = LOCAL
+    request: Request, fs: FileSystem = LOCAL, on_row: Callable[[AuditRow], None] = lambda row: None
 ) -> list[AuditRow]:
     """Return a row for each chosen partition that any replica hosts, by topic and partition. `on_row` is called with
     the row of each compared partition when it is done."""

@@ -40,7 +40,7 @@ from keytail.run.workers import workers_of_run
 
 
 def rebuild(
-    request: Request, on_row: Callable[[RebuildRow], None] = lambda row: None, fs: FileSystem = LOCAL
+    request: Request, fs: FileSystem = LOCAL, on_row: Callable[[RebuildRow], None] = lambda row: None
 ) -> list[RebuildRow]:
     """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
     examined partition, as it ends."""

@@ -89,7 +89,7 @@ class _Run:
 
 
 def verify(
-    request: Request, on_row: Callable[[VerifyRow], None] = lambda row: None, fs: FileSystem = LOCAL
+    request: Request, fs: FileSystem = LOCAL, on_row: Callable[[VerifyRow], None] = lambda row: None
 ) -> list[VerifyRow]:
     """Return a row for each log dir with findings of its own, then one for each chosen partition. `on_row` is called
     with the row of each partition when it is done.
