@@ -16,6 +16,7 @@ from rich.table import Table
 
 from keytail.cli import rows as show
 from keytail.cli.progress import Reporter
+from keytail.compact.command import print_table
 from keytail.dump.templates import OUT_BYTES
 from keytail.errors import CorruptLog, in_words, visible
 from keytail.run.rows import ResultRow
@@ -37,7 +38,7 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 def test_errors_tables_and_progress_show_them(capfd: pytest.CaptureFixture[str]) -> None:
     row = ResultRow(EVIL, 0, EVIL, "refused", error=f"no: {EVIL}")
     show.error_console().print(f"[bold red]keytail:[/] {in_words(CorruptLog('cut', path=EVIL))}", soft_wrap=True)
-    show.print_table([row, ResultRow("b", 0, "/other", "refused")], EVIL)
+    print_table(EVIL, [row, ResultRow("b", 0, "/other", "refused")])
     with Reporter("compact", [("a-0", 1)]) as reporter:
         reporter.done(EVIL, "refused", 1, EVIL)
         reporter.note(EVIL)

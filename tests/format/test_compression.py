@@ -224,7 +224,8 @@ def _bomb(codec: int, size: int) -> bytes:
 
 _OPEN_BOMBS = """
 import resource, sys
-from keytail.format.compression import TooLarge, compress, decompress
+from keytail.format.codecs.errors import TooLarge
+from keytail.format.compression import compress, decompress
 
 bombs = [(int(path[-1]), open(path, "rb").read()) for path in sys.argv[1:]]
 for codec in range(1, 5):

@@ -133,10 +133,10 @@ STRATEGIES = [
 _USE_EACH = """
     import importlib, json, os, sys
     import numpy as np
-    from keytail import telling
+    from keytail import console
     from keytail.kernels import jit
     said, results = [], []
-    telling.say = lambda text, *_: said.append(text)
+    console.print_message = lambda text, *_: said.append(text)
     for cache in json.loads(sys.argv[1]):
         os.environ["KEYTAIL_CACHE_DIR"] = cache
         said.clear()

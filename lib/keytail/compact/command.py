@@ -182,14 +182,14 @@ def _title(request: Request) -> str:
 
 
 def _show_plan(rows: Sequence[ResultRow], request: Request) -> None:
-    _print("Plan", rows)
+    print_table("Plan", rows)
 
 
 def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
-    _print(_title(request), rows)
+    print_table(_title(request), rows)
 
 
-def _print(title: str, rows: Sequence[ResultRow]) -> None:
+def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     """Print one line per partition, the reasons below, then totals."""
     log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
     rest = _OF_A_PLAN if any(row.way for row in rows) else _OF_A_RUN
