@@ -16,6 +16,7 @@ from keytail.ledger import write as of_spark
 from keytail.ledger.history import folded_runs
 from keytail.ledger.of_run import LedgerFlags, Run, recording
 from keytail.ledger.tables import TABLES
+from keytail.run.engine import ThisProcess
 
 SECRET = "hunter2"
 ARGUMENTS = [
@@ -45,7 +46,7 @@ def test_the_ledger_gets_the_command_line_masked(tmp_path: Path, monkeypatch: An
     notes: list[str] = []
     configuration = read_configuration(None, [], False)
     about = Run("compact", "run", 0, [str(tmp_path)], configuration)
-    run = recording(LedgerFlags(f"s3a://key:{SECRET}@bucket/ledger"), None, about, on_note=notes.append)
+    run = recording(LedgerFlags(f"s3a://key:{SECRET}@bucket/ledger"), ThisProcess(), about, on_note=notes.append)
     with pytest.raises(OSError), run:
         raise OSError(f"s3a://key:{SECRET}@bucket/t is not there")
     assert written[0]["arguments"] == masked_arguments(ARGUMENTS)

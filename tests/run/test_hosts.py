@@ -13,6 +13,7 @@ import pytest
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import execution as compaction
+from keytail.compact import steps
 from keytail.compact import worker
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.fan_out import on_spark as spark_fan_out
@@ -161,12 +162,14 @@ def test_what_a_stage_of_a_fan_out_has_written_must_be_here(stage: str, log_dir:
         fan_out(LOCAL, task, engine)
 
 
-@pytest.mark.parametrize("command", [compaction, rebuild])
-def test_a_log_dir_on_nfs_is_refused_before_spark_starts(command: Any, log_dir: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(("command", "starts_spark"), [(compaction, steps), (rebuild, rebuild)])
+def test_a_log_dir_on_nfs_is_refused_before_spark_starts(
+    command: Any, starts_spark: Any, log_dir: Path, monkeypatch: Any
+) -> None:
     def no_session(*args: Any, **more: Any) -> Any:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(command, "workers_of_run", no_session)
+    monkeypatch.setattr(starts_spark, "workers_of_run", no_session)
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = command.Request(Choice((str(log_dir),)), configuration, execute=True)
     before = snapshot(log_dir)

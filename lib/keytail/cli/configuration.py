@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from keytail.cli import options as o
-from keytail.cli.cluster import NO_METADATA, SETTINGS_COMMAND, Cluster
 from keytail.cli.flags import FromFlags
 from keytail.config.broker_version import BrokerVersion
 from keytail.config.compaction import CompactionConfig
-from keytail.config.files import parse_server_properties
 from keytail.config.message_format import MessageFormat, message_format
 from keytail.config.resolve import (
     CLEANUP_POLICY,
@@ -26,6 +24,9 @@ from keytail.config.resolve import (
 )
 from keytail.config.topic_configs import TopicConfigs, parse_topic_configs
 from keytail.errors import UsageProblem, refusal
+
+if TYPE_CHECKING:
+    from keytail.cli.cluster import Cluster
 
 _MOST_RESOLVED = 64
 # Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
@@ -74,10 +75,14 @@ class Configuration:
 
     def why_unknown(self, topic: str) -> str:
         """Return why the metadata log does not have the settings of a topic."""
+        from keytail.cli.cluster import NO_METADATA  # noqa: PLC0415 (--help needs no log code)
+
         return self.cluster.why_unknown(topic) if self.cluster is not None else NO_METADATA
 
     def unknown(self, topic: str, names: Iterable[str]) -> str:
         """Return why something that requires the settings `names` is refused, and a remedy; empty if all are known."""
+        from keytail.cli.cluster import SETTINGS_COMMAND  # noqa: PLC0415 (--help needs no log code)
+
         missing = self.of(topic).unknown(names)
         if not missing:
             return ""
@@ -123,6 +128,8 @@ def read_configuration(
     """Return the configuration by flags. Raises UsageProblem if a file cannot be read or a setting is invalid."""
     broker: Mapping[str, Setting] = {}
     if config is not None:
+        from keytail.config.files import parse_server_properties  # noqa: PLC0415 (--help needs no log code)
+
         data = _read(config, "--config", "Give the server.properties with which the broker is started")
         broker = from_broker(parse_server_properties(data, config), config)
     of_topics = TopicConfigs()

@@ -9,12 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keytail.errors import Refused, UsageProblem
-from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
-from keytail.log.log_dirs import survey_log_dirs
-from keytail.log.partition import LogDirFacts, PartitionEntry
+
+if TYPE_CHECKING:
+    from keytail.log.partition import LogDirFacts, PartitionEntry
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)")
 
@@ -37,6 +38,8 @@ def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = 
 
     `log_dirs` are those of the broker that the command works on.
     """
+    from keytail.log.log_dirs import survey_log_dirs  # noqa: PLC0415 (--help needs no log code)
+
     replicas: list[Replica] = []
     taken = {_identity(fs, path): path for path in log_dirs}
     for value in given:
@@ -96,6 +99,8 @@ def _identity(fs: FileSystem, path: str) -> tuple[int, int]:
 
 def refuse_other_topic(fs: FileSystem, name: str, path: str, topic_id: str | None) -> None:
     """Raise Refused if the directory at `path` of replica `name` belongs to another topic of the same name."""
+    from keytail.log.cluster.metadata import read_topic_id  # noqa: PLC0415 (--help needs no log code)
+
     theirs = read_topic_id(fs, path)
     if topic_id is not None and theirs is not None and theirs != topic_id:
         raise Refused(

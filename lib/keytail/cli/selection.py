@@ -11,18 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from keytail.cli import options as o
 from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
-from keytail.config.files import log_dirs as log_dirs_of
 from keytail.errors import UsageProblem
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.owner import work_as_owner
-from keytail.log.partition import LogDirFacts, PartitionEntry
-from keytail.run.each_partition import uncollected
+
+if TYPE_CHECKING:
+    from keytail.log.partition import LogDirFacts, PartitionEntry
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Choice:
 
 def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
     """Return `--log-dirs`, or else the log dirs in the broker's file, as absolute paths."""
+    from keytail.config.files import log_dirs as log_dirs_of  # noqa: PLC0415 (--help needs no log code)
+
     paths = tuple(given) or log_dirs_of(configuration.broker)
     if not paths:
         raise UsageProblem(
@@ -105,6 +106,9 @@ class Chosen:
 def choose(fs: FileSystem, choice: Choice) -> Chosen:
     """List the log dirs and select partitions. Raises UsageProblem if a named topic or partition does not exist."""
     _check_patterns(choice)
+    from keytail.log.log_dirs import survey_log_dirs  # noqa: PLC0415 (--help needs no log code)
+    from keytail.run.each_partition import uncollected  # noqa: PLC0415 (--help needs no log code)
+
     with uncollected():
         surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
         return Chosen(surveyed, pick(choice, surveyed))

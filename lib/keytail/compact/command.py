@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
@@ -18,14 +18,14 @@ from keytail.cli.selection import Choice, selected
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
-from keytail.compact.plan import Rules
-from keytail.compact.planning import TaskSettings, check_clock
 from keytail.errors import UsageProblem
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
 from keytail.log.fs import FileSystem
-from keytail.run.memory import map_memory_bytes
 from keytail.run.rows import ResultRow, exit_status
-from keytail.run.workers import cores
+
+if TYPE_CHECKING:
+    from keytail.compact.plan import Rules
+    from keytail.compact.planning import TaskSettings
 
 
 def _configuration(
@@ -104,6 +104,9 @@ class Request:
         return bool(self.output_dirs) or self.scratch_dir is not None
 
     def rules(self, fs: FileSystem) -> Rules:
+        from keytail.compact.plan import Rules  # noqa: PLC0415 (--help needs no log code)
+        from keytail.compact.planning import check_clock  # noqa: PLC0415 (--help needs no log code)
+
         return Rules(
             now_ms=check_clock(self.now_ms, self.execute, self.unsafe_clock),
             force=self.force,
@@ -114,6 +117,8 @@ class Request:
         )
 
     def task_settings(self) -> TaskSettings:
+        from keytail.compact.planning import TaskSettings  # noqa: PLC0415 (--help needs no log code)
+
         return TaskSettings(
             map_memory_bytes=self.map_memory_bytes or 0,
             drop_keyless=self.drop_keyless,
@@ -127,6 +132,9 @@ class Request:
 
     def map_memory(self) -> int:
         """Return the map memory of one task in bytes, as far as it is known before there is a session."""
+        from keytail.run.memory import map_memory_bytes  # noqa: PLC0415 (--help needs no log code)
+        from keytail.run.workers import cores  # noqa: PLC0415 (--help needs no log code)
+
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from keytail.cli import options as o
@@ -16,6 +15,9 @@ from keytail.cli.output_options import Format
 from keytail.errors import UsageProblem
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner_of_files
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _WHAT = "Content of logs to print"
 _INDEXES = "Indexes"
@@ -176,6 +178,8 @@ class Range:
     def rows(self, batches: np.ndarray) -> slice:
         """Return which rows (BATCH_TABLE, in the order of the file) are in the range; the slice stops before the end of
         `batches` if the range does."""
+        import numpy as np  # noqa: PLC0415 (--help needs no log code)
+
         first, stop = 0, len(batches)
         last_offsets = np.maximum.accumulate(batches["last_offset"])
         if self.from_offset is not None:
@@ -195,6 +199,8 @@ class Range:
         """Return which records are in the range (bool); None: all records of its batches."""
         if self.from_offset is None and self.to_offset is None:
             return None
+        import numpy as np  # noqa: PLC0415 (--help needs no log code)
+
         low = self.from_offset if self.from_offset is not None else -(2**63)
         high = self.to_offset if self.to_offset is not None else 2**63 - 1
         return np.asarray((offsets >= low) & (offsets < high))

@@ -16,7 +16,6 @@ from keytail.cli.flags import FromFlags
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
 from keytail.errors import UsageProblem
-from keytail.export.avro import read_schemas
 from keytail.export.formats import Format, FormatName, Formats
 
 _WHAT = "What to export"
@@ -107,6 +106,8 @@ def format_of(what: Literal["key", "value"], name: FormatName, schemas: Sequence
             remedy=f"Give both, with {flag} 17=FILE, or neither",
             slug="missing-flag",
         )
+    from keytail.export.avro import read_schemas  # noqa: PLC0415 (--help needs no log code)
+
     return Format(name, read_schemas(flag, schemas) if schemas else None)
 
 

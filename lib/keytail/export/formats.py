@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from keytail.export.avro import AvroSchemas
+if TYPE_CHECKING:
+    from keytail.export.avro import AvroSchemas
 
 FormatName = Literal["binary", "utf8", "json", "uuid", "short", "int", "long", "float", "double", "avro"]
 
