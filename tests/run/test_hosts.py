@@ -13,8 +13,7 @@ import pytest
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import execution as compaction
-from keytail.compact import steps
-from keytail.compact import worker
+from keytail.compact import steps, worker
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.fan_out import on_spark as spark_fan_out
 from keytail.compact.fan_out.stages import fan_out
