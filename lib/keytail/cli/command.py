@@ -50,6 +50,7 @@ class Command:
     exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses with a meaning of this command alone
     show: Callable[[Sequence[Any], Any], None] | None = None  # prints the rows as a table
     next_step: Callable[[Sequence[Any], Any], str] = _empty
+    shows_next_step: bool = False  # `show` prints it among the rows, where no flag can suppress it
     exit_status: Callable[[Sequence[Any], Any], int] | None = None
     output: type[Any] | None = RowsOutput  # the flags for its output, of cli/output_options.py
     reads_records: bool = False  # has --max-record-bytes

@@ -130,6 +130,8 @@ class RowsOutput:
 
 @dataclass(frozen=True)
 class RowsAndReport:
+    """Rows on standard output, and a report."""
+
     report_file: ReportFile = None
     output: OutputFlag = "table"
 

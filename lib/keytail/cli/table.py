@@ -87,8 +87,8 @@ def print_line(markup: str) -> None:
     show.output_console().print(markup, soft_wrap=True)
 
 
-def total(rows: Sequence[Any], noun: str = "partition") -> str:
+def total(rows: Sequence[Any]) -> str:
     """Return `3 partitions: 2 kept, 1 refused.`, as markup."""
     counts = Counter(row.status for row in rows)
     found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
-    return f"{len(rows)} {noun}{'s' if len(rows) != 1 else ''}: {found or 'none'}."
+    return f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}."

@@ -14,7 +14,17 @@ from keytail.cli import rows as show
 from keytail.cli.command import BROKER, FAILURES, Command, exit_status_of
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.selection import ChoiceByFlags
-from keytail.cli.table import PARTITION, TOOK, Column, print_about, print_errors, print_line, print_rows, total
+from keytail.cli.table import (
+    PARTITION,
+    TOOK,
+    Column,
+    print_about,
+    print_errors,
+    print_line,
+    print_notes,
+    print_rows,
+    total,
+)
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 
 Reason = Literal["log-start", "size", "time"]
@@ -121,8 +131,7 @@ def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
             print_line(f"{escape(text)} {segment.reason}: {escape(segment.why)}")
         if row.kept and row.status not in FAILURES:
             print_about(row.name, row.kept)
-        for note in row.notes:
-            print_about(row.name, note)
+        print_notes([row])
         for finding in row.findings:
             severity = "[bold red]error[/]" if finding.broker_deletes else "[yellow]warning[/]"
             print_about(row.name, f"{finding.what}. {finding.remedy}", severity)

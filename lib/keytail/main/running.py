@@ -112,7 +112,7 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
             show.print_json(rows)
         else:
             command.show(rows, request)
-        if page.next_step:
+        if page.next_step and not command.shows_next_step:
             show.print_note(f"\n{page.next_step}")
         raise typer.Exit(command.exit_status(rows, request))
 

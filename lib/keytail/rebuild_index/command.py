@@ -16,7 +16,7 @@ from keytail.cli.configuration import Configuration, WithoutAssertions
 from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.quarantine import Place
 from keytail.cli.selection import ChoiceByFlags
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_notes, print_rows, total
 from keytail.errors import KeytailError
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 
@@ -125,8 +125,7 @@ def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
     print_rows("Index files" if request.execute else "Dry run: nothing was changed", _COLUMNS, rows)
     print_errors(rows)
     for row in rows:
-        for note in row.notes:
-            print_about(row.name, note)
+        print_notes([row])
         for segment in row.segments:
             if segment.status != "sound":
                 start = f"{row.name} segment {segment.base_offset}"

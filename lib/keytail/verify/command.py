@@ -86,6 +86,8 @@ def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
     verdict = f"{bad} with findings" if bad else "no problems found"
     count = sum(row.topic is not None for row in rows)
     print_line(f"\n{count} partition{'s' if count != 1 else ''}, {size}: {verdict}.")
+    if text := next_step(rows, request):
+        print_line(escape(text))
 
 
 def next_step(rows: Sequence[VerifyRow], request: Request | None = None) -> str:
@@ -130,6 +132,7 @@ VERIFY = Command(
     exits={1: "if anything is wrong"},
     show=show_rows,
     next_step=next_step,
+    shows_next_step=True,
     exit_status=exit_status,
     output=RowsAndFiles,
     reads_records=True,
