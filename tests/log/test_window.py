@@ -33,14 +33,15 @@ def test_shows_the_bytes_of_the_file(tmp_path, monkeypatch, case):
     view.close()
 
 
-def test_a_file_that_shrinks_is_an_error_with_its_place(tmp_path):
+@pytest.mark.parametrize("window_bytes", [60, 150], ids=["while prefetching", "while filling"])
+def test_a_file_that_shrinks_is_an_error_with_its_new_end(tmp_path, window_bytes):
     path = str(tmp_path / "file")
     with open(path, "wb") as file:
         file.write(bytes(100))
-    view = Window(LOCAL, window_bytes=60)
+    view = Window(LOCAL, window_bytes=window_bytes)
     view.open(path, 200)
     with pytest.raises(KeytailError, match="became shorter") as caught:
         while not view.is_all:
             view.advance(view.filled, 10)
-    assert caught.value.path == path
+    assert (caught.value.path, caught.value.byte_position) == (path, 100)
     view.close()

@@ -29,6 +29,7 @@ class Window:
         self._prefetched = np.empty(0, dtype=np.uint8)
         self._reader: Threads | None = None
         self._coming: Future[int] | None = None
+        self._coming_at = 0  # byte position in the file
         self._coming_bytes = 0
         self._fd = -1
         self.path = ""
@@ -80,15 +81,14 @@ class Window:
         """Return how many bytes are ready after the headroom of `_prefetched`."""
         if self._coming is None:
             return 0
-        count, wanted = self._coming.result(), self._coming_bytes
+        count = self._coming.result()
         self._coming = None
-        if count < wanted:
-            self._raise_shorter(self.size_bytes)
+        if count < self._coming_bytes:
+            self._raise_shorter(self._coming_at + count)
         return count
 
     def _refill(self, rest: np.ndarray, ahead: int, wanted_bytes: int) -> None:
-        """Fill the window synchronously: at the start of a file, and for a batch larger than a
-        window."""
+        """Fill the window synchronously: at the start of a file, and for a batch larger than a window."""
         filled = min(max(wanted_bytes, self._window_bytes), self.size_bytes - self.position)
         buffer = self._buffer
         if len(rest) or len(buffer) < _HEADROOM_BYTES + filled:
@@ -110,11 +110,12 @@ class Window:
             self._prefetched = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
         if self._reader is None:
             self._reader = Threads(1, "read-ahead")
-        self._coming_bytes = min(self._window_bytes, self.size_bytes - behind)
+        self._coming_at, self._coming_bytes = behind, min(self._window_bytes, self.size_bytes - behind)
         room = self._prefetched[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
         self._coming = self._reader.submit(self._fs.read_into, self._fd, room, behind)
 
     def _raise_shorter(self, position: int) -> None:
+        """`position`: where the bytes of the file end now."""
         raise KeytailError(
             "the file became shorter while it was read",
             path=self.path,
