@@ -285,6 +285,26 @@ def test_a_lock_is_given_back_when_compiling_ends_and_when_it_fails(tmp_path):
     assert list(tmp_path.glob("*/*/a_kernel.add-*.lock"))
 
 
+def test_two_processes_without_the_lock_never_exchange_the_code_of_two_signatures(tmp_path):
+    """One of them reads the index before the other replaces it, and writes its file after it."""
+    mine, others = (jit._TrustedFiles(str(tmp_path), "kernel", "stamp") for _ in range(2))
+    read = mine._load_index
+
+    def read_and_be_overtaken():
+        index = read()
+        mine._load_index = read
+        others.save("signature of others", b"code of others")
+        return index
+
+    mine._load_index = read_and_be_overtaken
+    mine.save("my signature", b"my code")
+    assert mine.load("my signature") == b"my code"
+    assert mine.load("signature of others") in (None, b"code of others")
+    others.save("signature of others", b"code of others")  # compiled again
+    assert {mine.load("my signature"), mine.load("signature of others")} == {b"my code", b"code of others"}
+    assert len(list(tmp_path.glob("*.nbc"))) == 3
+
+
 @pytest.mark.long
 def test_the_cache_is_trusted_whatever_the_umask_was(tmp_path):
     code = "import os; os.umask(0o002)\n" + textwrap.dedent(_USE)

@@ -8,9 +8,8 @@ to root or to the user that started this process, and nobody else may write to i
 descriptor that it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. A cache
 that this user may not write to, as in an image, is still read.
 
-A process that needs a kernel which another process is compiling waits for its file instead of compiling it too. The
-lock of a kernel also keeps two processes from giving two of its signatures the same file name, which Numba does not
-prevent.
+A process that needs a kernel which another process is compiling waits for its file instead of compiling it too. That
+only saves time: each compiled signature has a file name of its own, also if two processes compile at once.
 
 Numba takes from the folder only code that was compiled for the same CPU: name and features, or the values of
 NUMBA_CPU_NAME and NUMBA_CPU_FEATURES instead.
@@ -25,6 +24,7 @@ import hashlib
 import io
 import os
 import pickle
+import secrets
 import stat
 import tempfile
 import time
@@ -130,7 +130,15 @@ def _read(path: str) -> bytes:
 
 
 class _TrustedFiles(caching.IndexDataCacheFile):
-    """Reads cache files as Numba does, but only trusted ones: reading them executes them."""
+    """Reads cache files as Numba does, but only trusted ones: reading them executes them.
+
+    Numba numbers the files of a kernel's signatures by an index that another process may be replacing. Two signatures
+    then get one name, and the code of one is used for the other, with arguments of other types. Random names exclude
+    that; a process that replaces the index with an older one only makes others compile again.
+    """
+
+    def _data_name(self, number: int) -> str:
+        return f"{self._index_name.removesuffix('.nbi')}.{secrets.token_hex(8)}.nbc"
 
     def _load_index(self) -> dict[Any, str]:
         file = io.BytesIO(_read(self._index_path))
@@ -162,10 +170,10 @@ class _Results(caching.CompileResultCacheImpl):
 
 
 class _Lock:
-    """The lock of one kernel among processes; Numba lets only one thread of a process compile.
+    """The lock of one kernel among processes, which only saves time: where none can be taken, each process compiles.
 
-    It belongs to the process, not to the open file: a fork does not have it, and it ends with the process. It only
-    saves time: where no lock can be taken, each process compiles.
+    Numba's `global_compiler_lock` lets one thread of a process compile, and knows nothing of other processes. This lock
+    belongs to the process, not to the open file: a fork does not have it, and it ends with the process.
     """
 
     _can_wait = True  # shared by all locks: a process times out only once
@@ -309,7 +317,9 @@ def _released_after(compile_for: Callable[[Any], Any], cache: _TrustedCache) -> 
 
     @functools.wraps(compile_for)
     def compile_(sig: Any) -> Any:
-        with global_compiler_lock:  # Numba's own lock within this process: taken before any lock of a kernel
+        # Numba takes it in `compile` too, reentrantly. It is held until the kernel's lock is released: otherwise
+        # another thread of this process could find that lock taken, and compile without it.
+        with global_compiler_lock:
             try:
                 return compile_for(sig)
             finally:
