@@ -147,6 +147,39 @@ def test_a_torn_tail_is_reported_and_truncated_only_on_demand(run: Run, sound: P
     assert go(run, sound, "--execute", "--truncate")[1]["orders-0"]["status"] == "sound"
 
 
+@pytest.mark.parametrize("clean_shutdown", [True, False])
+def test_damage_that_is_not_truncated_has_a_reason_and_a_remedy_that_helps(
+    run: Run, sound: Path, tmp_path: Path, clean_shutdown: bool
+) -> None:
+    damaged, partition = sound / "orders-1" / f"{100:020d}.log", sound / "orders-1"
+    data = bytearray(damaged.read_bytes())
+    position = decode_log(bytes(data))[3].position
+    data[position + 70] ^= 1
+    damaged.write_bytes(data)
+    why = "the broker stopped cleanly"
+    if not clean_shutdown:
+        (sound / ".kafka_cleanshutdown").unlink()
+        (sound / "recovery-point-offset-checkpoint").write_text("0\n1\norders 1 300\n")
+        why = "it is below the recovery point 300"
+    chosen = ("--partitions", "orders-1")
+    assert "`keytail rebuild-index --truncate`" in go(run, sound, *chosen)[1]["orders-1"]["error"]
+    before = snapshot(partition)
+    for more in ((), ("--execute",)):
+        status, rows = go(run, sound, *chosen, "--truncate", *more)
+        error = rows["orders-1"]["error"]
+        assert (status, rows["orders-1"]["status"]) == (1, "corrupt")
+        assert f"(batch has an invalid CRC): {why}" in error and f"byte position {position}" in error
+        assert error.endswith("[damage-not-truncated]") and "--truncate" not in error
+        assert snapshot(partition) == before
+    assert "`keytail salvage --to DIR` saves the valid batches" in error
+    saved = tmp_path / "saved"
+    assert run("salvage", "--log-dirs", sound, *chosen, "--to", saved, "--execute").exit_code == 0
+    partition.rename(tmp_path / "damaged")
+    (saved / "orders-1").rename(partition)
+    assert run("verify", "--log-dirs", sound, *chosen).exit_code == 0
+    assert go(run, sound, *chosen, "--execute", "--truncate")[1]["orders-1"]["status"] == "sound"
+
+
 def test_beside_a_broker_the_end_of_the_log_is_not_checked(run: Run, sound: Path) -> None:
     (sound / ".kafka_cleanshutdown").unlink()
     active = sound / "orders-0" / f"{300:020d}.log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,21 @@ def test_a_log_with_another_hard_link_is_not_truncated(tmp_path: Path) -> None:
         truncate_tail(LOCAL, facts_of(tmp_path / "d"), reported, hosted=HOSTED)
     assert refused.value.path == str(log)
     assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
+
+
+def test_the_remedy_for_a_hard_link_keeps_the_backup_whole(tmp_path: Path) -> None:
+    Torn().make(tmp_path / "d")
+    reported = plan(tmp_path / "d")
+    log = tmp_path / "d" / "orders-0" / f"{reported.tail.base_offset:020d}.log"
+    (tmp_path / "backup").hardlink_to(log)
+    with pytest.raises(Refused) as refused:
+        truncate_tail(LOCAL, facts_of(tmp_path / "d"), reported, hosted=HOSTED)
+    assert "`cp -p X.log X.log.copy`, then `mv X.log.copy X.log`" in str(refused.value)
+    subprocess.run(["cp", "-p", log, f"{log}.copy"], check=True)
+    subprocess.run(["mv", f"{log}.copy", log], check=True)
+    truncate_tail(LOCAL, facts_of(tmp_path / "d"), reported, hosted=HOSTED)
+    assert log.read_bytes() == WHOLE
+    assert (tmp_path / "backup").read_bytes() == torn_logs()[reported.tail.base_offset]
 
 
 def test_random_damage_is_truncated_where_a_broker_truncates_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keytail.errors import KeytailError, Refused, refusal
+from keytail.errors import CorruptLog, KeytailError, Refused, refusal
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.log.checkpoint import read_epochs
@@ -178,14 +178,24 @@ def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]
 
 
 def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Truncation:
-    """Return where a broker would truncate the log; raise the damage if it would not."""
+    """Return where a broker would truncate the log. If it would not, raise the damage, or the reason if the user has
+    asked for a truncation: the remedies of the damage include that."""
     facts = plan.facts
     assert result.damage is not None
+    tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
     try:
-        tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
         return plan_truncation(facts, tail, [entry.name for entry in fs.scan(facts.path)])
-    except Refused as refusal:
-        raise result.damage from refusal
+    except Refused as why:
+        if not plan.truncate:
+            raise result.damage from why
+        raise CorruptLog(
+            why.what,
+            path=why.path,
+            byte_position=why.byte_position,
+            offset=why.offset,
+            remedy=why.remedy,
+            slug=why.slug,
+        ) from result.damage
 
 
 def cut(fs: FileSystem, plan: PartitionPlan, torn: Truncation, hosted: Collection[tuple[str, int]]) -> PartitionPlan:

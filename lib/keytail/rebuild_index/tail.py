@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.errors import CorruptLog, Refused
+from keytail.errors import CORRUPT_HELP, CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import CRC_START, HEADER_BYTES, LENGTH_PREFIX_BYTES, MIN_RECORD_OVERHEAD_BYTES
 from keytail.kernels.native import crc32c
@@ -145,7 +145,7 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
             path=os.path.join(facts.path, names.segment_file(tail.base_offset, names.LOG)),
             byte_position=tail.byte_position,
             offset=tail.next_offset,
-            remedy="If another replica is intact, delete this partition's directory and let the broker fetch it again",
+            remedy=f"Nothing was changed. {CORRUPT_HELP['re-fetch']}. {CORRUPT_HELP['salvage']}",
             slug="damage-not-truncated",
         )
 
@@ -193,7 +193,8 @@ def _refuse_unfit(fs: FileSystem, log_path: str, cut: Truncation) -> None:
             "changed",
             path=log_path,
             remedy="If another name belongs to a backup (`cp -l`, or the backup that keytail keeps for `undo`), first "
-            "replace the file under this name by a copy, or let the broker truncate it when it starts",
+            "replace the file under this name by a copy: `cp -p X.log X.log.copy`, then `mv X.log.copy X.log`. A "
+            "broker that starts would truncate it under all its names too",
             slug="segment-has-hard-links",
         )
     if size_bytes != cut.tail.log_bytes:
