@@ -80,7 +80,7 @@ def test_clear_makes_every_key_absent__checklist_2():
     offset_map.clear()
     offset_map.check()
     assert get(offset_map, [(1, 2), (4, 5)]) == [-1, -1]
-    assert offset_map.utilization == 0
+    assert offset_map.used == 0
 
 
 def test_a_full_map_rejects_even_a_known_key_and_still_finds_its_keys__checklist_3_6():
@@ -105,10 +105,3 @@ def test_lookup_ends_in_a_table_without_a_free_slot__checklist_3():
         found[:] = 7
         kernels.get_all(slots, present, wanted_low, wanted_high, wanted, 6, found)
         assert found.tolist() == [0, 1, 2, 3, -1, -1]
-
-
-def test_utilization_is_used_over_slots__checklist_5():
-    offset_map = OffsetMap(1 << 16)
-    low, high, ordinals = columns([(i, i << 50, i) for i in range(10)])
-    offset_map.put_all(low, high, ordinals, 10)
-    assert offset_map.utilization == 10 / len(offset_map.slots)

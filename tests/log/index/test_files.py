@@ -93,15 +93,6 @@ class OffsetIndexModel(_Machine):
         below = [(slot, *row) for slot, row in enumerate(self.rows) if row[0] <= asked]
         assert self.index.lookup(asked) == (below[-1] if below else (-1, BASE, 0))
 
-    @rule(asked=st.integers(BASE - 3, BASE + 120))
-    def truncate_to(self, asked: int) -> None:
-        if not self.writing:
-            with pytest.raises(KeytailError, match="read-only"):
-                self.index.truncate_to(asked)
-            return
-        self.index.truncate_to(asked)
-        self.rows = [row for row in self.rows if row[0] < asked]
-
     @rule()
     def trim(self) -> None:
         assume(self.writing)
@@ -174,12 +165,6 @@ class TimeIndexModel(_Machine):
         below = [(slot, *row) for slot, row in enumerate(self.rows) if row[0] <= asked]
         assert self.index.lookup(asked) == (below[-1] if below else (-1, -1, BASE))
 
-    @rule(asked=st.integers(BASE - 2, BASE + 60))
-    def truncate_to(self, asked: int) -> None:
-        assume(self.writing)
-        self.index.truncate_to(asked)
-        self.rows = [row for row in self.rows if row[1] < asked]
-
     @rule()
     def trim_and_go_on(self) -> None:
         assume(self.writing)
@@ -237,11 +222,6 @@ class TransactionIndexModel(_Machine):
                 complete = True
                 break
         assert self.index.collect(start, upper) == (found, complete)
-
-    @rule(asked=st.integers(BASE - 2, BASE + 90))
-    def truncate_to(self, asked: int) -> None:
-        self.index.truncate_to(asked)
-        self.rows = [row for row in self.rows if row[2] < asked]
 
     @rule()
     def open_again(self) -> None:
@@ -364,7 +344,6 @@ def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path)
     index = TransactionIndex(LOCAL, str(path), BASE, LOCAL.stat(str(tmp_path)))
     assert index.collect(0, 10**9) == ([], False)
     index.flush()
-    index.truncate_to(0)
     assert not path.exists()
     index.append(AbortedTransaction(4001, BASE, BASE + 2, BASE + 3))
     assert path.read_bytes() == _txn_bytes((0, 4001, BASE, BASE + 2, BASE + 3))
@@ -375,15 +354,14 @@ def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path)
 @pytest.mark.parametrize("torn", [False, True])
 def test_what_a_stop_leaves_is_continued_or_refused(torn: bool, tmp_path: Path) -> None:
     """An entry that was not appended is never returned: an index that was not trimmed must be rebuilt."""
-    rows = [(BASE + 5, 100), (BASE + 9, 300), (BASE + 12, 450)]
+    rows = [(BASE + 5, 100), (BASE + 9, 300), (BASE + 12, 450), (BASE + 20, 700)]
 
     def work(fs: RecordingFileSystem, directory: Path) -> None:
         name = str(directory / "index")
         with OffsetIndex.open_for_append(fs, name, BASE, 100, fs.stat(str(directory))) as index:
-            for row in (*rows, (BASE + 20, 700)):
+            for row in rows:
                 index.append(*row)
             index.flush()
-            index.truncate_to(BASE + 20)
             index.trim()
 
     outcomes = set()
@@ -407,6 +385,6 @@ def test_what_a_stop_leaves_is_continued_or_refused(torn: bool, tmp_path: Path) 
             else:
                 assert found in ([], rows)
                 outcomes.add(len(found))
-    assert outcomes == {"refused", 0, 3}
+    assert outcomes == {"refused", 0, 4}
     assert stop > 8
     assert (directory / "index").read_bytes() == b"".join(struct.pack(">ii", o - BASE, p) for o, p in rows)

@@ -59,10 +59,6 @@ class OffsetMap:
     def max_entries(self) -> int:
         return self._max_entries
 
-    @property
-    def utilization(self) -> float:
-        return self.used / len(self._slots)
-
     def _limit(self) -> int:
         """Return the number of entries at which the present table grows or, at its maximum, is full."""
         if len(self._slots) >= self._max_slots:

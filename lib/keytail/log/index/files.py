@@ -222,13 +222,6 @@ class TransactionIndex:
         needed = entries[(entries["last_offset"] >= fetch_from) & (entries["first_offset"] < upper)]
         return [AbortedTransaction(*entry[1:]) for entry in needed.tolist()], bool(len(beyond))
 
-    def truncate_to(self, offset: int) -> None:
-        """Remove the transactions that end at `offset` or above."""
-        keep = int(np.searchsorted(self.entries()["last_offset"], offset)) * TXN_ENTRY.itemsize
-        if keep < len(self._data):
-            self._change(lambda fd: self._fs.truncate(fd, keep))
-            del self._data[keep:]
-
     def flush(self) -> None:
         """Make the entries durable."""
         if self._data:

@@ -114,19 +114,6 @@ class PresizedIndex:
         """Number of entries before the zeros at the end of a file that was not trimmed; else of all entries."""
         return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
-    def truncate_to(self, offset: int) -> None:
-        """Remove the entries at `offset` and above."""
-        self._refuse_read_only()
-        column = self._columns.index("relative_offset")
-        count = bisect_left(
-            range(self._count), offset - self.base_offset, key=lambda slot: self._fields(slot)[column]
-        )
-        if count < self._count:
-            self._count = count
-            # Truncate and extend the file, so that only zeros follow the entries.
-            self._fs.truncate(self._fd, count * self._layout.size)
-            self._fs.truncate(self._fd, self._max_entries * self._layout.size)
-
     def append_rows(self, rows: np.ndarray) -> None:
         """Append planned entries (int64[n, 2]: the columns as stored) in one write, or none.
 
