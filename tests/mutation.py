@@ -80,7 +80,7 @@ FOLDERS = ("compact", "crash", "golden", "kernels", "log", "rebuild_index", "und
 # The copy changes jit.py, which these tests test.
 NOT_RUN = {"tests/kernels/test_jit.py"}
 # These tests also pass with the following kernels as plain Python, which avoids compiling most of their mutants.
-PLAIN = (*(f"proof.{name}" for name in ("checks", "fates", "markers", "records", "rest", "step", "table")), "walk")
+PLAIN = (*(f"proof.{name}" for name in ("checks", "meaning", "markers", "records", "rest", "step", "table")), "walk")
 PLAIN_TESTS = [f"tests/compact/proof/test_{which}.py" for which in ("transactions", "prove", "legacy")]
 # Seconds of tests that all mutants are run with, and that survivors are run with.
 NEAR_S, FAR_S = 40.0, 120.0

@@ -32,6 +32,8 @@ from keytail.kernels.rewriting import assembly as assembly_kernels
 from keytail.kernels.rewriting import blocks as block_kernels
 from keytail.kernels.rewriting import records as record_kernels
 from keytail.kernels.verify import batches as verify
+from keytail.kernels.verify import codes
+from keytail.kernels.verify import columns as verified
 from keytail.kernels.verify import producers as verify_producers
 from tests.hostile.arena import Arena
 from tests.hostile.mutator import split
@@ -91,27 +93,27 @@ def _find(raw: np.ndarray, rng: random.Random) -> None:
 
 def _inspect(raw: np.ndarray) -> None:
     """Call it like the inspection does, with every array as small as possible."""
-    state = np.zeros(verify.STATE_SIZE, np.int64)
-    state[verify.LAST_OFFSET] = state[verify.MAX_TIMESTAMP] = -1
-    state[verify.TO], state[verify.IS_ALL], state[verify.NEXT_BASE] = len(raw), 1, _EVERYTHING_BELOW
-    rows, runs = np.empty((3, verify.ROW_COLUMNS), np.int64), np.empty((2, verify.RUN_COLUMNS), np.int64)
+    state = np.zeros(verified.STATE_SIZE, np.int64)
+    state[verified.LAST_OFFSET] = state[verified.MAX_TIMESTAMP] = -1
+    state[verified.TO], state[verified.IS_ALL], state[verified.NEXT_BASE] = len(raw), 1, _EVERYTHING_BELOW
+    rows, runs = np.empty((3, verified.ROW_COLUMNS), np.int64), np.empty((2, verified.RUN_COLUMNS), np.int64)
     entries = np.arange(0, len(raw) + 1, 50)
     scratch = np.zeros(6, np.int64)
     written = []
     for _ in range(20 * (len(raw) // 14 + 10)):
         code = verify.inspect(raw, entries, entries, entries, entries, rows, runs, scratch, state)
-        at = int(state[verify.FROM])
+        at = int(state[verified.FROM])
         assert 0 <= at <= len(raw)
-        if code == verify.DONE or code in verify.ENDS_THE_WALK:
+        if code == codes.DONE or code in codes.ENDS_THE_WALK:
             break
-        if code == verify.NEED_ROOM:
-            written.append(rows[: state[verify.ROWS]].copy())
-            state[verify.ROWS] = state[verify.RUNS] = 0
-        elif code == verify.NEED_BLOCK:
+        if code == codes.NEED_ROOM:
+            written.append(rows[: state[verified.ROWS]].copy())
+            state[verified.ROWS] = state[verified.RUNS] = 0
+        elif code == codes.NEED_BLOCK:
             _check_block(raw, at, state)
     else:
         raise AssertionError("the inspection does not end")
-    written.append(rows[: state[verify.ROWS]].copy())
+    written.append(rows[: state[verified.ROWS]].copy())
     _follow(np.concatenate(written))
 
 
@@ -133,7 +135,7 @@ def _wrapped(value: int) -> int:
 
 
 def _follow(rows: np.ndarray) -> None:
-    ids, producers = np.unique(rows[:, verify.ROW_PRODUCER], return_inverse=True)
+    ids, producers = np.unique(rows[:, verified.ROW_PRODUCER], return_inverse=True)
     state = np.full((len(ids), verify_producers.STATE_COLUMNS), -1, np.int64)
     markers = np.empty((len(rows), verify_producers.MARKER_COLUMNS), np.int64)
     at = 0

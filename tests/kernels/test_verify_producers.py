@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.kernels.verify import batches as columns
+from keytail.kernels.verify import columns
 from keytail.kernels.verify import producers as kernels
 from tests.chance import draws
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker

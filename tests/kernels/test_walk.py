@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from keytail.kernels import walk
 from keytail.kernels.jit import kernel
 from keytail.kernels.opening.decoders import TOOLS
-from keytail.kernels.proof.codes import LAST_VIOLATION
+from keytail.kernels.proof.codes import WOULD_LOSE_KEYLESS
 from keytail.kernels.proof.state import IndexFiles, Notes, Windows, new_state
 from keytail.kernels.proof.step import step
 from keytail.kernels.verify import batches as verify
+from keytail.kernels.verify import codes, columns
 from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch, encode_record
@@ -153,29 +154,29 @@ def test_the_proofs_step_stays_inside_its_windows(is_all):
             windows = Windows(guarded(first), guarded(second), nothing, nothing)
             indexes, notes, tools = IndexFiles(nothing, nothing), Notes(pending, keys), np.zeros(TOOLS, np.int64)
             code = step(windows, indexes, notes, none, none, tools, state)
-            assert 0 < code <= LAST_VIOLATION
+            assert 0 < code <= WOULD_LOSE_KEYLESS
 
 
 @pytest.mark.parametrize("is_all", [0, 1])
 def test_the_inspection_stays_inside_its_window(is_all):
     none = np.zeros(0, dtype=np.int64)
-    rows = np.zeros((16, verify.ROW_COLUMNS), dtype=np.int64)
-    runs = np.zeros((16, verify.RUN_COLUMNS), dtype=np.int64)
+    rows = np.zeros((16, columns.ROW_COLUMNS), dtype=np.int64)
+    runs = np.zeros((16, columns.RUN_COLUMNS), dtype=np.int64)
     scratch = np.zeros(6, dtype=np.int64)
     for bad in _damaged_batches():
-        state = np.zeros(verify.STATE_SIZE, dtype=np.int64)
-        state[verify.TO], state[verify.IS_ALL] = len(bad), is_all
-        state[verify.LAST_OFFSET], state[verify.NEXT_BASE] = -1, 1 << 62
+        state = np.zeros(columns.STATE_SIZE, dtype=np.int64)
+        state[columns.TO], state[columns.IS_ALL] = len(bad), is_all
+        state[columns.LAST_OFFSET], state[columns.NEXT_BASE] = -1, 1 << 62
         window = guarded(bad)
         for _ in range(10):
             code = verify.inspect(window, none, none, none, none, rows, runs, scratch, state)
             if code in (
-                verify.DONE,
-                verify.NEED_MORE,
-                verify.NEED_BLOCK,
-                verify.NEED_WRAPPER,
-                verify.NEED_ROOM,
-                *verify.ENDS_THE_WALK,
+                codes.DONE,
+                codes.NEED_MORE,
+                codes.NEED_BLOCK,
+                codes.NEED_WRAPPER,
+                codes.NEED_ROOM,
+                *codes.ENDS_THE_WALK,
             ):
                 break
         else:

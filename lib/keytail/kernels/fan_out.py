@@ -154,9 +154,9 @@ def copy_bits(source, n, start, bits):
 def merge_entries(slots, used, limit, entries, start):
     """Merge entries of the proof's table, from number `start` on, into the table of a shard; return (done, slots used).
 
-    An entry is the latest record of its key in one part of the log, its fate, and whether the part keeps an older one.
-    The parts may come in any order: in the end the table contains the same for the whole log. A record that is PRESENT
-    may come once more, settled. Stops before a new key once `used` has reached `limit`.
+    An entry is the latest record of its key in one part of the log, its outcome, and whether the part keeps an older
+    one. The parts may come in any order: in the end the table contains the same for the whole log. A record that is
+    PRESENT may come once more, settled. Stops before a new key once `used` has reached `limit`.
     """
     clear = ~np.uint64(FLAGS)
     actions = np.uint64(3)

@@ -14,7 +14,9 @@ from keytail.kernels.batches import be16, be32, be64
 from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import check_message
 from keytail.kernels.native import crc32c
-from keytail.kernels.verify.batches import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE, check_block
+from keytail.kernels.verify.batches import check_block
+from keytail.kernels.verify.codes import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP
+from keytail.kernels.verify.columns import STATE_SIZE
 
 _LEAST_BYTES = 17  # up to the magic byte
 _LEAST_V0_BYTES = 26

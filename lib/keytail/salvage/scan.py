@@ -19,7 +19,8 @@ from keytail.format.legacy import summarize
 from keytail.kernels import batches as header_kernels
 from keytail.kernels import salvage as kernels
 from keytail.kernels.legacy import OUT_SIZE, check_message, check_plain
-from keytail.kernels.verify.batches import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE
+from keytail.kernels.verify.codes import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP
+from keytail.kernels.verify.columns import STATE_SIZE
 from keytail.limits import max_record_bytes
 from keytail.log.fs import FileSystem
 from keytail.log.partition import MAX_LOG_BYTES

@@ -14,7 +14,8 @@ from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.format.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
 from keytail.format.legacy import summarize
-from keytail.kernels.verify import batches as kernels
+from keytail.kernels.verify import codes, columns
+from keytail.kernels.verify.batches import inspect
 from keytail.limits import max_record_bytes
 from keytail.log.records.block_check import check_block
 from keytail.log.window import Window
@@ -24,21 +25,21 @@ from keytail.verify.scope import Scope
 _BEYOND_ALL = 2**63 - 1
 _ROWS, _RUNS = 16384, 1024
 _KINDS = {
-    kernels.CRC: "checksum",
-    kernels.ORDER: "offset-order",
-    kernels.SEGMENT_RANGE: "offset-range",
-    kernels.NEXT_SEGMENT: "overlap",
-    kernels.CODEC: "codec",
-    kernels.COUNT: "record-count",
-    kernels.RECORD: "record",
-    kernels.RECORD_OFFSET: "record-offset",
-    kernels.RECORD_TIMESTAMP: "record-timestamp",
-    kernels.MAX_TIMESTAMP_OFF: "max-timestamp",
-    kernels.PRODUCER: "producer",
-    kernels.CONTROL_UNREADABLE: "control",
+    codes.CRC: "checksum",
+    codes.ORDER: "offset-order",
+    codes.SEGMENT_RANGE: "offset-range",
+    codes.NEXT_SEGMENT: "overlap",
+    codes.CODEC: "codec",
+    codes.COUNT: "record-count",
+    codes.RECORD: "record",
+    codes.RECORD_OFFSET: "record-offset",
+    codes.RECORD_TIMESTAMP: "record-timestamp",
+    codes.MAX_TIMESTAMP_OFF: "max-timestamp",
+    codes.PRODUCER: "producer",
+    codes.CONTROL_UNREADABLE: "control",
 }
 # A batch with a wrong timestamp is otherwise valid.
-_HARMLESS = {kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF}
+_HARMLESS = {codes.RECORD_TIMESTAMP, codes.MAX_TIMESTAMP_OFF}
 
 # Called with a segment's base offset, and the rows and runs that the kernel (kernels/verify/batches.py) wrote.
 OnBatches = Callable[[int, np.ndarray, np.ndarray], None]
@@ -51,10 +52,10 @@ class BatchWalk:
         self.scope = scope
         self._on_batches = on_result
         self._window = Window(scope.fs)
-        self._state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
-        self._state[kernels.LAST_OFFSET] = -1
-        self._rows = np.empty((_ROWS, kernels.ROW_COLUMNS), dtype=np.int64)
-        self._runs = np.empty((_RUNS, kernels.RUN_COLUMNS), dtype=np.int64)
+        self._state = np.zeros(columns.STATE_SIZE, dtype=np.int64)
+        self._state[columns.LAST_OFFSET] = -1
+        self._rows = np.empty((_ROWS, columns.ROW_COLUMNS), dtype=np.int64)
+        self._runs = np.empty((_RUNS, columns.RUN_COLUMNS), dtype=np.int64)
         self._scratch = np.zeros(6, dtype=np.int64)
         self._base = 0
         self.bytes_read = 0
@@ -62,25 +63,25 @@ class BatchWalk:
     @property
     def last_offset(self) -> int:
         """The last offset of all batches so far; -1 before the first."""
-        return int(self._state[kernels.LAST_OFFSET])
+        return int(self._state[columns.LAST_OFFSET])
 
     @property
     def batches(self) -> int:
-        return int(self._state[kernels.BATCHES])
+        return int(self._state[columns.BATCHES])
 
     @property
     def records(self) -> int:
-        return int(self._state[kernels.RECORDS])
+        return int(self._state[columns.RECORDS])
 
     @property
     def spoiled(self) -> bool:
         """Whether an invalid batch was found; batches after it are not passed on."""
-        return bool(self._state[kernels.SPOILED])
+        return bool(self._state[columns.SPOILED])
 
     @property
     def without_epoch(self) -> int:
         """The number of batches without a leader epoch."""
-        return int(self._state[kernels.WITHOUT_EPOCH])
+        return int(self._state[columns.WITHOUT_EPOCH])
 
     def close(self) -> None:
         self._window.close()
@@ -90,10 +91,10 @@ class BatchWalk:
         self._base, batches_before = base, self.batches
         log = names.segment_file(base, names.LOG)
         size_bytes = self.scope.files[log].size_bytes
-        self._state[[kernels.FROM, kernels.STAGE, kernels.INDEX_AT, kernels.TIME_AT, kernels.SET_IS_OPEN]] = 0
-        self._state[kernels.SEGMENT_BASE] = base
-        self._state[kernels.NEXT_BASE] = _BEYOND_ALL if next_base is None else next_base
-        self._state[kernels.MAX_TIMESTAMP] = -1
+        self._state[[columns.FROM, columns.STAGE, columns.INDEX_AT, columns.TIME_AT, columns.SET_IS_OPEN]] = 0
+        self._state[columns.SEGMENT_BASE] = base
+        self._state[columns.NEXT_BASE] = _BEYOND_ALL if next_base is None else next_base
+        self._state[columns.MAX_TIMESTAMP] = -1
         whole = False
         try:
             self._window.open(f"{self.scope.path}/{log}", size_bytes)
@@ -108,35 +109,35 @@ class BatchWalk:
         if whole:
             check_ends(self.scope, entries, self._state, self.batches - batches_before)
         elif not (self.scope.live and self.scope.is_active(base)):
-            self._state[kernels.SPOILED] = 1
+            self._state[columns.SPOILED] = 1
 
     def _save_ends(self) -> None:
-        rows, runs = int(self._state[kernels.ROWS]), int(self._state[kernels.RUNS])
+        rows, runs = int(self._state[columns.ROWS]), int(self._state[columns.RUNS])
         self._on_batches(self._base, self._rows[:rows], self._runs[:runs])
-        self._state[kernels.ROWS] = self._state[kernels.RUNS] = 0
+        self._state[columns.ROWS] = self._state[columns.RUNS] = 0
 
     def _walk(self, log: str, entries: Entries) -> bool:
         state, window = self._state, self._window
         while True:
-            state[kernels.TO], state[kernels.IS_ALL] = window.filled, window.is_all
-            state[kernels.POSITION] = window.position
-            code = kernels.inspect(
+            state[columns.TO], state[columns.IS_ALL] = window.filled, window.is_all
+            state[columns.POSITION] = window.position
+            code = inspect(
                 window.bytes, entries.offsets, entries.positions, entries.times, entries.time_offsets,
                 self._rows, self._runs, self._scratch, state,
             )  # fmt: skip
-            at = int(state[kernels.FROM])
-            if code == kernels.DONE:
+            at = int(state[columns.FROM])
+            if code == codes.DONE:
                 return True
-            if code == kernels.NEED_MORE:
-                window.advance(at, int(state[kernels.WANTED_BYTES]))
-                state[kernels.FROM] = 0
-            elif code == kernels.NEED_ROOM:
+            if code == codes.NEED_MORE:
+                window.advance(at, int(state[columns.WANTED_BYTES]))
+                state[columns.FROM] = 0
+            elif code == codes.NEED_ROOM:
                 self._save_ends()
-            elif code == kernels.NEED_BLOCK:
+            elif code == codes.NEED_BLOCK:
                 self._check_block(log, at)
-            elif code == kernels.NEED_WRAPPER:
+            elif code == codes.NEED_WRAPPER:
                 self._check_wrapper(log, at)
-            elif code in kernels.ENDS_THE_WALK:
+            elif code in codes.ENDS_THE_WALK:
                 self._end(log, at, code)
                 return False
             else:
@@ -147,22 +148,22 @@ class BatchWalk:
         state = self._state
         if code in _KINDS:
             self._add_batch(log, code, at)
-        elif code in (kernels.INDEX_POSITION, kernels.INDEX_OFFSET):
-            i = int(state[kernels.INDEX_AT]) - 1
-            entries.add_offset_entry(self.scope, i, at_batch=code == kernels.INDEX_OFFSET)
+        elif code in (codes.INDEX_POSITION, codes.INDEX_OFFSET):
+            i = int(state[columns.INDEX_AT]) - 1
+            entries.add_offset_entry(self.scope, i, at_batch=code == codes.INDEX_OFFSET)
         else:
-            i = int(state[kernels.TIME_AT]) - 1
-            entries.add_time_entry(self.scope, i, at_batch=code == kernels.TIME_ENTRY)
+            i = int(state[columns.TIME_AT]) - 1
+            entries.add_time_entry(self.scope, i, at_batch=code == codes.TIME_ENTRY)
 
     def _add_batch(self, log: str, code: int, at: int) -> None:
         facts = {}
-        if code in (kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF):
+        if code in (codes.RECORD_TIMESTAMP, codes.MAX_TIMESTAMP_OFF):
             header = self._window.bytes[at : at + HEADER_BYTES].tobytes()
             (stated,) = struct.unpack_from(">q", header, 35)
-            facts = {"timestamp": int(self._state[kernels.FOUND_TIMESTAMP]), "stated": stated}
-        self._add(log, _KINDS[code], at, int(self._state[kernels.FOUND_OFFSET]), **facts)
+            facts = {"timestamp": int(self._state[columns.FOUND_TIMESTAMP]), "stated": stated}
+        self._add(log, _KINDS[code], at, int(self._state[columns.FOUND_OFFSET]), **facts)
         if code not in _HARMLESS:
-            self._state[kernels.SPOILED] = 1
+            self._state[columns.SPOILED] = 1
 
     def _add(self, log: str, kind: str, at: int, offset: int | None = None, **facts: int | str) -> None:
         position = self._window.position + at
@@ -175,10 +176,10 @@ class BatchWalk:
         window = self._window
         left = window.size_bytes - window.position - at
         active = self.scope.is_active(self._base)
-        if code == kernels.CUT:
+        if code == codes.CUT:
             if not (self.scope.live and active):
                 self._add(log, "cut-active" if active else "cut", at, left=left)
-        elif code == kernels.MAGIC:
+        elif code == codes.MAGIC:
             self._add(log, "magic", at, magic=int(window.bytes[at + 16]), left=left)
         else:
             (size,) = struct.unpack(">i", window.bytes[at + 8 : at + 12].tobytes())
@@ -195,7 +196,7 @@ class BatchWalk:
         last_delta, base_timestamp, max_timestamp = struct.unpack_from(">iqq", header, 23)
         (count,) = struct.unpack_from(">i", header, 57)
         data = window.bytes[at + HEADER_BYTES : at + LENGTH_PREFIX_BYTES + length].data
-        state[kernels.FOUND_OFFSET] = base
+        state[columns.FOUND_OFFSET] = base
         last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # the walk has reported offsets outside int64
         try:
             code = check_block(
@@ -207,7 +208,7 @@ class BatchWalk:
             return
         except ValueError as problem:
             self._add(log, "decompress", at, base, reason=str(problem))
-            state[kernels.SPOILED] = 1
+            state[columns.SPOILED] = 1
             return
         if code != 0:
             self._add_batch(log, code, at)
@@ -223,9 +224,9 @@ class BatchWalk:
             return
         except ValueError as problem:
             self._add(log, "legacy", at, offset, reason=str(problem))
-            state[kernels.SPOILED] = 1
+            state[columns.SPOILED] = 1
             return
-        state[kernels.RECORDS] += inside.record_count
+        state[columns.RECORDS] += inside.record_count
         if inside.base_offset <= self.last_offset < offset:
             self._add(log, "offset-order", at, inside.base_offset)
-            state[kernels.SPOILED] = 1
+            state[columns.SPOILED] = 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from keytail.errors import CorruptLog
 from keytail.format import names
-from keytail.kernels.verify import batches as columns
+from keytail.kernels.verify import columns
 from keytail.log.checkpoint import read_epochs
 from keytail.verify.scope import Scope
 

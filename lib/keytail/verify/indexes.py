@@ -10,7 +10,7 @@ import numpy as np
 from keytail.format import names
 from keytail.format.batch import HEADER_BYTES
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
-from keytail.kernels.verify import batches as kernels
+from keytail.kernels.verify import columns
 from keytail.verify.scope import Scope
 
 _UNINDEXED_BYTES = 1 << 20
@@ -127,13 +127,13 @@ def check_ends(scope: Scope, entries: Entries, state: np.ndarray, batches: int) 
     closed segment. `state` is that of the kernel, `batches` the number of batches in the segment.
     """
     base, active = entries.base, scope.is_active(entries.base)
-    unmet, largest_timestamp_ms = int(state[kernels.INDEX_AT]), int(state[kernels.MAX_TIMESTAMP])
+    unmet, largest_timestamp_ms = int(state[columns.INDEX_AT]), int(state[columns.MAX_TIMESTAMP])
     if not (scope.live and active):
-        if state[kernels.SET_IS_OPEN]:
+        if state[columns.SET_IS_OPEN]:
             entries.add_offset_entry(scope, unmet - 1, at_batch=True)
         for i in range(unmet, len(entries.offsets)):
             entries.add_offset_entry(scope, i, at_batch=False)
-        for i in range(int(state[kernels.TIME_AT]), len(entries.times)):
+        for i in range(int(state[columns.TIME_AT]), len(entries.times)):
             entries.add_time_entry(scope, i, at_batch=False)
     if active and (scope.live or not scope.claims.clean_shutdown):
         return

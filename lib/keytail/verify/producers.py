@@ -14,7 +14,7 @@ import numpy as np
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, parse_txn_index
 from keytail.format.producers import ProducerEntry, check_snapshot, parse_snapshot
-from keytail.kernels.verify import batches as columns
+from keytail.kernels.verify import columns
 from keytail.kernels.verify import producers as kernels
 from keytail.verify.scope import Scope
 

@@ -116,7 +116,7 @@ def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
 
 
 def _note(proof: Proof, noted: Sequence[tuple[bytes, int, int]]) -> None:
-    """Note keys with the offset and the fate of their records."""
+    """Note keys with the offset and the outcome of their records."""
     keys = b"".join(key for key, _, _ in noted)
     proof.put_keys(len(noted), len(keys))
     notes, key_at = proof.keys.notes, 0

@@ -41,7 +41,7 @@ from keytail.kernels.proof.codes import (
     TIME_ENTRY,
     TIME_MISSING,
 )
-from keytail.kernels.proof.fates import UNNEEDED
+from keytail.kernels.proof.meaning import UNNEEDED
 from keytail.kernels.proof.state import fail
 from keytail.kernels.walk import batch_size, be_16, be_32, be_64, be_u32, same_bytes, wanted_bytes
 

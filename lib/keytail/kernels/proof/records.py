@@ -1,4 +1,4 @@
-"""The records of a source batch beside those of its output: each is parsed, compared, and noted with its fate."""
+"""The records of a source batch beside those of its output: each is parsed, compared, and noted with its outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keytail.kernels.proof.codes import (
     SOURCE_RECORD,
     WOULD_LOSE_KEYLESS,
 )
-from keytail.kernels.proof.fates import COUNTS, is_over
+from keytail.kernels.proof.meaning import COUNTS, is_over
 from keytail.kernels.proof.state import fail
 from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 from keytail.kernels.walk import NO_RECORD, be_16, be_32, be_64, read_record, same_bytes, same_headers
@@ -207,12 +207,12 @@ def _judge_present(record, offset, state):
 
 
 @_inlined
-def _note(notes, noted, key_at, data, record, offset, fate):
+def _note(notes, noted, key_at, data, record, offset, outcome):
     copy_bytes(notes.keys, key_at, data, record.key, record.key_bytes)
     notes.pending[0, noted] = key_at
     notes.pending[1, noted] = record.key_bytes
     notes.pending[2, noted] = offset
-    notes.pending[3, noted] = fate
+    notes.pending[3, noted] = outcome
 
 
 @_inlined

@@ -12,7 +12,7 @@ from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.proof.checks import check_source, next_batch
 from keytail.kernels.proof.codes import NEED_LEGACY, NEED_MARKERS, NEED_SOURCE_BLOCK, PASSED
-from keytail.kernels.proof.fates import COUNTS, SILENT, is_value
+from keytail.kernels.proof.meaning import COUNTS, SILENT, is_value
 from keytail.kernels.proof.records import check_room, note_present
 from keytail.kernels.proof.step import pass_source, source_records
 from keytail.kernels.walk import be_16, be_64

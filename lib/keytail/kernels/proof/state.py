@@ -80,7 +80,7 @@ class IndexFiles(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """Keys for the table of `table.py`: `pending` (int64[4, n]: start in `keys`, length, offset, fate) and bytes."""
+    """Keys for the table of `table.py`: `pending` (int64[4, n]: start in `keys`, length, offset, outcome) and bytes."""
 
     pending: np.ndarray
     keys: np.ndarray

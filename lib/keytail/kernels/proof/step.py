@@ -1,7 +1,7 @@
 """The proof of a compaction, batch by batch: sources and their output are walked in lockstep.
 
 Kernels get windows of the files and return a code when they need more bytes, a decompressed block or room for notes, or
-when something is wrong; the caller (`compact/proof/prove.py`) reads, decompresses and raises. The fate of each key's
+when something is wrong; the caller (`compact/proof/prove.py`) reads, decompresses and raises. The outcome of each key's
 latest record is noted in the table of `table.py`.
 """
 
@@ -30,7 +30,7 @@ from keytail.kernels.proof.codes import (
     OUTPUT_UNKNOWN,
     PASSED,
 )
-from keytail.kernels.proof.fates import COUNTS, ends_a_producer, settle
+from keytail.kernels.proof.meaning import COUNTS, ends_a_producer, settle
 from keytail.kernels.proof.records import Records, check_room, walk_records
 from keytail.kernels.proof.state import fail
 from keytail.kernels.walk import batch_size, be_16, be_32, be_64, same_bytes, wanted_bytes

@@ -1,7 +1,7 @@
-"""The proof's table of keys: the latest record of each and its fate, in 24 bytes per slot.
+"""The proof's table of keys: the latest record of each and its outcome, in 24 bytes per slot.
 
 Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are stored; no key bytes. Offsets are put in
-ascending order; those put as PRESENT may come once more, with their fate. The caller ensures that one slot is always
+ascending order; those put as PRESENT may come once more, with their outcome. The caller ensures that one slot is always
 free.
 """
 
@@ -17,7 +17,7 @@ from keytail.kernels.proof.blake2b import blake2b_128_many
 SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
 _PREFETCH_DISTANCE = 16
 
-# Fates of a record.
+# Outcomes of a record.
 DROPPED = 0
 KEPT = 1
 EXPIRED = 2  # a tombstone removed after its delete horizon had passed
@@ -38,7 +38,7 @@ def low_slot_of(low, capacity):
 
 
 @register_jitable
-def _put(slots, capacity, low, high, offset, fate):
+def _put(slots, capacity, low, high, offset, outcome):
     """Make `offset` the latest record of a key, unless a later one is known; return 1 if the key is new, else 0."""
     clear = ~np.uint64(FLAGS)
     i = _slot_of(high, capacity)
@@ -47,27 +47,27 @@ def _put(slots, capacity, low, high, offset, fate):
         if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
             known = np.int64(slots[SLOT_WORDS * i + 2]) - 1
             if offset < known:
-                if fate == KEPT:
+                if outcome == KEPT:
                     slots[SLOT_WORDS * i + 1] = held | np.uint64(OLDER_KEPT)
                 return 0
             older = held & np.uint64(OLDER_KEPT)
             if offset > known and held & np.uint64(3) == np.uint64(KEPT):
                 older = np.uint64(OLDER_KEPT)
-            slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(fate)
+            slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(outcome)
             slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
             return 0
         i += 1
         if i == capacity:
             i = 0
     slots[SLOT_WORDS * i] = low
-    slots[SLOT_WORDS * i + 1] = high & clear | np.uint64(fate)
+    slots[SLOT_WORDS * i + 1] = high & clear | np.uint64(outcome)
     slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
     return 1
 
 
 @kernel
 def put_keys(data, pending, digests, n, slots, used):
-    """Put `pending[:, :n]` (key start in `data`, key length, offset, fate); return (slots used, 1 if it is full).
+    """Put `pending[:, :n]` (key start in `data`, key length, offset, outcome); return (slots used, 1 if it is full).
 
     `digests` is scratch. Slots are prefetched `_PREFETCH_DISTANCE` keys before their use.
     """

@@ -6,16 +6,7 @@ A producer's state is one row of an array, indexed by a small number that the ca
 from __future__ import annotations
 
 from keytail.kernels.jit import kernel
-from keytail.kernels.verify.batches import (
-    ROW_ATTRIBUTES,
-    ROW_BASE,
-    ROW_CONTROL,
-    ROW_COUNT,
-    ROW_EPOCH,
-    ROW_LAST,
-    ROW_POSITION,
-    ROW_SEQUENCE,
-)
+from keytail.kernels.verify import columns
 
 # Columns of `state`, int64; -1: unknown. LAST_OFFSET, OFFSET_DELTA and LAST_SEQUENCE are those of the last data batch,
 # OPEN_FROM is the first data left of an open transaction, LAST_MARKER the offset of the last marker.
@@ -40,32 +31,32 @@ def follow(rows, producers, first, log_start_offset, state, markers):
     for i in range(first, rows.shape[0]):
         row = rows[i]
         p = state[producers[i]]
-        if row[ROW_ATTRIBUTES] & _CONTROL:
-            if row[ROW_COUNT] < 1 or row[ROW_CONTROL] not in (_ABORT, _COMMIT):
+        if row[columns.ROW_ATTRIBUTES] & _CONTROL:
+            if row[columns.ROW_COUNT] < 1 or row[columns.ROW_CONTROL] not in (_ABORT, _COMMIT):
                 continue
-            markers[written, MARKER_OFFSET] = row[ROW_BASE]
-            markers[written, MARKER_POSITION] = row[ROW_POSITION]
+            markers[written, MARKER_OFFSET] = row[columns.ROW_BASE]
+            markers[written, MARKER_POSITION] = row[columns.ROW_POSITION]
             markers[written, MARKER_PRODUCER] = producers[i]
-            markers[written, MARKER_ABORTS] = row[ROW_CONTROL] == _ABORT
+            markers[written, MARKER_ABORTS] = row[columns.ROW_CONTROL] == _ABORT
             markers[written, MARKER_DATA] = p[OPEN_FROM]
             written += 1
-            if p[EPOCH] != row[ROW_EPOCH]:
+            if p[EPOCH] != row[columns.ROW_EPOCH]:
                 p[LAST_OFFSET] = -1
-            p[EPOCH] = row[ROW_EPOCH]
+            p[EPOCH] = row[columns.ROW_EPOCH]
             p[OPEN_FROM] = -1
-            p[LAST_MARKER] = row[ROW_BASE]
+            p[LAST_MARKER] = row[columns.ROW_BASE]
             continue
-        if row[ROW_LAST] < log_start_offset:
+        if row[columns.ROW_LAST] < log_start_offset:
             continue
-        delta = row[ROW_LAST] - row[ROW_BASE]
-        p[EPOCH] = row[ROW_EPOCH]
-        p[LAST_OFFSET] = row[ROW_LAST]
+        delta = row[columns.ROW_LAST] - row[columns.ROW_BASE]
+        p[EPOCH] = row[columns.ROW_EPOCH]
+        p[LAST_OFFSET] = row[columns.ROW_LAST]
         p[OFFSET_DELTA] = delta
-        sequence = row[ROW_SEQUENCE] + delta
+        sequence = row[columns.ROW_SEQUENCE] + delta
         p[LAST_SEQUENCE] = sequence if sequence <= _MOST_SEQUENCE else sequence - _MOST_SEQUENCE - 1
-        if row[ROW_ATTRIBUTES] & _TRANSACTIONAL:
+        if row[columns.ROW_ATTRIBUTES] & _TRANSACTIONAL:
             if p[OPEN_FROM] < 0:
-                p[OPEN_FROM] = row[ROW_BASE]
+                p[OPEN_FROM] = row[columns.ROW_BASE]
         elif p[OPEN_FROM] >= 0:
             return written, i + 1
     return written, rows.shape[0]

@@ -23,7 +23,7 @@ def check_block(
     attributes: int,
     state: np.ndarray,
 ) -> int:
-    """Return 0 or a code of kernels/verify/batches.py; `state` (its STATE_SIZE) receives the place.
+    """Return 0 or a code of kernels/verify/codes.py; `state` (its STATE_SIZE) receives the place.
 
     `data` is the compressed block.
 

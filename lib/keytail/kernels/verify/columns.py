@@ -1,0 +1,52 @@
+"""Columns of the arrays that `inspect` keeps its state in, and that it writes for later checks."""
+
+from __future__ import annotations
+
+# `state`, int64.
+(
+    FROM,
+    TO,
+    IS_ALL,
+    POSITION,  # position of the window's first byte in its file
+    STAGE,  # how far the batch at FROM has been inspected
+    SEGMENT_BASE,
+    NEXT_BASE,  # base offset of the next segment; a very large number for the last one
+    LAST_OFFSET,
+    MAX_TIMESTAMP,
+    INDEX_AT,
+    TIME_AT,
+    WANTED_BYTES,
+    FOUND_OFFSET,
+    FOUND_TIMESTAMP,
+    BATCHES,
+    RECORDS,
+    SPOILED,  # set by the caller: `rows` and `epochs` are not written any more
+    ROWS,  # how many of `rows` are in use
+    RUNS,  # how many of `epochs` are in use
+    WITHOUT_EPOCH,  # batches without a leader epoch, or of an old format
+    SET_IS_OPEN,  # the offset entry before INDEX_AT has an offset after the batches so far
+    LAST_RECORD,  # offset of the batch's last record, or UNKNOWN
+    NAMED_OFFSET,  # offset in the next time entry that is not below the batch; -1: none
+    NAMED_TIMESTAMP,  # timestamp of the record at that offset; NO_SUCH_RECORD; UNKNOWN if the records were not read
+    STATE_SIZE,
+) = range(25)
+UNKNOWN, NO_SUCH_RECORD = -(2**63), -(2**63) + 1
+
+# Columns of `rows`.
+(
+    ROW_POSITION,
+    ROW_BASE,
+    ROW_LAST,
+    ROW_PRODUCER,
+    ROW_EPOCH,
+    ROW_SEQUENCE,
+    ROW_ATTRIBUTES,
+    ROW_COUNT,
+    ROW_CONTROL,
+    ROW_COLUMNS,
+) = range(10)
+# Columns of `epochs`: a run of batches of one leader epoch, its first batch, and the base offset of its last.
+RUN_EPOCH, RUN_BASE, RUN_POSITION, RUN_LAST_BASE, RUN_COLUMNS = range(5)
+
+# Sums of `check_piece` over the pieces of a block, int64: the last offset, the largest and the oldest timestamp.
+LAST_SEEN, LARGEST_MS, OLDEST_MS = range(3)
