@@ -76,8 +76,8 @@ def _audit_with(stages: StagesOnSpark, job: AuditJob, attempt: str) -> Audit:
 
 
 def audit_all(engine: Engine, jobs: Sequence[AuditJob], on_result: OnResult, on_trace: Callable[[str], None]) -> None:
-    """Audit all partitions. `heard` is called for each partition when it, or its bundle of small ones, is done. Large
-    partitions require Spark."""
+    """Audit all partitions; large ones require Spark. `on_result` is called for each partition when it, or its bundle
+    of small ones, is done."""
     small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
     for start in range(0, len(small), BUNDLE_PARTITIONS):
         bundle = small[start : start + BUNDLE_PARTITIONS]

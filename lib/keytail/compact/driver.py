@@ -11,7 +11,7 @@ import pkgutil
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
-from keytail.compact.planning import plan_partition_of, report_assumptions, say_what_differs
+from keytail.compact.planning import plan_partition_of, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.each_partition import of_each
@@ -48,7 +48,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         )
         due = [row for row in rows if row.status == "would-compact"]
         report_assumptions(configuration, (row.topic for row in due))
-        say_what_differs(configuration, [row.topic for row in due])
+        report_version_rules(configuration, [row.topic for row in due])
         if rules.replicas:
             report_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows

@@ -18,7 +18,7 @@ from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
-from keytail.compact.planning import Planned, Rules, plan_to_compact, report_assumptions, say_what_differs
+from keytail.compact.planning import Planned, Rules, plan_to_compact, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
 from keytail.compact.run_state import Events
@@ -57,7 +57,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         _repair_checkpoints(fs, chosen, planned)
         due = [p.facts.topic for p in planned if p.wanted]
         report_assumptions(configuration, due)
-        say_what_differs(configuration, due)
+        report_version_rules(configuration, due)
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
         if not tasks and flags.path is None:

@@ -218,7 +218,7 @@ def report_assumptions(configuration: Configuration, topics: Iterable[str]) -> N
         )
 
 
-def say_what_differs(configuration: Configuration, due: Sequence[str]) -> None:
+def report_version_rules(configuration: Configuration, due: Sequence[str]) -> None:
     """Reports on standard error, for the topics of the `due` partitions: what becomes of messages of magic 0 and 1, if
     not version 2; and that tombstones and markers are removed by the time of their file, if the given version requires
     that.

@@ -91,7 +91,8 @@ OnResult = Callable[[ExportOutcome], None]
 
 @dataclass
 class Export:
-    """One run. `heard` is called with the outcome of each partition, once its rows are committed or it has failed."""
+    """One run. `on_result` is called with the outcome of each partition, after its rows are committed or it has failed.
+    """
 
     engine: Engine
     on_result: OnResult
@@ -108,7 +109,7 @@ class Export:
             self._commit(what, of_strategy, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
-        """Return the partitions whose latest records have been found, by number. `heard` is called for the others."""
+        """Return the partitions whose latest records have been found, by number; call `on_result` for the others."""
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:

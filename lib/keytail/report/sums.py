@@ -153,16 +153,16 @@ def _sum(found: Iterable[Partition], name: str) -> int:
 def reasons(found: Sequence[Partition]) -> list[Reason]:
     """Return everything that was skipped, refused, corrupt or failed, and every finding, the most serious first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
-    says: dict[tuple[str, str, str, str], tuple[str, str]] = {}
+    advice: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for item in found:
         for status, what, where, broker, remedy in _reasons_of(item):
             key = (status, _without_names(what, item), _without_names(broker, item), _without_names(remedy, item))
             groups[key].append((item, what, where))
-            says.setdefault(key, (broker, remedy))
+            advice.setdefault(key, (broker, remedy))
     made = []
     for key, those in groups.items():
         names = tuple(dict.fromkeys(item.name for item, _, _ in those))
-        broker, remedy = says[key]
+        broker, remedy = advice[key]
         _, what, where = those[0]
         kind: Kind = "bad" if key[0] == "error" else "left" if key[0] in ("warning", "note") else those[0][0].kind
         made.append(

@@ -102,13 +102,13 @@ class Channel:
 
 
 class Watch:
-    """Receive signs in the driver; a context manager. `heard` is called for each sign, from a thread of the watch.
+    """Receive signs in the driver; a context manager. `on_sign` is called for each sign, from a thread of the watch.
 
     Raises OSError if no port can be opened.
     """
 
-    def __init__(self, driver: DriverAddress, on_result: Callable[[Sign], None]) -> None:
-        self._on_sign = on_result
+    def __init__(self, driver: DriverAddress, on_sign: Callable[[Sign], None]) -> None:
+        self._on_sign = on_sign
         family, address = _address(driver.bind, 0)
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:

@@ -176,8 +176,7 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
 
 
 def verify_all(engine: Engine, tasks: Sequence[VerifyTask], on_result: OnResult) -> None:
-    """Verify `tasks` in bundles, largest first. `heard` is called in the caller's thread, in the order of the bundles.
-    """
+    """Verify `tasks` in bundles, largest first; call `on_result` in this thread, in the order of the bundles."""
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:

@@ -26,7 +26,7 @@ from keytail.compact.out_of_place.placing import InTarget, Worker
 from keytail.compact.out_of_place.plan import Known, PlannedPartition, judge, metadata_partition, not_chosen
 from keytail.compact.out_of_place.target import Target, target_of
 from keytail.compact.plan import Rules
-from keytail.compact.planning import say_what_differs
+from keytail.compact.planning import report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps
@@ -54,7 +54,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         checked = _judged(fs, chosen, configuration, rules, known)
         for log_dir in request.choice.log_dirs:
-            actions = Counter(item.fate for item in checked if item.log_dir == log_dir)
+            actions = Counter(item.action for item in checked if item.log_dir == log_dir)
             print_message(
                 f"keytail: from {log_dir} to {target.tree(log_dir)}: {actions['clean']} partitions would be compacted, "
                 f"{actions['copy']} copied unchanged, {actions['keep']} are there unchanged, "
@@ -84,8 +84,8 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         known = target.found()
         checked = _judged(fs, chosen, configuration, rules, known, execute=True)
         _say_about(checked, configuration)
-        work = [item for item in checked if item.fate in ("clean", "copy")]
-        work += [item for item in _metadata(fs, chosen, known) if item.fate == "copy"]
+        work = [item for item in checked if item.action in ("clean", "copy")]
+        work += [item for item in _metadata(fs, chosen, known) if item.action == "copy"]
         sizes = [(item.name, item.size_bytes) for item in work]
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
             engine = _start(steps, reporter, work) if work or submitted is not None else None
@@ -112,7 +112,7 @@ def _judged(
 
 def _say_about(checked: Sequence[PlannedPartition], configuration: Configuration) -> None:
     report_unhosted([item.name for item in checked if item.is_unhosted])
-    say_what_differs(configuration, [item.topic for item in checked if item.fate == "clean"])
+    report_version_rules(configuration, [item.topic for item in checked if item.action == "clean"])
 
 
 def _start(steps: Steps, reporter: Reporter, work: Sequence[PlannedPartition]) -> Engine:
@@ -171,7 +171,7 @@ class _Driver:
                 entries += [(item.path, item.name) for item in metadata_partition(self.steps.fs, facts, known)]
             for path, name in entries:
                 item = checked.get(path)
-                record = self.placed.get(path) or (item.record if item is not None and item.fate == "keep" else None)
+                record = self.placed.get(path) or (item.record if item is not None and item.action == "keep" else None)
                 if item is None:
                     record, why = not_chosen(self.steps.fs, facts, path, known.get(name))
                 else:
@@ -221,7 +221,7 @@ class _Driver:
         """Return the rows of the chosen partitions, in their order, and that of a metadata log that was not copied."""
         done: Iterator[ResultRow] = iter(placed)
         rows = [
-            item.with_removal_limit(next(done)) if item.fate in ("clean", "copy") else item.row
+            item.with_removal_limit(next(done)) if item.action in ("clean", "copy") else item.row
             for item in self.planned_partitions
         ]
         if self.steps.request.in_detail:

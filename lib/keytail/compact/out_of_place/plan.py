@@ -43,7 +43,7 @@ class PlannedPartition:
     path: str
     topic: str
     partition: int
-    fate: Action
+    action: Action
     row: ResultRow
     source_files: tuple[SeenFile, ...] = ()
     entries: Entries | None = None
@@ -59,9 +59,9 @@ class PlannedPartition:
         return self.row.bytes_before or 0
 
     def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
-        if self.fate == "copy":
+        if self.action == "copy":
             row = replace(self.row, error=f"would be copied unchanged: {self.row.error}")
-        elif self.fate == "clean" and self.planned is not None:
+        elif self.action == "clean" and self.planned is not None:
             row = self.planned.planned_row(map_memory_bytes)
         else:
             row = self.row
@@ -76,12 +76,12 @@ class PlannedPartition:
     @property
     def is_unhosted(self) -> bool:
         """Whether other replicas were named, but none of them hosts it."""
-        held = self.planned.removal_limit if self.planned is not None and self.fate == "clean" else None
+        held = self.planned.removal_limit if self.planned is not None and self.action == "clean" else None
         return held is not None and held.replica is None
 
     def task(self, settings: TaskSettings, rules: Rules, path: str, run_id: str, *, is_local: bool) -> CleaningTask:
-        place = OutOfPlace(path, self.source_files, is_local=is_local, only_copies=self.fate == "copy")
-        if self.fate == "clean" and self.planned is not None:
+        place = OutOfPlace(path, self.source_files, is_local=is_local, only_copies=self.action == "copy")
+        if self.action == "clean" and self.planned is not None:
             [task] = cleaning_tasks([self.planned], rules, settings, run_id)
             return replace(task, out_of_place=place)
         copied: dict[str, Any] = {
@@ -102,7 +102,7 @@ class PlannedPartition:
         repaired = None
         if self.planned is not None:
             repaired = self.planned.repaired_checkpoint
-            if self.fate == "clean" and self.planned.facts.high_watermark is None:
+            if self.action == "clean" and self.planned.facts.high_watermark is None:
                 notes.append(
                     f"{self.name}: its high watermark is unknown, so the log end offset "
                     f"{self.planned.facts.log_end_offset} was used instead: records that other replicas did not have "
@@ -147,8 +147,8 @@ def judge(
         status = "corrupt" if planned.corrupt else "refused"
         return replace(at, row=row.unchanged(status, _why_left_out(planned, log_dir, at.name)), planned=planned)
     if planned.wanted:
-        return replace(at, fate="clean", row=row, planned=planned)
-    return replace(at, fate="copy", row=row, planned=planned)
+        return replace(at, action="clean", row=row, planned=planned)
+    return replace(at, action="copy", row=row, planned=planned)
 
 
 def _no_row(entry: PartitionEntry) -> ResultRow:
@@ -218,7 +218,7 @@ def _keep(
     else:
         text += f"; {row.error}"
     row = replace(row, status=status, error=text, segments_after=len(logs), bytes_after=sum(logs), records_after=None)
-    return replace(at, fate="keep", row=row, record=record, planned=planned)
+    return replace(at, action="keep", row=row, record=record, planned=planned)
 
 
 def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, Found]) -> list[PlannedPartition]:
@@ -237,7 +237,7 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, F
     if there is not None and (problem := _unusable(there)) is not None:
         raise problem
     record = _unchanged(at, there, True)
-    return [at if record is None else replace(at, fate="keep", record=record)]
+    return [at if record is None else replace(at, action="keep", record=record)]
 
 
 def not_chosen(fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None) -> tuple[OutputRecord | None, str]:
