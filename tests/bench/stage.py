@@ -9,7 +9,7 @@ import time
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import survey_partition
-from keytail.rebuild_index.partition import PartitionPlan, plan_partition
+from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.session import end_jvm, local_session
 from keytail.run.spark_engine import SparkEngine
@@ -25,11 +25,13 @@ def plans_of(log_dir: str, *, execute: bool = False) -> list[PartitionPlan]:
             plan_partition(
                 LOCAL,
                 surveyed,
-                index_interval_bytes=4096,
-                segment_index_bytes=10_485_760,
-                rebuild_all=True,
-                execute=execute,
-                run_id="bench",
+                RebuildSettings(
+                    index_interval_bytes=4096,
+                    segment_index_bytes=10_485_760,
+                    rebuild_all=True,
+                    execute=execute,
+                    run_id="bench",
+                ),
             )
         )
     return plans

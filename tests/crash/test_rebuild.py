@@ -12,7 +12,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import hosted, survey_log_dirs
 from keytail.log.partition import survey_partition
 from keytail.log.recover import recover
-from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from tests.chance import SEED
 from tests.crash.compactions import INTERVAL_BYTES, Log, LogDir
@@ -49,9 +49,8 @@ def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
     if facts.problems:
         return Failed(facts.problems)
     assert facts.leftovers == ()
-    plan = plan_partition(
-        fs, facts, index_interval_bytes=INTERVAL_BYTES, segment_index_bytes=8192, execute=True, run_id=run_id
-    )
+    settings = RebuildSettings(INTERVAL_BYTES, segment_index_bytes=8192, execute=True, run_id=run_id)
+    plan = plan_partition(fs, facts, settings)
     [outcome] = Rebuild([plan], hosted={listing.path: hosted([listing])}, fs=fs).run()
     reported = (*outcome.rest.refused, *([str(outcome.problem)] if outcome.problem else []))
     assert not reported or fs is not LOCAL, reported

@@ -47,13 +47,13 @@ from keytail.verify.task import verify_partition
 from keytail.kernels import jit
 from keytail.log.fs import LOCAL
 from keytail.log.one_partition import survey
-from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 path = sys.argv[1]
 verify_partition(LOCAL, path)
 facts = survey(path)
 facts = replace(facts, high_watermark=facts.log_end_offset, recovery_point=facts.log_end_offset)
-plan = plan_partition(LOCAL, facts, index_interval_bytes=4096, segment_index_bytes=10485760, rebuild_all=True)
+plan = plan_partition(LOCAL, facts, RebuildSettings(4096, 10485760, rebuild_all=True))
 Rebuild([plan]).run()
 assert compact(facts, COMPACTED, now_ms=time.time_ns() // 1_000_000) is not None
 """ + _TELL

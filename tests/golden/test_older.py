@@ -18,7 +18,7 @@ from keytail.log.log_end import log_end
 from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.indexes import SegmentTask, cut, finish, index_segment, scan
-from keytail.rebuild_index.partition import plan_partition, segment_tasks, settle
+from keytail.rebuild_index.partition import RebuildSettings, plan_partition, segment_tasks, settle
 from keytail.verify.task import verify_partition
 from tests.chance import chance, draws
 from tests.golden import older
@@ -40,7 +40,7 @@ def facts_of(log_dir: Path, name: str) -> PartitionFacts:
 
 
 def tasks_of(facts: PartitionFacts) -> list[SegmentTask]:
-    return segment_tasks(plan_partition(LOCAL, facts, index_interval_bytes=512, segment_index_bytes=10 << 20))
+    return segment_tasks(plan_partition(LOCAL, facts, RebuildSettings(512, segment_index_bytes=10 << 20)))
 
 
 def batches_of(path: Path) -> list[tuple[int, Batch]]:
@@ -109,7 +109,7 @@ def test_verify_finds_nothing(version: str, topic: str, log_dirs: dict[str, Path
 @pytest.mark.parametrize(("version", "topic"), ALL)
 def test_rebuild_has_nothing_to_rebuild(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
     facts = facts_of(log_dirs[version], f"{topic}-0")
-    plan = plan_partition(LOCAL, facts, index_interval_bytes=512, segment_index_bytes=10 << 20)
+    plan = plan_partition(LOCAL, facts, RebuildSettings(512, segment_index_bytes=10 << 20))
     result = settle(LOCAL, plan, [index_segment(LOCAL, task) for task in segment_tasks(plan)])
     assert [verdict.why for _, verdict in result.wrong] == []
 

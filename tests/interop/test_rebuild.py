@@ -13,7 +13,7 @@ from keytail.format.index import parse_txn_index
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import survey_partition
-from keytail.rebuild_index.partition import Rest, plan_partition
+from keytail.rebuild_index.partition import RebuildSettings, Rest, plan_partition
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
 from tests.chance import SEED
 from tests.interop.kafka import Kafka
@@ -55,10 +55,12 @@ def rebuild(log_dir: Path, traffic: Traffic, *, clean: bool = True, **more: bool
     plan = plan_partition(
         LOCAL,
         surveyed,
-        index_interval_bytes=traffic.configs["index.interval.bytes"],
-        segment_index_bytes=traffic.configs["segment.index.bytes"],
-        run_id="r",
-        **more,
+        RebuildSettings(
+            index_interval_bytes=traffic.configs["index.interval.bytes"],
+            segment_index_bytes=traffic.configs["segment.index.bytes"],
+            run_id="r",
+            **more,
+        ),
     )
     [outcome] = Rebuild([plan]).run()
     assert outcome.problem is None, outcome.problem

@@ -18,7 +18,7 @@ from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts
 from keytail.rebuild_index.epochs import epochs_seen, plan_epochs, write_plan
-from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.snapshots import (
     SnapshotRow,
     make_snapshots,
@@ -212,12 +212,14 @@ def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) ->
             plan = plan_partition(
                 LOCAL,
                 facts_of(ours),
-                index_interval_bytes=traffic.configs["index.interval.bytes"],
-                segment_index_bytes=traffic.configs["segment.index.bytes"],
-                rebuild_all=True,
-                execute=True,
-                truncate=True,
-                run_id="r",
+                RebuildSettings(
+                    index_interval_bytes=traffic.configs["index.interval.bytes"],
+                    segment_index_bytes=traffic.configs["segment.index.bytes"],
+                    rebuild_all=True,
+                    execute=True,
+                    truncate=True,
+                    run_id="r",
+                ),
             )
             [outcome] = Rebuild([plan], hosted={str(ours): [("orders", 0)]}).run()
             assert outcome.problem is None and outcome.done_truncation is not None and not outcome.rest.refused

@@ -15,7 +15,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import hosted, survey_log_dirs
 from keytail.log.partition import survey_partition
 from keytail.rebuild_index import tasks as rebuild
-from keytail.rebuild_index.partition import PartitionPlan, plan_partition
+from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.engine import ThisProcess
 from keytail.run.spark_engine import SparkEngine
@@ -34,10 +34,12 @@ def plans_of(log_dir: Path, **more: Any) -> list[PartitionPlan]:
         plan_partition(
             LOCAL,
             survey_partition(LOCAL, facts, entry),
-            index_interval_bytes=200,
-            segment_index_bytes=1 << 20,
-            run_id="r",
-            **more,
+            RebuildSettings(
+                index_interval_bytes=200,
+                segment_index_bytes=1 << 20,
+                run_id="r",
+                **more,
+            ),
         )
         for entry in facts.partitions
     ]

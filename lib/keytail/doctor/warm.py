@@ -42,7 +42,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.one_partition import survey
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts
 from keytail.lookup.steps import lookup_offset, lookup_time
-from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.salvage.partition import Settings, salvage_partition
 from keytail.verify.task import verify_partition
@@ -203,8 +203,9 @@ def _read(path: str) -> None:
 def _rebuild(path: str) -> None:
     for rebuild_all in (False, True):
         plan = plan_partition(
-            LOCAL, _facts(path), index_interval_bytes=512, segment_index_bytes=10_485_760, rebuild_all=rebuild_all,
-            execute=True, run_id="warm",
+            LOCAL,
+            _facts(path),
+            RebuildSettings(512, 10_485_760, rebuild_all=rebuild_all, execute=True, run_id="warm"),
         )  # fmt: skip
         Rebuild([plan]).run()
 

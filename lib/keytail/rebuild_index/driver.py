@@ -29,7 +29,7 @@ from keytail.log.log_dirs import hosted
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.recover import recover
 from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_status
-from keytail.rebuild_index.partition import PartitionPlan, plan_partition, refusals, truncation_text
+from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition, refusals, truncation_text
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
@@ -150,13 +150,15 @@ def _plan(
         plan = plan_partition(
             fs,
             facts,
-            index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
-            segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
-            rebuild_all=request.rebuild_all,
-            execute=request.execute,
-            truncate=request.truncate,
-            is_in_use=not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs),
-            run_id=run_id,
+            RebuildSettings(
+                index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
+                segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
+                rebuild_all=request.rebuild_all,
+                execute=request.execute,
+                truncate=request.truncate,
+                is_in_use=not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs),
+                run_id=run_id,
+            ),
         )
     except KeytailError as problem:
         return _Examined(facts, None, status_of(problem), str(problem), tuple(notes), problem)
@@ -196,7 +198,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         bytes=plan.log_bytes,
         batches=batches,
         files_wrong=files_wrong,
-        in_use=plan.is_in_use,
+        in_use=plan.settings.is_in_use,
         segments=segments,
         notes=tuple(reported),
         start_ms=outcome.start_ms,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -46,22 +45,30 @@ from keytail.rebuild_index.tail import Truncation, plan_truncation, torn_tail, t
 
 
 @dataclass(frozen=True)
-class PartitionPlan:
-    """A partition to be examined, and the settings that apply to it.
+class RebuildSettings:
+    """The topic's settings for indexes, and what the run is to do.
 
-    `known_entries` are those of its transaction indexes (TXN_ENTRY, native, by first offset). `is_in_use`: a broker may
-    be writing to it, so the end of its last segment is not judged.
+    `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: install replacements for wrong
+    files. `truncate`: truncate a torn tail first. `is_in_use`: a broker may be writing to the partition, so the end of
+    its last segment is not judged.
     """
 
-    facts: PartitionFacts
     index_interval_bytes: int
     segment_index_bytes: int
-    known_entries: np.ndarray
     rebuild_all: bool = False
     execute: bool = False
     truncate: bool = False
     is_in_use: bool = False
     run_id: str = ""
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """A partition to be examined, and the entries of its transaction indexes (TXN_ENTRY, native, by first offset)."""
+
+    facts: PartitionFacts
+    settings: RebuildSettings
+    known_entries: np.ndarray
 
     @property
     def log_bytes(self) -> int:
@@ -113,18 +120,14 @@ def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
     return reasons
 
 
-def plan_partition(
-    fs: FileSystem, facts: PartitionFacts, *, index_interval_bytes: int, segment_index_bytes: int, **more: Any
-) -> PartitionPlan:
-    """Plan the rebuild. Reads the transaction indexes, which are small, and no log. `more` are further fields of the
-    plan."""
-    known_entries = read_aborted(fs, facts.path, facts.segments, 0)
-    return PartitionPlan(facts, index_interval_bytes, segment_index_bytes, known_entries, **more)
+def plan_partition(fs: FileSystem, facts: PartitionFacts, settings: RebuildSettings) -> PartitionPlan:
+    """Plan the rebuild. Reads the transaction indexes, which are small, and no log."""
+    return PartitionPlan(facts, settings, read_aborted(fs, facts.path, facts.segments, 0))
 
 
 def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
     """Return a task for each segment, ascending."""
-    facts, asked = plan.facts, asked_offsets(plan.known_entries)
+    facts, settings, asked = plan.facts, plan.settings, asked_offsets(plan.known_entries)
     ends = [segment.base_offset for segment in facts.segments[1:]] + [names.MAX_OFFSET]
     return [
         SegmentTask(
@@ -134,15 +137,15 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
             log_mtime_ns=segment.log_mtime_ns,
             end_offset=end,
             log_start_offset=facts.log_start_offset,
-            index_interval_bytes=plan.index_interval_bytes,
-            segment_index_bytes=plan.segment_index_bytes,
+            index_interval_bytes=settings.index_interval_bytes,
+            segment_index_bytes=settings.segment_index_bytes,
             asked_offsets=asked,
             # Where a broker recovers the log at its start, it also truncates it at the first invalid batch.
             torn_tail=not facts.clean_shutdown and end > facts.recovery_point,
-            is_in_use=plan.is_in_use and end == names.MAX_OFFSET,
-            rebuild_all=plan.rebuild_all,
-            execute=plan.execute,
-            run_id=plan.run_id,
+            is_in_use=settings.is_in_use and end == names.MAX_OFFSET,
+            rebuild_all=settings.rebuild_all,
+            execute=settings.execute,
+            run_id=settings.run_id,
         )
         for segment, end in zip(facts.segments, ends, strict=True)
     ]
@@ -186,7 +189,7 @@ def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResul
     try:
         return plan_truncation(facts, tail, [entry.name for entry in fs.scan(facts.path)])
     except Refused as why:
-        if not plan.truncate:
+        if not plan.settings.truncate:
             raise result.damage from why
         raise CorruptLog(
             why.what,
@@ -207,7 +210,7 @@ def cut(fs: FileSystem, plan: PartitionPlan, torn: Truncation, hosted: Collectio
     surveyed = survey_partition(fs, log_dir, entry)
     if surveyed.problems:
         raise Refused("; ".join(surveyed.problems), path=facts.path, slug="unexpected-partition-state")
-    return replace(plan, facts=surveyed, known_entries=read_aborted(fs, facts.path, surveyed.segments, 0))
+    return plan_partition(fs, surveyed, plan.settings)
 
 
 def truncation_text(torn: Truncation, done: bool) -> str:
@@ -294,7 +297,7 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
 
 def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
     """Check snapshots and leader epochs, or repair them, if the log is intact and nobody writes to it."""
-    if plan.is_in_use or result.torn is not None:
+    if plan.settings.is_in_use or result.torn is not None:
         return Rest()
     rest = _repair_snapshots(fs, plan, result.log_end_offset)
     epochs_path = os.path.join(plan.facts.path, names.LEADER_EPOCHS)
@@ -308,7 +311,7 @@ def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) ->
     behind = [epoch for epoch in epochs.dropped if epoch[1] != stays]
     if not epochs.added and not behind:
         return rest
-    if plan.execute:
+    if plan.settings.execute:
         write_plan(fs, plan.facts.path, epochs)
     parts = [
         f"{what} {', '.join(f'{epoch} from offset {start}' for epoch, start in entries)}"
@@ -337,9 +340,9 @@ def _repair_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) 
             not_made.append(row)
             continue
         made.append(row)
-        if plan.execute:
+        if plan.settings.execute:
             refuse_lost(fs, facts.path)
-            put_snapshot(fs, facts.path, row.offset, data, like=like, run_id=plan.run_id, attempt="driver")
+            put_snapshot(fs, facts.path, row.offset, data, like=like, run_id=plan.settings.run_id, attempt="driver")
     wrong = [f"producer snapshots {was} at {at}" for was, at in _offsets_by(made, lambda row: row.was)]
     refused = [
         f"producer snapshots missing or damaged at {at} cannot be rebuilt: {why}"

@@ -120,7 +120,7 @@ class Rebuild:
 
     def _remove_scratch(self) -> None:
         """Remove scratch files of a stopped run's tasks."""
-        sweep(lambda: sum(_scratch_removed(self.fs, plan) for plan in self.plans if plan.execute))
+        sweep(lambda: sum(_scratch_removed(self.fs, plan) for plan in self.plans if plan.settings.execute))
 
     def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
         start_ms = time.time_ns() // 1_000_000
@@ -208,9 +208,9 @@ class Rebuild:
                     written = [verdict.clean.name for verdict in files if verdict.clean is not None]
                     refuse_unseen(self.fs, plan.facts.path, written, outcome.host)
                 result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
-                if result.torn is not None and plan.execute and plan.truncate:
+                if result.torn is not None and plan.settings.execute and plan.settings.truncate:
                     return self._cut(plan, result.torn, start_ms)
-                if plan.execute:
+                if plan.settings.execute:
                     install(self.fs, plan, result)
                     installed = True
                 rest = repair_rest(self.fs, plan, result)
@@ -218,9 +218,9 @@ class Rebuild:
             problem = known
         except OSError as system:
             problem = explained(system)
-        if plan.execute:
+        if plan.settings.execute:
             try:
-                remove_scratch(self.fs, plan.facts.path, plan.run_id)
+                remove_scratch(self.fs, plan.facts.path, plan.settings.run_id)
             except KeytailError as known:
                 problem = problem or known
             except OSError as system:
@@ -229,15 +229,15 @@ class Rebuild:
 
     def _cut(self, plan: PartitionPlan, torn: Truncation, start_ms: int) -> PartitionOutcome:
         """Truncate the log first, then process the partition again, which is then intact."""
-        remove_scratch(self.fs, plan.facts.path, plan.run_id)
+        remove_scratch(self.fs, plan.facts.path, plan.settings.run_id)
         again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
-        [outcome] = self._run_bundle([replace(again, truncate=False)])
+        [outcome] = self._run_bundle([replace(again, settings=replace(again.settings, truncate=False))])
         return replace(outcome, start_ms=start_ms, done_truncation=torn)
 
 
 def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
     try:
-        return remove_scratch(fs, plan.facts.path, plan.run_id)
+        return remove_scratch(fs, plan.facts.path, plan.settings.run_id)
     except (OSError, LockLost):  # the next run removes it too
         return 0
 

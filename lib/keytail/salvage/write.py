@@ -22,7 +22,15 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.producers import load_producers
 from keytail.rebuild_index.epochs import plan_epochs
 from keytail.rebuild_index.indexes import SegmentResult, index_segment
-from keytail.rebuild_index.partition import PartitionPlan, install, plan_partition, repair_rest, segment_tasks, settle
+from keytail.rebuild_index.partition import (
+    PartitionPlan,
+    RebuildSettings,
+    install,
+    plan_partition,
+    repair_rest,
+    segment_tasks,
+    settle,
+)
 from keytail.rebuild_index.snapshots import put_snapshot
 
 UNFINISHED = ".unfinished"
@@ -125,10 +133,12 @@ class NewPartition:
         return plan_partition(
             self._fs,
             survey_partition(self._fs, log_dir, entry),
-            index_interval_bytes=index_interval_bytes,
-            segment_index_bytes=segment_index_bytes,
-            execute=True,
-            run_id=self._run_id,
+            RebuildSettings(
+                index_interval_bytes=index_interval_bytes,
+                segment_index_bytes=segment_index_bytes,
+                execute=True,
+                run_id=self._run_id,
+            ),
         )
 
     def _copy_metadata(self) -> list[str]:
