@@ -20,7 +20,7 @@ from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
-from keytail.compact.rewrite import Counts, Rewriter
+from keytail.compact.rewrite import Rewriter
 from keytail.compact.rounds import rewrite_groups
 from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, SavedState, Totals, result_of
@@ -67,7 +67,8 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
             is_last = stop == len(task.segments)
             groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
         untouched_records = findings.unread_records + survivors.records_from(end)
-        totals = _totals(task, survivors, groups, counts, writer)
+        before = task.saved_state.totals if task.saved_state else Totals(keys=survivors.offset_map.used)
+        totals = before.and_written(groups, counts, writer.size_bytes, writer.records, writer.splits)
         result = result_of(task, survivors.end_offset, stop, groups, totals, untouched_records)
         result = replace(result, sources=tuple(source for source in rewriter.sources.values() if source.segment < stop))
         known = task.saved_state.survivors if task.saved_state else None
@@ -104,7 +105,7 @@ def install(
     fs: FileSystem,
     task: CleaningTask,
     result: CleaningResult,
-    on_group: Callable[[], None] = lambda: None,
+    on_group: Callable[[], object] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     """Replace the sources with the output of `clean_partition`, group by group, in ascending order.
@@ -206,25 +207,6 @@ def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions
         fs, task.partition_path, task.run_id, task.attempt, limits, transactions.index_bytes,
         scratch_path=task.scratch_path, like_of=partial(task.like, fs),
     )  # fmt: skip
-
-
-def _totals(
-    task: CleaningTask, survivors: Survivors, groups: tuple[GroupOutput, ...], counts: Counts, writer: OutputWriter
-) -> Totals:
-    """Return the totals of the previous rounds and of this one."""
-    before = task.saved_state.totals if task.saved_state else Totals(keys=survivors.offset_map.used)
-    return Totals(
-        keys=before.keys,
-        groups=before.groups + len(groups),
-        segments=before.segments + sum(len(group.segments) for group in groups),
-        bytes=before.bytes + writer.size_bytes,
-        records=before.records + writer.records,
-        records_read=before.records_read + counts.records_read,
-        tombstones_removed=before.tombstones_removed + counts.tombstones_removed,
-        markers_removed=before.markers_removed + counts.markers_removed,
-        limits_met=before.limits_met + writer.splits,
-        large_batches=before.large_batches + counts.large_batches,
-    )
 
 
 def _prove(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from keytail.cli.stopping import Stopped
 from keytail.compact.bundles import Bundle, BundleSize, Schedule, Waiting, bundles_in_flight
-from keytail.compact.replacing import Destination, planned_row, remove_lost_scratch
+from keytail.compact.replacing import Destination, planned_row, remove_unneeded
 from keytail.compact.run_state import SILENT, Events, Rows, Stop
 from keytail.compact.running import Answer, Installer, TaskRunner
 from keytail.compact.task import CleaningTask, NeedsFanOut
@@ -106,7 +106,7 @@ class Compaction:
 
     def remove_scratch(self) -> None:
         """Remove the scratch files that tasks of a stopped run have left."""
-        sweep(lambda: sum(remove_lost_scratch(self.destination.fs, task) for task in self.tasks))
+        sweep(lambda: sum(remove_unneeded(self.destination.fs, task) for task in self.tasks))
 
     def _work(self, schedule: Schedule, end: threading.Event) -> None:
         try:

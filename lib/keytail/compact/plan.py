@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from keytail.config.compaction import CompactionConfig
 from keytail.durations import duration_text
 from keytail.errors import refusal
+from keytail.log.partition import reasons_against_change
 
 if TYPE_CHECKING:
     from keytail.cli.replicas import Replica
@@ -296,17 +297,7 @@ def refusals(
                 slug="no-high-watermark",
             )
         )
-    if config.remote_storage_enable:
-        text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"
-        reasons.append(refusal(text, slug="tiered-topic"))
-    if facts.log_end_offset < facts.log_start_offset:
-        reasons.append(
-            refusal(
-                f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
-                "a broker that starts here deletes the whole log",
-                slug="log-end-below-log-start",
-            )
-        )
+    reasons += reasons_against_change(facts, config.remote_storage_enable)
     newest_ms = max(s.log_mtime_ns for s in facts.segments) // 1_000_000 if facts.segments else now_ms
     if not unsafe_clock and newest_ms - now_ms > NEWEST_SEGMENT_TOLERANCE_MS:
         reasons.append(

@@ -4,7 +4,6 @@ row that reports how far it got.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
-from keytail.compact.map_phase.key_counts import KeyCounts
-from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
+from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.errors import REPORT_IT, KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost, refuse_lost
-from keytail.log.recover import recover
+from keytail.log.recover import recover, remove_lost_scratch, remove_scratch
 from keytail.log.replace import GroupOutput
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
@@ -59,44 +57,49 @@ class Replacing:
     task: CleaningTask
     row: ResultRow
     problem: KeytailError | None = None
-    _result: CleaningResult | None = None
-    _groups_done: int = 0
-    _groups: int = 0
-    _continues: bool = False
-    _waiting: list[GroupOutput] = field(default_factory=list)  # of this round
-    made: list[int] = field(default_factory=list)  # base offsets of installed segments
-    _sources: list[SourceCounts] = field(default_factory=list)  # of all rounds, like the next fields
-    _phases_s: dict[str, float] = field(default_factory=dict)
-    _key_counts: KeyCounts | None = None
+    _results: list[CleaningResult] = field(default_factory=list)  # of the rounds whose installation has begun
+    _waiting: list[GroupOutput] = field(default_factory=list)  # of the last round
+    _replace_s: float = 0.0
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         """Install the groups of one round and remove the files it needed. Raises Interrupted between two groups."""
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
-        self._result = result
+        self._results.append(result)
         self._waiting = list(result.groups)
-        self._groups += len(result.groups)
-        self._continues = result.rest is not None
-        self._sources += result.sources
-        self._key_counts = self._key_counts or result.key_counts
         start_s = time.perf_counter()
-        install(self.fs, self.task, result, self._count_pass, is_stopped)
-        for phase, seconds in (*result.phases_s.items(), ("replace", time.perf_counter() - start_s)):
-            self._phases_s[phase] = self._phases_s.get(phase, 0.0) + seconds
+        install(self.fs, self.task, result, lambda: self._waiting.pop(0), is_stopped)
+        self._replace_s += time.perf_counter() - start_s
         if self._waiting:
             raise Interrupted("interrupted")
         if self.task.continues or result.rest:
-            remove_scratch(self.fs, self.task, result)
+            remove_scratch(self.fs, self.task.scratch_path, self.task.run_id, written(result))
 
     @property
     def result(self) -> CleaningResult:
         """The result of the last round."""
-        assert self._result is not None
-        return self._result
+        return self._results[-1]
+
+    @property
+    def _groups(self) -> list[GroupOutput]:
+        """The groups of all rounds; those still waiting are the last ones."""
+        return [group for result in self._results for group in result.groups]
+
+    @property
+    def made(self) -> list[int]:
+        """The base offsets of the segments that are installed."""
+        groups = self._groups
+        return [out.base_offset for group in groups[: len(groups) - len(self._waiting)] for out in group.segments]
 
     def compacted_row(self) -> ResultRow:
         """Return the row of a partition whose checkpoint has been moved."""
-        detail = detail_of_result(self.task, self.result, self._sources, self._phases_s, self._key_counts)
+        sources = [source for result in self._results for source in result.sources]
+        phases_s: dict[str, float] = {}
+        for result in self._results:
+            for phase, seconds in result.phases_s.items():
+                phases_s[phase] = phases_s.get(phase, 0.0) + seconds
+        phases_s["replace"] = self._replace_s
+        detail = detail_of_result(self.task, self.result, sources, phases_s, self._results[0].key_counts)
         return replace(with_numbers(self.row, self.result), detail=detail)
 
     def fail(self, problem: KeytailError) -> None:
@@ -108,9 +111,9 @@ class Replacing:
             if self._waiting:
                 recovered = recover(self.fs, self.task.partition_path)
                 if _is_replaced(self.fs, self.task, self._waiting[0], recovered):
-                    self._count_pass()
+                    self._waiting.pop(0)
             else:
-                remove_scratch(self.fs, self.task)
+                remove_scratch(self.fs, self.task.scratch_path, self.task.run_id)
             if self.keeper is not None:
                 self.keeper.remove_unused(self.task)
             left = ""
@@ -119,7 +122,7 @@ class Replacing:
         except (KeytailError, OSError) as also:
             left = f"{left} ({also})"
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
-        if self._groups == 0:
+        if not self._groups:
             text = f"{problem}. Nothing was replaced, {_SAFE}" if status == "failed" else str(problem)
             unchanged = self.row.unchanged(status, "; ".join(filter(None, (text, left))))
             self.row = replace(unchanged, problem=problem)
@@ -140,14 +143,10 @@ class Replacing:
         """Return the warnings about a finished partition."""
         return warnings_of(self.row.name, self.result)
 
-    def _count_pass(self) -> None:
-        self.made += [segment.base_offset for segment in self._waiting.pop(0).segments]
-        self._groups_done += 1
-
     def _how_far(self) -> str:
         """Return how many groups are done; further rounds may follow, with an unknown number of groups."""
-        least = "at least " if self._continues else ""
-        return f"{self._groups_done} of {least}{self._groups + self._continues} groups done"
+        groups, continues = len(self._groups), self.result.rest is not None
+        return f"{groups - len(self._waiting)} of {'at least ' if continues else ''}{groups + continues} groups done"
 
     def _present(self) -> tuple[int | None, int | None]:
         """Return number and bytes of the current segments, or None if they cannot be listed."""
@@ -248,36 +247,19 @@ def planned_row(task: CleaningTask) -> ResultRow:
     )
 
 
-def remove_lost_scratch(
+def remove_unneeded(
     fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
 ) -> int:
-    """Remove the files of attempts whose worker or executor was lost or which a copy overtook: Spark reports neither.
+    """Remove the scratch files of attempts whose worker or executor was lost or which a copy overtook: Spark reports
+    neither. Those of `result` are kept and, with `again`, those that the task needs to be run again.
 
     An attempt that still runs loses its files and fails, or writes more, which is removed when the partition is done:
     names of attempts differ.
     """
-    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
-        return remove_scratch(fs, task, result, again=again)
-    return 0
-
-
-def remove_scratch(
-    fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
-) -> int:
-    """Remove this run's scratch files, except those of `result` and, with `again`, those handed to the task to be run
-    again; return their number. Raises LockLost if the log dir's lock is lost: the next run removes the files.
-    """
-    refuse_lost(fs, task.scratch_path)
-    removed = 0
     kept = set() if result is None else written(result)
     if again and task.saved_state is not None:
-        kept |= {task.saved_state.survivors.name, task.saved_state.proof.name}
-    for entry in fs.scan(task.scratch_path):
-        name = names.parse_file_name(entry.name)
-        if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
-            fs.unlink(os.path.join(task.scratch_path, name.name))
-            removed += 1
-    return removed
+        kept |= {file.name for file in task.saved_state.files}
+    return remove_lost_scratch(fs, task.scratch_path, task.run_id, kept)
 
 
 def written(result: CleaningResult) -> set[str]:

@@ -17,7 +17,7 @@ from keytail.compact.replacing import (
     Interrupted,
     PastDeadline,
     planned_row,
-    remove_lost_scratch,
+    remove_unneeded,
     value_of,
     written,
 )
@@ -52,7 +52,7 @@ class TaskRunner:
             self.destination.clean,
             name=name,
             stopped=self.stop.is_asked,
-            before_again=lambda task: remove_lost_scratch(self.destination.fs, task, again=True),
+            before_again=lambda task: remove_unneeded(self.destination.fs, task, again=True),
         )
 
     def in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
@@ -107,7 +107,7 @@ class Installer:
             self._fail(item, problem)
         for item in started:
             if item.problem is None:
-                remove_lost_scratch(self.destination.fs, item.task)
+                remove_unneeded(self.destination.fs, item.task)
                 for warning in item.warnings():
                     self.events.on_note(warning)
                 item.row = item.compacted_row()
@@ -140,7 +140,7 @@ class Installer:
             self.events.on_trace(outcome.trace)
         result = value_of(outcome)
         refuse_unseen(self.destination.fs, task.scratch_path, sorted(written(result)), outcome.host)
-        remove_lost_scratch(self.destination.fs, task, result)
+        remove_unneeded(self.destination.fs, task, result)
         return result
 
     def _prepare_next(self, task: CleaningTask, result: CleaningResult) -> CleaningTask:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
+
+if TYPE_CHECKING:
+    from keytail.compact.rewrite import Counts
 
 Grouping = Literal["kafka", "measured"]
 FanOut = Literal["auto", "never", "always"]
@@ -44,6 +48,23 @@ class Totals:
     markers_removed: int = 0
     limits_met: int = 0
     large_batches: int = 0
+
+    def and_written(
+        self, groups: Sequence[GroupOutput], counts: Counts, log_bytes: int, records: int, splits: int
+    ) -> Totals:
+        """Return the totals with these groups, of so many bytes and records, and the counts of their rewrite."""
+        return Totals(
+            keys=self.keys,
+            groups=self.groups + len(groups),
+            segments=self.segments + sum(len(group.segments) for group in groups),
+            bytes=self.bytes + log_bytes,
+            records=self.records + records,
+            records_read=self.records_read + counts.records_read,
+            tombstones_removed=self.tombstones_removed + counts.tombstones_removed,
+            markers_removed=self.markers_removed + counts.markers_removed,
+            limits_met=self.limits_met + splits,
+            large_batches=self.large_batches + counts.large_batches,
+        )
 
 
 @dataclass(frozen=True)

@@ -260,21 +260,11 @@ def _result(
     end: int,
     clock: PhaseClock,
 ) -> CleaningResult:
-    before = task.fanned_out.totals if task.fanned_out else Totals(keys=sum(shard.keys for shard in found.bits))
+    totals = task.fanned_out.totals if task.fanned_out else Totals(keys=sum(shard.keys for shard in found.bits))
     parts = [part for _, part in written]
+    for part in parts:
+        totals = totals.and_written(part.groups, part.counts, part.bytes, part.records, part.splits)
     groups = tuple(group for part in parts for group in part.groups)
-    totals = replace(
-        before,
-        groups=before.groups + len(groups),
-        segments=before.segments + sum(len(group.segments) for group in groups),
-        bytes=before.bytes + sum(part.bytes for part in parts),
-        records=before.records + sum(part.records for part in parts),
-        records_read=before.records_read + sum(part.counts.records_read for part in parts),
-        tombstones_removed=before.tombstones_removed + sum(part.counts.tombstones_removed for part in parts),
-        markers_removed=before.markers_removed + sum(part.counts.markers_removed for part in parts),
-        limits_met=before.limits_met + sum(part.splits for part in parts),
-        large_batches=before.large_batches + sum(part.counts.large_batches for part in parts),
-    )
     rest = None
     if left:
         rest = FannedOut(stop, tuple(left), found.settled, found.markers, found.slices, found.bits, tables, totals)

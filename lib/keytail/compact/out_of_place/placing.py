@@ -28,7 +28,7 @@ from keytail.compact.replacing import (
     Installation,
     Interrupted,
     PastDeadline,
-    remove_lost_scratch,
+    remove_unneeded,
     value_of,
     warnings_of,
     with_numbers,
@@ -146,7 +146,7 @@ class Placing:
     def fail(self, problem: KeytailError) -> None:
         """End a partition that has not been placed."""
         self.problem = problem
-        remove_lost_scratch(self.target.fs, self.task)
+        remove_unneeded(self.target.fs, self.task)
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         assert self.task.out_of_place is not None
         left = "the source and its copy in the target, if there is one, are unchanged"
