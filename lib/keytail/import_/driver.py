@@ -30,12 +30,11 @@ from keytail.import_.segments import SegmentsTask
 from keytail.import_.source import Source, refuse_partitions_out_of_range
 from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import LockLost, hold
+from keytail.log.lock import hold
 from keytail.log.owner import work_as_owner
 from keytail.log.partition import survey_partition
-from keytail.log.recover import recover
+from keytail.log.recover import recover, remove_lost_scratch
 from keytail.log.writer import Limits
-from keytail.rebuild_index.partition import remove_scratch
 from keytail.run.delta import session_settings
 from keytail.run.ended import sweep
 from keytail.run.rows import status_of
@@ -232,8 +231,7 @@ def _remove_late_scratch(
     if problem is None and is_local:
         return
     paths = [replica.path for plan in plans for replica in plan.replicas]
-    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
-        sweep(lambda: sum(remove_scratch(fs, path, run_id) for path in paths))
+    sweep(lambda: sum(remove_lost_scratch(fs, path, run_id) for path in paths))
 
 
 def _task(request: Request, target: Target, plan: ImportPlan, run_id: str, now_ms: int) -> SegmentsTask:

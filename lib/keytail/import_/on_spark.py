@@ -8,7 +8,6 @@ locks.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,7 @@ from keytail.import_.slices import Slices, slices_of
 from keytail.import_.source import Source, records_of
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.import_record import ImportRecord
-from keytail.log.lock import LockLost
-from keytail.rebuild_index.partition import remove_scratch
+from keytail.log.recover import remove_lost_scratch
 from keytail.run.spark_engine import attempt_name, name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, explained, run_attempt
 from keytail.threads import Threads
@@ -102,8 +100,7 @@ class Import:
         finally:
             for plan in self.plans:
                 for replica in plan.replicas:
-                    with contextlib.suppress(OSError, LockLost):  # the next run removes it; outcomes must be reported
-                        remove_scratch(self.fs, replica.path, self.run_id)
+                    remove_lost_scratch(self.fs, replica.path, self.run_id)
         return outcomes
 
     def _write(self) -> dict[int, Outcome[Written]]:

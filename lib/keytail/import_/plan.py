@@ -23,7 +23,7 @@ from keytail.log.chunk import SegmentReader
 from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.import_record import ImportRecord, parse_record
-from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
+from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry, reasons_against_change
 from keytail.rebuild_index.epochs import Epoch
 
 FIRST_LEADER_EPOCH = 0  # which KRaft gives a new partition
@@ -129,10 +129,7 @@ def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord
 
 def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
     """Return the reasons why nothing may be appended to this replica, with remedies; empty if there are none."""
-    reasons = list(facts.problems)
-    if rules.remote_storage_enable:
-        text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"
-        reasons.append(refusal(text, slug="tiered-topic"))
+    reasons = [*facts.problems, *reasons_against_change(facts, rules.remote_storage_enable)]
     if not facts.clean_shutdown:
         reasons.append(
             refusal(
@@ -147,14 +144,6 @@ def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
                 f"the log ends with {facts.tail_bytes} bytes that are not a complete batch: start and stop the broker, "
                 "or see `keytail rebuild-index --truncate`",
                 slug="incomplete-last-batch",
-            )
-        )
-    if facts.log_end_offset < facts.log_start_offset:
-        reasons.append(
-            refusal(
-                f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
-                "a broker that starts here deletes the whole log",
-                slug="log-end-below-log-start",
             )
         )
     return reasons

@@ -288,3 +288,21 @@ def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: 
             "again",
             slug="segment-changed",
         )
+
+
+def reasons_against_change(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
+    """Return why records of the partition must be neither added nor removed, for rows; the reasons that the survey has
+    found (`facts.problems`) are others."""
+    reasons = []
+    if remote_storage_enable:
+        text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"
+        reasons.append(refusal(text, slug="tiered-topic"))
+    if facts.log_end_offset < facts.log_start_offset:
+        reasons.append(
+            refusal(
+                f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
+                "a broker that starts here deletes the whole log",
+                slug="log-end-below-log-start",
+            )
+        )
+    return reasons

@@ -5,7 +5,9 @@ SWAP.md in this directory lists the states on disk and the result of each. The c
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from keytail.errors import CorruptLog, Refused
@@ -13,7 +15,7 @@ from keytail.format import names
 from keytail.format.names import FileName
 from keytail.log.directory import Directory, logs, named_files, refuse_fatal
 from keytail.log.fs import FileSystem
-from keytail.log.lock import refuse_lost
+from keytail.log.lock import LockLost, refuse_lost
 from keytail.log.log_end import log_end
 from keytail.log.swap import NEEDED, finish
 
@@ -49,6 +51,27 @@ def recover(fs: FileSystem, partition_path: str) -> list[str]:
     if done:
         fs.fsync_dir(partition_path)
     return done
+
+
+def remove_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str] = ()) -> int:
+    """Remove the scratch files of a run in the directory `path`, except `keep`; return their number. Raises LockLost if
+    the log dir's lock is lost: the next run removes the files."""
+    refuse_lost(fs, path)
+    removed = 0
+    for entry in fs.scan(path):
+        name = names.parse_file_name(entry.name)
+        if name.kind == "scratch" and name.run_id == run_id and name.name not in keep:
+            fs.unlink(os.path.join(path, name.name))
+            removed += 1
+    return removed
+
+
+def remove_lost_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str] = ()) -> int:
+    """As `remove_scratch`, for the files of tasks that were lost or stopped: if that fails, the next run removes them.
+    """
+    with contextlib.suppress(OSError, LockLost):
+        return remove_scratch(fs, path, run_id, keep)
+    return 0
 
 
 def _refuse_unresolvable(files: list[FileName], path: str) -> None:

@@ -26,10 +26,10 @@ from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
 from keytail.log.log_dirs import hosted
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, reasons_against_change, survey_partition
 from keytail.log.recover import recover
 from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_status
-from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition, refusals, truncation_text
+from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition, truncation_text
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
@@ -142,7 +142,7 @@ def _plan(
             notes = recover(fs, facts.path)
             facts = survey_partition(fs, log_dir, entry)
         values = configuration.of(entry.topic).values()
-        reasons = refusals(facts, bool(values["remote.storage.enable"]))
+        reasons = [*facts.problems, *reasons_against_change(facts, bool(values["remote.storage.enable"]))]
         if reasons:
             return _Examined(facts, None, "refused", "; ".join(reasons), tuple(notes))
         if request.execute:

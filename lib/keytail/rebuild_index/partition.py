@@ -103,23 +103,6 @@ class Rest:
     files: int = 0  # missing or wrong files
 
 
-def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
-    """Return why the partition must not be changed, each reason with a remedy; empty if nothing forbids it."""
-    reasons = list(facts.problems)
-    if remote_storage_enable:
-        text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"
-        reasons.append(refusal(text, slug="tiered-topic"))
-    if facts.log_end_offset < facts.log_start_offset:
-        reasons.append(
-            refusal(
-                f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
-                "a broker that starts here deletes the whole log",
-                slug="log-end-below-log-start",
-            )
-        )
-    return reasons
-
-
 def plan_partition(fs: FileSystem, facts: PartitionFacts, settings: RebuildSettings) -> PartitionPlan:
     """Plan the rebuild. Reads the transaction indexes, which are small, and no log."""
     return PartitionPlan(facts, settings, read_aborted(fs, facts.path, facts.segments, 0))
@@ -371,16 +354,3 @@ def _check_scratch(fs: FileSystem, partition_path: str, verdict: FileVerdict) ->
             remedy="Nothing was replaced. Mount the log dirs at the same paths on driver and executors, and run again",
             slug="task-output-size-differs",
         )
-
-
-def remove_scratch(fs: FileSystem, partition_path: str, run_id: str) -> int:
-    """Remove what this run has written in the partition's directory and not used; return the number of files. Raises
-    LockLost if the log dir's lock is lost: the next run removes the files."""
-    refuse_lost(fs, partition_path)
-    removed = 0
-    for entry in fs.scan(partition_path):
-        name = names.parse_file_name(entry.name)
-        if name.kind == "scratch" and name.run_id == run_id:
-            fs.unlink(os.path.join(partition_path, name.name))
-            removed += 1
-    return removed

@@ -15,14 +15,13 @@ from typing import Any
 
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import LockLost
+from keytail.log.recover import remove_lost_scratch, remove_scratch
 from keytail.rebuild_index.indexes import Scan, SegmentResult, SegmentTask, Slice, cut, finish, index_segment, scan
 from keytail.rebuild_index.partition import (
     PartitionPlan,
     PartitionResult,
     Rest,
     install,
-    remove_scratch,
     repair_rest,
     segment_tasks,
     settle,
@@ -120,7 +119,8 @@ class Rebuild:
 
     def _remove_scratch(self) -> None:
         """Remove scratch files of a stopped run's tasks."""
-        sweep(lambda: sum(_scratch_removed(self.fs, plan) for plan in self.plans if plan.settings.execute))
+        changed = [plan for plan in self.plans if plan.settings.execute]
+        sweep(lambda: sum(remove_lost_scratch(self.fs, plan.facts.path, plan.settings.run_id) for plan in changed))
 
     def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
         start_ms = time.time_ns() // 1_000_000
@@ -233,13 +233,6 @@ class Rebuild:
         again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
         [outcome] = self._run_bundle([replace(again, settings=replace(again.settings, truncate=False))])
         return replace(outcome, start_ms=start_ms, done_truncation=torn)
-
-
-def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
-    try:
-        return remove_scratch(fs, plan.facts.path, plan.settings.run_id)
-    except (OSError, LockLost):  # the next run removes it too
-        return 0
 
 
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
