@@ -60,12 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out |= _not_drawn(items, left_out)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-    long = {item.location[0] for item in items if item.get_closest_marker("long")}
-    items.sort(key=lambda item: (_rank(item), item.location[0] not in long))
-    sharing = list(dict.fromkeys(item.location[0] for item in items if _shares_spark(item)))
+    long = {_file(item) for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: (_rank(item), _file(item) not in long))
+    sharing = list(dict.fromkeys(_file(item) for item in items if _shares_spark(item)))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            file = item.location[0]
+            file = _file(item)
             group = f"a shared session, {sharing.index(file) % 2}" if _shares_spark(item) else file
             item.add_marker(pytest.mark.xdist_group(group))
 
@@ -84,6 +84,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Fail if groups are ignored (pytest-xdist 3.8.0 under pytest 9.2): each process would make all fixtures."""
     if hasattr(session.config, "workerinput") and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("pytest-xdist ignores groups with this pytest: install conf/constraints.txt")
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]  # `item.location` inspects the source of the test, for a second in all
 
 
 def _rank(item: pytest.Item) -> int:

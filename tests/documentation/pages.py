@@ -11,6 +11,8 @@ stand comments, which a reader of the page does not see:
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,10 +64,14 @@ class _Reading:
     blocks: list[Block] = field(default_factory=list)
 
 
-def pages() -> list[str]:
-    """Paths from the root of the repository."""
-    found = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
-    return sorted(str(item) for item in found if not any(part in _BUILT or part[0] == "." for part in item.parts))
+@functools.cache
+def pages() -> tuple[str, ...]:
+    """Return the paths of all pages from the root of the repository."""
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name[0] != "." and name not in _BUILT]
+        found += [os.path.relpath(os.path.join(folder, name), ROOT) for name in files if name.endswith(".md")]
+    return tuple(sorted(found))
 
 
 def text_of(page: str) -> str:
