@@ -35,8 +35,10 @@ def pytest_runtest_logreport(report):
     folder = test.split("::")[0].rpartition("/")[0]
     _seconds[folder] += report.duration
     _tests[folder] += report.when == "call"
-    if report.failed:
+    if report.failed and test not in _failed:
         _failed[test] = None
+        if "PYTEST_XDIST_WORKER" not in os.environ:  # at once, for a long run that may be stopped
+            print(f"\nfailed: {repetition(test)}", flush=True)
 
 
 def pytest_terminal_summary(terminalreporter):
