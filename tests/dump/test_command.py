@@ -69,6 +69,14 @@ def test_an_empty_directory_is_not_a_partition(run: Run, tmp_path: Path) -> None
     assert "contains no file that can be dumped" in result.stderr
 
 
+def test_a_largest_timestamp_below_minus_one_is_shown_as_kafka_shows_it(run: Run, tmp_path: Path) -> None:
+    log = encode_batch([Rec(0, -5000, b"key", b"value")])
+    _, time_index = index_files(encode_batch([Rec(0, 1000, b"key", b"value")]), 0, 0)
+    for suffix, data in ((".log", log), (".timeindex", time_index)):
+        (tmp_path / f"{0:020d}{suffix}").write_bytes(data)
+    assert "Index timestamp: 1000, log timestamp: -1\n" in run("dump", tmp_path / f"{0:020d}.timeindex").stderr
+
+
 @pytest.fixture
 def segment(tmp_path: Path) -> Path:
     """Write sixty batches of three records, with an index entry at every second one."""

@@ -189,7 +189,7 @@ def _check_times(
 
 
 def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
-    """Return the largest timestamp of the records of each batch, by the number of its entry; -1 without records.
+    """Return the largest timestamp of the records of each batch, by the number of its entry; at least -1, as in Kafka.
 
     A batch that a cleaner emptied retains the timestamp in its header: if the entry has the same, that is returned.
     """
@@ -202,7 +202,7 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) 
         stamps, first = part.records.records["timestamp_ms"], part.first_record
         for row, batch in enumerate(part.batches):
             some = stamps[first[row] : first[row + 1]]
-            newest = int(some.max()) if len(some) else _NO_TIMESTAMP
+            newest = int(some.max(initial=_NO_TIMESTAMP))
             if part.continues:
                 largest[-1] = max(largest[-1], newest)
                 continue
