@@ -54,6 +54,8 @@ _VARIES_ON_SPARK = (
     (re.compile(r"^versions: .*$", re.MULTILINE), "versions: VERSIONS"),
     (re.compile(r'("files_after": null,\s+"bytes_before": )\d+'), r"\1SIZE"),
     (re.compile(r"^(.* would-maintain .*?) +[\d.]+ \w+$", re.MULTILINE), r"\1  SIZE"),
+    (re.compile(r'("oldest_day": )"[^"]+"'), r'\1"DAY"'),
+    (re.compile(r"^(\w+ +)\d{4}-\d{2}-\d{2}(?= +would-maintain)", re.MULTILINE), r"\1DAY       "),
     (re.compile(r" +size$", re.MULTILINE), "  size"),
 )
 
