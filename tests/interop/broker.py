@@ -137,13 +137,26 @@ class Broker:
         try:
             process.wait(timeout=STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
+            threads = self._thread_dump(process)
             self.kill()
-            raise RuntimeError(f"the broker did not stop in {STOP_LIMIT_S:.0f} s: {self._tail()}") from None
+            raise RuntimeError(f"the broker did not stop in {STOP_LIMIT_S:.0f} s: {self._tail()}\n{threads}") from None
         self._process = None
         atexit.unregister(self.kill)
         for log_dir in self.log_dirs:
             if not (log_dir / ".kafka_cleanshutdown").exists():
                 raise RuntimeError(f"the broker did not shut down cleanly: {self._tail()}")
+
+    def _thread_dump(self, process: subprocess.Popen[bytes]) -> str:
+        """Return what the threads wait for: those that are not idle in the JVM's own pools."""
+        start = self.log_file.stat().st_size
+        process.send_signal(signal.SIGQUIT)
+        for _ in range(100):  # at most 10 s; the dump ends with the heap
+            text = self.log_file.read_bytes()[start:].decode(errors="replace")
+            if "\nHeap\n" in text:
+                break
+            time.sleep(0.1)
+        stacks = (stack for stack in text.split("\n\n") if "kafka." in stack)
+        return "\n\n".join(stacks)[:20_000]
 
     def kill(self) -> None:
         """End the process at once, if it runs, as a crash would."""
