@@ -11,6 +11,7 @@ import pkgutil
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
+from keytail.compact.planned_rows import row_of_plan
 from keytail.compact.planning import plan_partition_of, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.log.fs import LOCAL, FileSystem
@@ -41,9 +42,11 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         map_memory = request.map_memory()
         rows = of_each(
             chosen.partitions,
-            lambda log_dir, entry: plan_partition_of(
-                fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail
-            ).planned_row(map_memory, in_detail=request.in_detail),
+            lambda log_dir, entry: row_of_plan(
+                plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail),
+                map_memory,
+                in_detail=request.in_detail,
+            ),
             fs,
         )
         due = [row for row in rows if row.status == "would-compact"]

@@ -18,6 +18,7 @@ from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
+from keytail.compact.planned_rows import row_of, with_detail, with_removal_limit
 from keytail.compact.planning import Planned, Rules, plan_to_compact, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
@@ -52,7 +53,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen, configuration = steps.choose(rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules)
         report_unhosted(
-            [p.row().name for p in planned if p.removal_limit is not None and p.removal_limit.replica is None]
+            [row_of(p).name for p in planned if p.removal_limit is not None and p.removal_limit.replica is None]
         )
         _repair_checkpoints(fs, chosen, planned)
         due = [p.facts.topic for p in planned if p.wanted]
@@ -106,7 +107,7 @@ def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration,
     for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):
         now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules)
         for sentence in done:
-            print_message(f"keytail: {now.row().name}: {sentence}")
+            print_message(f"keytail: {row_of(now).name}: {sentence}")
         planned.append(now)
     return planned
 
@@ -136,5 +137,5 @@ def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | Non
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Request) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
-    found = [(p, p.with_removal_limit(next(done)) if p.wanted else p.row(executed=True)) for p in planned]
-    return [p.detailed(row) if request.in_detail else row for p, row in found]
+    found = [(p, with_removal_limit(next(done), p) if p.wanted else row_of(p, executed=True)) for p in planned]
+    return [with_detail(row, p) if request.in_detail else row for p, row in found]

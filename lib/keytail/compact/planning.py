@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from keytail.cli.configuration import Configuration
-from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected, expect
 from keytail.compact.plan import Decision, Rules, decide, settings_of_compaction
 from keytail.compact.removal_limit import RemovalLimit, removal_limit
@@ -25,7 +24,6 @@ from keytail.durations import duration_text
 from keytail.errors import CorruptLog, KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
-from keytail.run.rows import ResultRow
 
 if TYPE_CHECKING:
     from keytail.compact.task import FanOut, Grouping
@@ -81,62 +79,6 @@ class Planned:
         if selection is None or not self.wanted:
             return None
         return expect(self.facts.segments, selection, map_memory_bytes=map_memory_bytes)
-
-    def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
-        """Return the row of a plan; `in_detail` for a report."""
-        row = self.row(expected=self.expected(map_memory_bytes))
-        return self.detailed(row) if in_detail else row
-
-    def detailed(self, row: ResultRow) -> ResultRow:
-        """Return `row` with all details for a report: those of the decision, and those that a round has found."""
-        planned = detail_of_plan(self.facts.segments, self.decision.selection, self.config)
-        done = row.detail
-        if not isinstance(done, Detail):
-            return replace(row, detail=planned)
-        decided = {name: getattr(planned, name) for name in ("clean_bytes", "dirty_bytes", "minimum_dirty_ratio")}
-        return replace(row, detail=replace(done, **decided))
-
-    def row(self, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
-        """Return the row. `executed`: the run has corrected checkpoints, rather than only planned to."""
-        selection = self.decision.selection
-        segments, size_bytes = self.segments_and_bytes
-        row = ResultRow(
-            topic=self.facts.topic,
-            partition=self.facts.partition,
-            log_dir=self.facts.log_dir,
-            status=self.decision.status,
-            error=self.decision.error,
-            first_dirty_offset=selection.first_dirty_offset if selection else None,
-            end_dirty_offset=selection.first_uncleanable_offset if selection else None,
-            segments_before=segments,
-            bytes_before=size_bytes,
-            way=expected.way if expected else None,
-            expected_s=round(expected.seconds, 2) if expected else None,
-            expected_scratch_bytes=expected.scratch_bytes if expected else None,
-            problem=self.problem,
-        )
-        if self.wanted:
-            return self.with_removal_limit(row)
-        reason = "; ".join(text for text in (self.decision.error, self._about_checkpoint(executed)) if text)
-        return row.unchanged("corrupt" if self.corrupt else self.decision.status, reason)
-
-    def with_removal_limit(self, row: ResultRow) -> ResultRow:
-        """Return `row` with the removal limit of the other replicas."""
-        if self.removal_limit is None:
-            return row
-        return replace(
-            row, removal_limit_offset=self.removal_limit.offset, removal_limit_replica=self.removal_limit.replica
-        )
-
-    def _about_checkpoint(self, executed: bool) -> str:
-        if self.repaired_checkpoint is None:
-            return ""
-        facts = self.facts
-        is_now, becomes = ("was", "it was set") if executed else ("is", "--execute sets it")
-        return (
-            f"the cleaner's checkpoint {facts.cleaner_checkpoint} {is_now} outside the log, which has offsets from "
-            f"{facts.log_start_offset} to {facts.log_end_offset}: {becomes} to {self.repaired_checkpoint}"
-        )
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:

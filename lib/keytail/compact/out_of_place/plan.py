@@ -19,6 +19,7 @@ from keytail.compact.out_of_place.partition import as_written
 from keytail.compact.out_of_place.placing import Intended
 from keytail.compact.out_of_place.target import Target
 from keytail.compact.plan import Rules
+from keytail.compact.planned_rows import row_of, row_of_plan, with_detail, with_removal_limit
 from keytail.compact.planning import Planned, TaskSettings, plan_partition_of
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, OutOfPlace
@@ -62,16 +63,16 @@ class PlannedPartition:
         if self.action == "copy":
             row = replace(self.row, error=f"would be copied unchanged: {self.row.error}")
         elif self.action == "clean" and self.planned is not None:
-            row = self.planned.planned_row(map_memory_bytes)
+            row = row_of_plan(self.planned, map_memory_bytes)
         else:
             row = self.row
         return self.detailed(row) if in_detail else row
 
     def detailed(self, row: ResultRow) -> ResultRow:
-        return self.planned.detailed(row) if self.planned is not None else row
+        return with_detail(row, self.planned) if self.planned is not None else row
 
     def with_removal_limit(self, row: ResultRow) -> ResultRow:
-        return self.planned.with_removal_limit(row) if self.planned is not None else row
+        return with_removal_limit(row, self.planned) if self.planned is not None else row
 
     @property
     def is_unhosted(self) -> bool:
@@ -139,7 +140,7 @@ def judge(
         if kept is not None:
             return kept
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-    row = planned.row()
+    row = row_of(planned)
     facts = planned.facts
     is_unread = planned.config is None and planned.problem is None  # a system error prevented the decision
     if planned.corrupt or is_unread or facts.problems or not facts.segments:
@@ -159,7 +160,7 @@ def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
     """Return why a partition is left out."""
     waiting = [item for item in planned.facts.leftovers if names.parse_file_name(item).kind == "swap"]
     if not waiting:
-        return f"not placed: {'; '.join(planned.facts.problems) or planned.row().error}"
+        return f"not placed: {'; '.join(planned.facts.problems) or row_of(planned).error}"
     return (
         f"not placed: an interrupted replacement of segments is not finished "
         f"({os.path.join(planned.facts.path, waiting[0])}), and --output-dir does not change the source: finish it "
@@ -207,7 +208,7 @@ def _keep(
     )
     if planned.wanted or planned.corrupt or planned.facts.problems:
         return None
-    row = planned.row()
+    row = row_of(planned)
     logs = [file.size_bytes for file in record.files if file.name.endswith(names.LOG)]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.written_ms / 1000))
     text = f"unchanged since {since} UTC, when it was written to the target"

@@ -1,0 +1,71 @@
+"""The rows of planned partitions: those of a plan, and those of an executing run that compacts only some of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from keytail.compact.detail import Detail, detail_of_plan
+from keytail.compact.expectation import Expected
+from keytail.compact.planning import Planned
+from keytail.run.rows import ResultRow
+
+
+def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
+    """Return the row. `executed`: the run has corrected checkpoints, rather than only planned to."""
+    decision = planned.decision
+    selection = decision.selection
+    segments, size_bytes = planned.segments_and_bytes
+    row = ResultRow(
+        topic=planned.facts.topic,
+        partition=planned.facts.partition,
+        log_dir=planned.facts.log_dir,
+        status=decision.status,
+        error=decision.error,
+        first_dirty_offset=selection.first_dirty_offset if selection else None,
+        end_dirty_offset=selection.first_uncleanable_offset if selection else None,
+        segments_before=segments,
+        bytes_before=size_bytes,
+        way=expected.way if expected else None,
+        expected_s=round(expected.seconds, 2) if expected else None,
+        expected_scratch_bytes=expected.scratch_bytes if expected else None,
+        problem=planned.problem,
+    )
+    if planned.wanted:
+        return with_removal_limit(row, planned)
+    reason = "; ".join(text for text in (decision.error, _about_checkpoint(planned, executed)) if text)
+    return row.unchanged("corrupt" if planned.corrupt else decision.status, reason)
+
+
+def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
+    """Return the row of a plan; `in_detail` for a report."""
+    row = row_of(planned, expected=planned.expected(map_memory_bytes))
+    return with_detail(row, planned) if in_detail else row
+
+
+def with_detail(row: ResultRow, planned: Planned) -> ResultRow:
+    """Return `row` with all details for a report: those of the decision, and those that a round has found."""
+    of_plan = detail_of_plan(planned.facts.segments, planned.decision.selection, planned.config)
+    done = row.detail
+    if not isinstance(done, Detail):
+        return replace(row, detail=of_plan)
+    decided = {name: getattr(of_plan, name) for name in ("clean_bytes", "dirty_bytes", "minimum_dirty_ratio")}
+    return replace(row, detail=replace(done, **decided))
+
+
+def with_removal_limit(row: ResultRow, planned: Planned) -> ResultRow:
+    """Return `row` with the removal limit of the other replicas."""
+    limit = planned.removal_limit
+    if limit is None:
+        return row
+    return replace(row, removal_limit_offset=limit.offset, removal_limit_replica=limit.replica)
+
+
+def _about_checkpoint(planned: Planned, executed: bool) -> str:
+    if planned.repaired_checkpoint is None:
+        return ""
+    facts = planned.facts
+    is_now, becomes = ("was", "it was set") if executed else ("is", "--execute sets it")
+    return (
+        f"the cleaner's checkpoint {facts.cleaner_checkpoint} {is_now} outside the log, which has offsets from "
+        f"{facts.log_start_offset} to {facts.log_end_offset}: {becomes} to {planned.repaired_checkpoint}"
+    )
