@@ -216,6 +216,11 @@ def parse_snapshot_header(value: bytes | None) -> int:
     return int(last_ms)
 
 
+def encode_topic_id(topic_id: str) -> bytes:
+    """Return a `partition.metadata` file, as a broker writes it."""
+    return f"version: 0\ntopic_id: {topic_id}".encode()
+
+
 def parse_topic_id(data: bytes) -> str:
     """Return the topic id in a `partition.metadata` file (NAMES.md)."""
     lines = data.decode("ascii").split("\n")

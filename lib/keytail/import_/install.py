@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from keytail.errors import WRITTEN_TO, KeytailError
 from keytail.format import names
+from keytail.format.metadata import encode_topic_id
 from keytail.import_.plan import ImportPlan, ReplicaFacts, producers_at_end, refuse_unclosed, with_epoch
 from keytail.import_.segments import Written
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
@@ -23,6 +24,7 @@ from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts
 from keytail.log.recover import recover
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
+from keytail.log.small_file import replace_file
 from keytail.log.writer import make_empty_segment
 
 _COPY_BYTES = 4 << 20
@@ -43,7 +45,7 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
     like = fs.stat(path)
     there = {entry.name for entry in fs.scan(path)}
     if names.PARTITION_METADATA not in there:
-        _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {topic_id}".encode(), like)
+        replace_file(fs, os.path.join(path, names.PARTITION_METADATA), encode_topic_id(topic_id), like)
     if not any(names.parse_file_name(name).suffix == names.LOG for name in there):
         make_empty_segment(fs, path, 0, like)
 
@@ -116,7 +118,7 @@ def _commit(
     refuse_lost(fs, path)
     like = fs.stat(path)
     if replica.topic_id is None:
-        _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {plan.topic_id}".encode(), like)
+        replace_file(fs, os.path.join(path, names.PARTITION_METADATA), encode_topic_id(plan.topic_id), like)
     epochs = with_epoch(replica.epochs, plan.leader_epoch, record.base_offset)
     if epochs != replica.epochs:
         write_epochs(fs, os.path.join(path, names.LEADER_EPOCHS), epochs, like)
@@ -188,15 +190,4 @@ def _move_checkpoints(fs: FileSystem, facts: PartitionFacts, end_offset: int) ->
 
 
 def _write_record(fs: FileSystem, path: str, record: ImportRecord) -> None:
-    _write_small(fs, path, names.IMPORT_RECORD, record.encode(), fs.stat(path))
-
-
-def _write_small(fs: FileSystem, path: str, name: str, data: bytes, like: FileStat) -> None:
-    """Write a file durably, then rename it over the old one, if any."""
-    refuse_lost(fs, path)
-    target = os.path.join(path, name)
-    temporary = target + names.TEMPORARY
-    if fs.exists(temporary):  # left by a run that was killed here
-        fs.unlink(temporary)
-    fs.put_file(target, data, like, temporary)
-    fs.fsync_dir(path)
+    replace_file(fs, os.path.join(path, names.IMPORT_RECORD), record.encode(), fs.stat(path))

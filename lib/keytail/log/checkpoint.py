@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from keytail.errors import CorruptLog
-from keytail.format import names
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.lock import refuse_lost
+from keytail.log.small_file import replace_file
 
 Offsets: TypeAlias = dict[tuple[str, int], int]
 
@@ -171,15 +170,7 @@ def _encode(entries: Sequence[str]) -> bytes:
 
 
 def _write(fs: FileSystem, path: str, data: bytes, like: FileStat | None) -> None:
-    directory = os.path.dirname(path)
-    refuse_lost(fs, directory)
-    if like is None:
-        like = fs.stat(path if fs.exists(path) else directory)
-    temporary = path + names.TEMPORARY
-    if fs.exists(temporary):  # left by a run that was killed here
-        fs.unlink(temporary)
-    fs.put_file(path, data, like, temporary)
-    fs.fsync_dir(directory)
+    replace_file(fs, path, data, like or fs.stat(path if fs.exists(path) else os.path.dirname(path)))
 
 
 def _read(fs: FileSystem, path: str) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
+from keytail.format.metadata import encode_topic_id
 from keytail.format.producers import check_snapshot, encode_snapshot
 from keytail.log.checkpoint import read_epochs, write_epochs
 from keytail.log.cluster.metadata import read_topic_id
@@ -154,7 +155,7 @@ class NewPartition:
         except (KeytailError, OSError) as problem:
             why = f"{names.PARTITION_METADATA} cannot be read ({problem})"
         if self._topic_id is not None:
-            self._fs.write_file(target, f"version: 0\ntopic_id: {self._topic_id}".encode(), like)
+            self._fs.write_file(target, encode_topic_id(self._topic_id), like)
             return [f"{why}; it was created with the topic ID from the metadata log"]
         return [
             f"{why}: the new directory has none, so a broker treats it as stray. Create the file with the topic ID "

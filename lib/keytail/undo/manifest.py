@@ -16,6 +16,7 @@ from keytail.format import names
 from keytail.format.json_object import parse_object
 from keytail.log.fs import FileSystem
 from keytail.log.replace import GroupOutput, parts
+from keytail.log.small_file import replace_file
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest that can be printed
 
@@ -114,12 +115,8 @@ def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
 def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
     """Replaces the manifest in the directory `path` atomically and durably."""
     target = os.path.join(path, MANIFEST)
-    temporary = target + names.TEMPORARY
-    if fs.exists(temporary):  # left by a run that was killed here
-        fs.unlink(temporary)
     text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1) + "\n"
-    fs.put_file(target, text.encode(), fs.stat(path), temporary)
-    fs.fsync_dir(path)
+    replace_file(fs, target, text.encode(), fs.stat(path))
 
 
 def read_manifest(fs: FileSystem, path: str) -> Manifest:

@@ -19,12 +19,12 @@ import numpy as np
 from keytail.compact.cleaner import proof_spec
 from keytail.compact.fan_out.slices import Cell, Settled
 from keytail.compact.proof.keys import SLOT_BYTES, Keys
-from keytail.compact.proof.markers import collect_markers
+from keytail.compact.proof.markers import collect_markers, walk_headers
 from keytail.compact.proof.prove import prove
-from keytail.compact.proof.state import SOURCE_REMEDY, PartOfProof
+from keytail.compact.proof.state import PartOfProof
 from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningTask
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.kernels import fan_out as kernels
 from keytail.kernels.memory import zeros
@@ -32,7 +32,6 @@ from keytail.kernels.proof import markers as marker_kernels
 from keytail.kernels.proof import table as proof_table
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile, GroupOutput
-from keytail.log.window import Window
 from keytail.threads import inheriting
 
 _WORDS = proof_table.SLOT_WORDS
@@ -92,32 +91,11 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
             slug="proof-memory-exceeded",
         )
     cursor = np.zeros(marker_kernels.CURSOR_SIZE, np.int64)
-    window = Window(fs)
-    try:
-        for segment in task.segments:
-            path = task.path(segment.base_offset, names.LOG)
-            window.open(path, segment.log_bytes)
-            cursor[marker_kernels.FROM] = 0
-            code = marker_kernels.NEED_BYTES
-            while code != marker_kernels.COLLECTED:
-                cursor[marker_kernels.TO], cursor[marker_kernels.IS_ALL] = window.filled, window.is_all
-                code = marker_kernels.note_first_data(window.bytes, cursor, markers, task.log_start_offset)
-                if code == marker_kernels.NEED_BYTES:
-                    window.advance(int(cursor[marker_kernels.FROM]), int(cursor[marker_kernels.WANTED]))
-                    cursor[marker_kernels.FROM] = 0
-                elif code != marker_kernels.COLLECTED:
-                    if segment is task.segments[-1]:
-                        break
-                    at = window.position + int(cursor[marker_kernels.FROM])
-                    raise CorruptLog(
-                        "no batch begins here",
-                        path=path,
-                        byte_position=at,
-                        remedy=SOURCE_REMEDY,
-                        slug="invalid-batch",
-                    )
-    finally:
-        window.close()
+
+    def note(data: np.ndarray) -> int:
+        return int(marker_kernels.note_first_data(data, cursor, markers, task.log_start_offset))
+
+    walk_headers(fs, task.partition_path, task.segments, cursor, note)
     return save_state(fs, replace(task, attempt=attempt), names.PROOF, markers)
 
 

@@ -15,6 +15,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused, SymbolicLink
 from keytail.format import names
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.lock import refuse_lost
+from keytail.log.small_file import replace_file
 
 ROOT_FILES = (
     names.META_PROPERTIES,
@@ -173,16 +174,7 @@ class MountedTree:
                 )
 
     def _put_record(self, path: str, record: OutputRecord) -> None:
-        self._put(path, names.OUTPUT_RECORD, encode_record(record), self.fs.stat(path))
-
-    def _put(self, directory: str, name: str, data: bytes, like: FileStat) -> None:
-        refuse_lost(self.fs, directory)
-        path = os.path.join(directory, name)
-        temporary = path + names.TEMPORARY
-        if self.fs.exists(temporary):  # of a run that was killed here
-            self.fs.unlink(temporary)
-        self.fs.put_file(path, data, like, temporary)
-        self.fs.fsync_dir(directory)
+        replace_file(self.fs, os.path.join(path, names.OUTPUT_RECORD), encode_record(record), self.fs.stat(path))
 
     def read(self, name: str) -> bytes | None:
         """Return the contents of a file of the log dir, None if it does not exist."""
@@ -195,7 +187,7 @@ class MountedTree:
         """Write a file of the log dir, durably, with the attributes of the source's."""
         source = os.path.join(self.source, name)
         like = self.fs.stat(source if self.fs.exists(source) else self.source)
-        self._put(self.path, name, data, writable(like))
+        replace_file(self.fs, os.path.join(self.path, name), data, writable(like))
 
     def remove(self, root_files: Iterable[str]) -> None:
         """Remove the files of the log dir that exist: each removal is durable before the next."""

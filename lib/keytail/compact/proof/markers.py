@@ -6,7 +6,7 @@ findings of cleaning and of the `.txnindex` files of the sources.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,10 +39,43 @@ def collect_markers(
 
     A torn tail of the last segment is not read.
     """
-    window = Window(fs)
     cursor = np.zeros(kernels.CURSOR_SIZE, dtype=np.int64)
     cursor[kernels.LAST_OFFSET] = -1
     found = np.empty((_FIRST_ROWS, kernels.COLUMNS), dtype=np.int64)
+
+    def collect(data: np.ndarray) -> int:
+        nonlocal found
+        while (code := int(kernels.collect(data, cursor, found))) == kernels.NEED_ROOM:
+            if 2 * found.nbytes > limit_bytes:
+                raise _NoRoom
+            found = np.concatenate([found, np.empty_like(found)])
+        return code
+
+    try:
+        walk_headers(fs, partition_path, segments, cursor, collect)
+    except _NoRoom:
+        return None
+    found = found[: cursor[kernels.FOUND]]
+    order = np.lexsort((found[:, kernels.OFFSET], found[:, kernels.PRODUCER]))
+    return np.ascontiguousarray(found[order])
+
+
+class _NoRoom(Exception):
+    """The table of markers would take more memory than it may."""
+
+
+def walk_headers(
+    fs: FileSystem,
+    partition_path: str,
+    segments: Sequence[SegmentFacts],
+    cursor: np.ndarray,
+    read: Callable[[np.ndarray], int],
+) -> None:
+    """Call `read` with the bytes of each segment, from `cursor` on (kernels/proof/markers.py), until it has read all.
+
+    A torn tail of the last segment is not read. Raises CorruptLog for damage before it.
+    """
+    window = Window(fs)
     try:
         for segment in segments:
             path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
@@ -51,14 +84,10 @@ def collect_markers(
             code = kernels.NEED_BYTES
             while code != kernels.COLLECTED:
                 cursor[kernels.TO], cursor[kernels.IS_ALL] = window.filled, window.is_all
-                code = kernels.collect(window.bytes, cursor, found)
+                code = read(window.bytes)
                 if code == kernels.NEED_BYTES:
                     window.advance(int(cursor[kernels.FROM]), int(cursor[kernels.WANTED]))
                     cursor[kernels.FROM] = 0
-                elif code == kernels.NEED_ROOM:
-                    if 2 * found.nbytes > limit_bytes:
-                        return None
-                    found = np.concatenate([found, np.empty_like(found)])
                 elif code != kernels.COLLECTED:
                     if segment is segments[-1]:
                         break
@@ -71,9 +100,6 @@ def collect_markers(
                     )
     finally:
         window.close()
-    found = found[: cursor[kernels.FOUND]]
-    order = np.lexsort((found[:, kernels.OFFSET], found[:, kernels.PRODUCER]))
-    return np.ascontiguousarray(found[order])
 
 
 def check_txn_index(

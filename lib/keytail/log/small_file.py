@@ -1,0 +1,21 @@
+"""Replaces a small file, such as a checkpoint, durably and at once."""
+
+from __future__ import annotations
+
+import os
+
+from keytail.format import names
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import refuse_lost
+
+
+def replace_file(fs: FileSystem, path: str, data: bytes, like: FileStat) -> None:
+    """Write the file under a temporary name, then rename it over the old one, if any; each step is durable before the
+    next. Raises LockLost, with nothing changed, if this process no longer holds the lock of the log dir."""
+    directory = os.path.dirname(path)
+    refuse_lost(fs, directory)
+    temporary = path + names.TEMPORARY
+    if fs.exists(temporary):  # left by a run that was killed here
+        fs.unlink(temporary)
+    fs.put_file(path, data, like, temporary)
+    fs.fsync_dir(directory)
