@@ -69,8 +69,8 @@ CORE = {
         "kernels/transactions.py",
     ),
     "rewriting": (
-        "compact/plan.py", "compact/producers.py", "compact/rewrite.py", "compact/rewrite_pieces.py",
-        "compact/rounds.py", "kernels/pieces.py", "kernels/rewriting/*.py",
+        "compact/plan.py", "compact/producers.py", "compact/write_phase/rewrite.py", "compact/write_phase/pieces.py",
+        "compact/write_phase/rounds.py", "kernels/pieces.py", "kernels/rewriting/*.py",
     ),
     "proof": ("compact/proof/*.py", "kernels/proof/*.py", "kernels/walk.py"),
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),

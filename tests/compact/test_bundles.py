@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytail.compact import bundles, rounds
+from keytail.compact import bundles
 from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, bundles_in_flight
 from keytail.compact.task import CleaningTask
+from keytail.compact.write_phase import rounds
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.log.fs import FileStat, FileSystem

@@ -12,8 +12,8 @@ import pytest
 from keytail.compact import cleaner
 from keytail.compact.cleaner import clean_partition, install, next_round
 from keytail.compact.fan_out.stages import Sizes
-from keytail.compact.rewrite import Rewriter
 from keytail.compact.task import CleaningTask
+from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import KeytailError
 from keytail.kernels.rewriting import rows as row_kernels
 from keytail.log.fs import LOCAL

@@ -8,11 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from keytail.compact import cleaner, rewrite
+from keytail.compact import cleaner
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.map_phase import reading
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import NO_REMOVAL_LIMIT
+from keytail.compact.write_phase import rewrite
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.producers import ProducerEntry, encode_snapshot

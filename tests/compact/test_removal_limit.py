@@ -12,8 +12,8 @@ import pytest
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.fan_out.stages import Sizes
 from keytail.compact.removal_limit import RemovalLimit, cleaned_to, lowest_limit
-from keytail.compact.rewrite import Rewriter
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
+from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import KeytailError
 from keytail.kernels.rewriting import rows as row_kernels
 from keytail.log.fs import LOCAL

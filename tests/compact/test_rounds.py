@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import rounds
 from keytail.compact.cleaner import clean_partition, install, next_round
 from keytail.compact.map_phase import offset_map
 from keytail.compact.proof import keys as proof_keys
-from keytail.compact.rewrite import Rewriter
-from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningResult, CleaningTask
+from keytail.compact.write_phase import rounds
+from keytail.compact.write_phase.rewrite import Rewriter
+from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL, FileSystem

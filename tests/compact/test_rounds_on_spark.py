@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import rounds
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.compaction import Compaction
-from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.compact.write_phase import rounds
+from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark_engine import SparkEngine

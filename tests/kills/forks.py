@@ -19,9 +19,10 @@ from unittest.mock import patch
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
-from keytail.compact import rounds, steps, worker
+from keytail.compact import steps, worker
 from keytail.compact.command import Request
 from keytail.compact.execution import compact
+from keytail.compact.write_phase import rounds
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import ResultRow
 from tests.crash.compactions import NOW, LogDir

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from keytail.compact.keeper import Keeper
 from keytail.compact.replacing import planned_row
-from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
+from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
 from keytail.errors import KeytailError
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost

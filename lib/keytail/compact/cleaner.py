@@ -20,10 +20,10 @@ from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
-from keytail.compact.rewrite import Rewriter
-from keytail.compact.rounds import rewrite_groups
 from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, SavedState, Totals, result_of
+from keytail.compact.write_phase.rewrite import Rewriter
+from keytail.compact.write_phase.rounds import rewrite_groups
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME

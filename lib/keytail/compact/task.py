@@ -23,7 +23,7 @@ from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
 
 if TYPE_CHECKING:
-    from keytail.compact.rewrite import Counts
+    from keytail.compact.write_phase.rewrite import Counts
 
 Grouping = Literal["kafka", "measured"]
 FanOut = Literal["auto", "never", "always"]

@@ -11,8 +11,8 @@ from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.stages import Sizes, fan_out
 from keytail.compact.fan_out.write import Written
-from keytail.compact.rewrite import Rewriter
 from keytail.compact.task import CleaningTask
+from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import KeytailError
 from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL

@@ -36,8 +36,8 @@ from keytail.compact.map_phase.reading import PhaseClock, contradicting, refuse_
 from keytail.compact.plan import segments_between
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import refuse_unjustified
-from keytail.compact.rounds import source_bytes
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, Totals, result_of
+from keytail.compact.write_phase.rounds import source_bytes
 from keytail.errors import CorruptLog
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile

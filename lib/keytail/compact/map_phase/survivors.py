@@ -64,7 +64,7 @@ class Survivors:
 
     def forget_map(self) -> None:
         """Drop the map for rounds that continue in the dirty section: there bits decide, except in two cases
-        (compact/rewrite.py), in which it is kept.
+        (compact/write_phase/rewrite.py), in which it is kept.
         """
         if not (self.full or self.starts_inside_segment):
             self.offset_map = OffsetMap(0)

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from keytail.compact.plan import group_segments, segments_between
 from keytail.compact.proof.keys import table_bytes
-from keytail.compact.rewrite import Counts, Rewriter
 from keytail.compact.task import CleaningTask
+from keytail.compact.write_phase.rewrite import Counts, Rewriter
 from keytail.log.partition import SegmentFacts
 from keytail.log.writer import OutputWriter, Source
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.producers import ActiveProducers
-from keytail.compact.rewrite_pieces import BlockInPieces, FoundInPieces
 from keytail.compact.task import CleaningTask, SourceCounts
+from keytail.compact.write_phase.pieces import BlockInPieces, FoundInPieces
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES, NOT_COPIED
