@@ -101,10 +101,6 @@ class PresizedIndex:
         self.close()
 
     @property
-    def entry_bytes(self) -> int:
-        return self._layout.size
-
-    @property
     def max_entries(self) -> int:
         """Capacity in entries; 0 for an index that takes none."""
         return self._max_entries
