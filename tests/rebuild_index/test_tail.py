@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keytail.errors import Refused
+from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from keytail.rebuild_index.tail import truncate_tail
 from tests.chance import SEED
@@ -130,9 +130,9 @@ def test_other_damage_is_not_truncated(case: str, tmp_path: Path) -> None:
     torn.make(tmp_path / "d")
     tail = find(tmp_path / "d", anywhere=True)
     assert tail is not None and tail.base_offset == 10
-    with pytest.raises(Refused, match=why) as refused:
+    with pytest.raises(CorruptLog, match=why) as corrupt:
         plan(tmp_path / "d", tail)
-    assert refused.value.byte_position == tail.byte_position
+    assert corrupt.value.byte_position == tail.byte_position
     assert logs_of(tmp_path / "d") == dict(torn.logs)
 
 
@@ -204,8 +204,8 @@ def test_random_damage_is_truncated_where_a_broker_truncates_it(tmp_path: Path) 
         expected, was = torn.recovered(root), dict(logs)
         try:
             cut(LOCAL, root)
-        except Refused as refused:
-            assert logs_of(root) == was, refused
-            assert expected == was or "recovery point" in str(refused), f"log {number}"
+        except CorruptLog as corrupt:
+            assert logs_of(root) == was, corrupt
+            assert expected == was or "recovery point" in str(corrupt), f"log {number}"
         else:
             assert logs_of(root) == expected, f"log {number}, recovery point {recovery_point}"

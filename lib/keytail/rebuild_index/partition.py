@@ -171,17 +171,10 @@ def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResul
     tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
     try:
         return plan_truncation(facts, tail, [entry.name for entry in fs.scan(facts.path)])
-    except Refused as why:
-        if not plan.settings.truncate:
-            raise result.damage from why
-        raise CorruptLog(
-            why.what,
-            path=why.path,
-            byte_position=why.byte_position,
-            offset=why.offset,
-            remedy=why.remedy,
-            slug=why.slug,
-        ) from result.damage
+    except CorruptLog as why:
+        if plan.settings.truncate:
+            raise
+        raise result.damage from why
 
 
 def cut(fs: FileSystem, plan: PartitionPlan, torn: Truncation, hosted: Collection[tuple[str, int]]) -> PartitionPlan:

@@ -25,6 +25,7 @@ from keytail.log.partition import PartitionFacts, SegmentFacts
 
 _MAGIC_AT, _CRC_AT, _LEGACY_CRC_AT = 16, 17, 12
 _LEAST_BYTES = _MAGIC_AT + 1  # of a batch whose magic can be read
+_NOT_TRUNCATED_REMEDY = f"Nothing was changed. {CORRUPT_HELP['re-fetch']}. {CORRUPT_HELP['salvage']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ def _broker_truncates(fs: FileSystem, path: str, position: int, log_bytes: int) 
 
 
 def plan_truncation(facts: PartitionFacts, tail: TornTail, file_names: Collection[str]) -> Truncation:
-    """Return what a truncation at `tail` removes. Raises Refused if truncation is not the right repair of the damage.
+    """Return what a truncation at `tail` removes. Raises CorruptLog if truncation is not the right repair of the
+    damage.
 
     `file_names` is the listing of the partition directory.
     """
@@ -140,12 +142,12 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
     elif tail.next_offset < facts.log_start_offset:
         why = f"it is below the log start offset {facts.log_start_offset}, so a broker would delete the rest of the log"
     if why:
-        raise Refused(
+        raise CorruptLog(
             f"the log is not truncated at its first invalid byte ({tail.what}): {why}",
             path=os.path.join(facts.path, names.segment_file(tail.base_offset, names.LOG)),
             byte_position=tail.byte_position,
             offset=tail.next_offset,
-            remedy=f"Nothing was changed. {CORRUPT_HELP['re-fetch']}. {CORRUPT_HELP['salvage']}",
+            remedy=_NOT_TRUNCATED_REMEDY,
             slug="damage-not-truncated",
         )
 
