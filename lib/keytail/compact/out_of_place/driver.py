@@ -60,7 +60,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 f"{actions['copy']} copied unchanged, {actions['keep']} are there unchanged, "
                 f"{actions['leave']} left out"
             )
-        _say_about(checked, configuration)
+        _report_about(checked, configuration)
         return [item.planned_row(request.map_memory(), in_detail=request.in_detail) for item in checked]
 
 
@@ -83,7 +83,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen, configuration = steps.choose(rules.now_ms)
         known = target.found()
         checked = _judged(fs, chosen, configuration, rules, known, execute=True)
-        _say_about(checked, configuration)
+        _report_about(checked, configuration)
         work = [item for item in checked if item.action in ("clean", "copy")]
         work += [item for item in _metadata(fs, chosen, known) if item.action == "copy"]
         sizes = [(item.name, item.size_bytes) for item in work]
@@ -110,7 +110,7 @@ def _judged(
     )
 
 
-def _say_about(checked: Sequence[PlannedPartition], configuration: Configuration) -> None:
+def _report_about(checked: Sequence[PlannedPartition], configuration: Configuration) -> None:
     report_unhosted([item.name for item in checked if item.is_unhosted])
     report_version_rules(configuration, [item.topic for item in checked if item.action == "clean"])
 
