@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO, cast
 
-from keytail.errors import slugs_in, visible
+from keytail.errors import slugs_of, visible
 
 Level = Literal["detail", "info", "warning", "error"]
 
@@ -38,7 +38,7 @@ class OutputStyle:
         """Return one line, without its line end. `facts` are for programs: `text` contains them too."""
         if not self.as_json:
             return "\n".join(map(visible, text.split("\n")))
-        if slugs := slugs_in(text):
+        if slugs := slugs_of(text):
             facts = {"slugs": slugs, **facts}
         time = now.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return json.dumps({"time": time, "level": level, "message": text.strip().removeprefix("keytail: "), **facts})

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+from collections.abc import Iterable
 
 _OUT_OF_ROOM = "Free space on this file system or lower --max-scratch-bytes, then run again"
 _NOT_ALLOWED = (
@@ -19,7 +20,7 @@ _NOT_ALLOWED = (
 _FULL = ("no-space", _OUT_OF_ROOM)
 _DENIED = ("permission-denied", _NOT_ALLOWED)
 # Slug and remedy of errors of the system.
-_KNOWN = {
+OF_SYSTEM = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EIO: (
@@ -86,25 +87,71 @@ def visible_lines(text: str, *, as_json: bool = False) -> str:
     return text.translate(_VISIBLE_IN_JSON if as_json else _VISIBLE_IN_LINES)
 
 
-_SLUG = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]")
+_IN_BRACKETS = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]")
 
 
-def slugs_in(text: str) -> list[str]:
-    """Return the slugs of the errors in a message, in their order, each once."""
-    return list(dict.fromkeys(_SLUG.findall(text)))
+class ErrorText(str):
+    """A message about errors, with their slugs: `slugs` has each once, in the order of the text.
+
+    Slugs are not read from the text: the name of a file in it may look like one. `+` and `joined` keep them, f-strings
+    do not.
+    """
+
+    slugs: tuple[str, ...]
+
+    def __new__(cls, message: object = "", slugs: Iterable[str] = ()) -> ErrorText:
+        """`message` is an exception or a text, which may have slugs of its own."""
+        text = message if isinstance(message, str) else str(message)
+        made = super().__new__(cls, text)
+        made.slugs = tuple(dict.fromkeys((*slugs_of(text), *slugs)))
+        return made
+
+    def __add__(self, after: str) -> ErrorText:
+        return ErrorText(f"{self}{after}", (*self.slugs, *slugs_of(after)))
+
+    def __radd__(self, before: str) -> ErrorText:
+        return ErrorText(f"{before}{self}", (*slugs_of(before), *self.slugs))
+
+    def __reduce__(self) -> tuple:
+        return ErrorText, (str(self), self.slugs)
 
 
-def refusal(text: str, *, slug: str) -> str:
+
+def slugs_of(text: str) -> tuple[str, ...]:
+    """Return the slugs of the errors in a message."""
+    return text.slugs if isinstance(text, ErrorText) else ()
+
+
+NO_ERROR = ErrorText()
+
+
+def joined(texts: Iterable[str]) -> ErrorText:
+    """Return messages as one, separated by semicolons; empty ones are left out."""
+    texts = [text for text in texts if text]
+    return ErrorText("; ".join(texts), (slug for text in texts for slug in slugs_of(text)))
+
+
+def stored(text: str) -> str:
+    """Return a message for a file or table that has no field for slugs: what only looks like one is escaped in it."""
+    return _IN_BRACKETS.sub(lambda found: found[0] if found[1] in slugs_of(text) else f" \\{found[0][1:]}", text)
+
+
+def of_stored(text: str) -> ErrorText:
+    """Return the message that `stored` returned the text of."""
+    return ErrorText(text, _IN_BRACKETS.findall(text))
+
+
+def refusal(text: str, *, slug: str) -> ErrorText:
     """Return a reason for a row that is refused, with its slug as messages of errors have it."""
-    return f"{text} [{slug}]"
+    return ErrorText(text + f" [{slug}]", (*slugs_of(text), slug))
 
 
 class KeytailError(Exception):
     """An error that keytail explains itself.
 
-    `what` is one sentence; `path`, `byte_position` and `offset` are the place; `remedy` is what to do next. `slug` is
-    the name of the error for programs, such as `unknown-topic-settings`: unlike the words, it never changes. A subclass
-    may have a default for it.
+    `what` is one sentence, with the slugs of errors in it if it is an ErrorText; `path`, `byte_position` and `offset`
+    are the place; `remedy` is what to do next. `slug` is the name of the error for programs, such as
+    `unknown-topic-settings`: unlike the words, it never changes. A subclass may have a default for it.
     """
 
     default_slug: str | None = None
@@ -137,8 +184,9 @@ class KeytailError(Exception):
             where.append(f"offset {self.offset}")
         text = self.what + (f" ({', '.join(where)})" if where else "")
         text += f". {self.remedy}" if self.remedy else ""
-        slug = f" [{self.slug}]" if self.slug else ""
-        return text if text.endswith(slug) else text + slug
+        if not self.slug:
+            return text
+        return ErrorText(text, [self.slug]) if text.endswith(f" [{self.slug}]") else refusal(text, slug=self.slug)
 
     def __reduce__(self) -> tuple:
         # The default pickling would lose keyword-only arguments; Spark workers send these errors to the driver.
@@ -205,7 +253,7 @@ class ForeignFile(UnsafeFile):
 
 def of_system(error: OSError, where: str = "") -> KeytailError:
     """Return a KeytailError for an error of the operating system; `where` is appended to its message."""
-    slug, remedy = _KNOWN.get(error.errno or 0, _UNKNOWN)
+    slug, remedy = OF_SYSTEM.get(error.errno or 0, _UNKNOWN)
     if isinstance(error, UnsafeFile):
         slug, remedy = error.slug, error.remedy
     return KeytailError(
@@ -225,8 +273,8 @@ def out_of_memory() -> KeytailError:
     )
 
 
-def in_words(problem: KeytailError | OSError | MemoryError) -> str:
+def in_words(problem: KeytailError | OSError | MemoryError) -> ErrorText:
     """Return the message for a problem of any of these kinds."""
     if isinstance(problem, MemoryError):
-        return str(out_of_memory())
-    return str(of_system(problem) if isinstance(problem, OSError) else problem)
+        return ErrorText(out_of_memory())
+    return ErrorText(of_system(problem) if isinstance(problem, OSError) else problem)

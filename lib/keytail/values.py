@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from keytail.errors import KeytailError
+from keytail.errors import ErrorText, KeytailError
 
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
@@ -97,6 +97,8 @@ class _Writer:
             return value
         if kind is list:
             return [self.encoded(item) for item in value]
+        if kind is ErrorText:
+            return {"ErrorText": [str(value), *value.slugs]}
         if kind.__name__ in _CONTAINERS and kind is _CONTAINERS[kind.__name__]:
             return {kind.__name__: [self.encoded(item) for item in value]}
         if kind.__name__ in _MAPPINGS and kind is _MAPPINGS[kind.__name__]:
@@ -137,6 +139,8 @@ class _Reader:
         if "of" in value:
             return _made(*self._classes[value["of"]], [self.decoded(item) for item in value["is"]])
         [(kind, content)] = value.items()
+        if kind == "ErrorText":
+            return ErrorText(content[0], content[1:])
         if kind in _CONTAINERS:
             return _CONTAINERS[kind](map(self.decoded, content))
         if kind in _MAPPINGS:

@@ -16,7 +16,7 @@ from keytail.cli.output_options import RowsAndReport
 from keytail.cli.replicas import directories_of
 from keytail.cli.selection import Choice
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_rows
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
 
@@ -72,7 +72,7 @@ class AuditRow:
     topic: str
     partition: int
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     replicas: Annotated[
         tuple[dict[str, Any], ...],
         "each with `name`, `path`, `segments`, `bytes`, `records`, `log_start_offset`, `log_end_offset`, "

@@ -25,7 +25,7 @@ from keytail.cli.replicas import Replica, refuse_other_topic, replicas_of
 from keytail.cli.selection import Choice, pick
 from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
 from keytail.console import print_message
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.cluster.metadata import read_topic_id
@@ -143,7 +143,7 @@ def _hosting(replicas: Sequence[Replica], choice: Choice) -> dict[tuple[str, int
 def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> AuditJob | AuditRow:
     """Return the job for a partition, or its row if there is nothing to compare."""
     if len(hosting) == 1:
-        return replace(row, status="skipped", error=f"only replica {hosting[0][0].name} has this partition")
+        return replace(row, status="skipped", error=ErrorText(f"only replica {hosting[0][0].name} has this partition"))
     if len(hosting) > MOST_REPLICAS:
         what = f"{len(hosting)} replicas have this partition, but at most {MOST_REPLICAS} can be compared"
         raise Refused(what, remedy="Pass fewer --replica flags at a time", slug="too-many-replicas")
@@ -155,7 +155,7 @@ def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> Aud
     reported = tuple(_told(log) for log in logs)
     if first >= end and any(log.segments[-1][1] or len(log.segments) > 1 for log in logs):
         what = f"no two replicas have offsets in common: the second one begins at {first}, the first one ends at {end}"
-        return replace(row, status="skipped", error=what, replicas=reported)
+        return replace(row, status="skipped", error=ErrorText(what), replicas=reported)
     size = sum(log.size_bytes for log in logs)
     task = AuditTask(
         row.topic, row.partition, logs, end, cleaning_limits(logs), shards_for(size), examples, secrets.randbits(63)
@@ -167,7 +167,7 @@ def _log(fs: FileSystem, replica: Replica, log_dir: LogDirFacts, entry: Partitio
     facts = survey_partition(fs, log_dir, entry)
     if facts.problems:
         raise Refused(
-            f"replica {replica.name}: {'; '.join(facts.problems)}",
+            f"replica {replica.name}: " + joined(facts.problems),
             path=entry.path,
             remedy="If a broker is running there, it may be changing the partition: run the audit again. For details, "
             "run `keytail verify`",
@@ -235,7 +235,7 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
     )  # fmt: skip
     if outcome.problem is not None:
         # A closed segment that changes or vanishes while it is read is not damage: a broker cleans or deletes it.
-        return replace(row, error=str(outcome.problem), problem=outcome.problem)
+        return replace(row, error=in_words(outcome.problem), problem=outcome.problem)
     found: Audit = outcome.value
     divergences = {kind: count for kind, count in sorted(found.divergences.items()) if count}
     gaps = tuple(
@@ -254,7 +254,7 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
     return replace(
         row,
         status=status_of_audit(divergences, bool(gaps)),
-        error=_summary(divergences, len(gaps)),
+        error=ErrorText(_summary(divergences, len(gaps))),
         replicas=tuple(_told(log, records) for log, records in counted),
         records_compared=found.common,
         divergences=divergences,

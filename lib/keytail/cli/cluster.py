@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Layer, broker_options, topic_options
 from keytail.durations import duration_text
-from keytail.errors import Refused
+from keytail.errors import NO_ERROR, ErrorText, Refused
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, read_topic_id
 from keytail.log.fs import FileSystem
@@ -35,7 +35,7 @@ class Cluster:
 
     broker: int = -1
     metadata: ClusterMetadata | None = None
-    problem: str = ""
+    problem: ErrorText = NO_ERROR
     mode: ClusterMode = "unknown"
     is_absent: bool = False
 
@@ -48,9 +48,9 @@ class Cluster:
         """Return a message about the metadata log, with a warning if it is old. `topic_configs`: the file of
         `--topic-configs`, empty if not given."""
         if self.metadata is None and topic_configs:
-            return f"{self.problem}. Settings of topics are read from {topic_configs}"
+            return self.problem + f". Settings of topics are read from {topic_configs}"
         if self.metadata is None:
-            return f"{self.problem}. {GIVE_SETTINGS}"
+            return self.problem + f". {GIVE_SETTINGS}"
         at = self.metadata
         message = f"metadata as of offset {at.as_of_offset}, time {ms_text(at.as_of_ms)} ({at.path})"
         if at.uncertain_topics:

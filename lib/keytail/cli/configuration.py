@@ -23,7 +23,7 @@ from keytail.config.resolve import (
     from_command_line,
 )
 from keytail.config.topic_configs import TopicConfigs, parse_topic_configs
-from keytail.errors import UsageProblem, refusal
+from keytail.errors import NO_ERROR, ErrorText, UsageProblem, refusal
 
 if TYPE_CHECKING:
     from keytail.cli.cluster import Cluster
@@ -79,14 +79,15 @@ class Configuration:
 
         return self.cluster.why_unknown(topic) if self.cluster is not None else NO_METADATA
 
-    def unknown(self, topic: str, names: Iterable[str]) -> str:
+    def unknown(self, topic: str, names: Iterable[str]) -> ErrorText:
         """Return why something that requires the settings `names` is refused, and a remedy; empty if all are known."""
         from keytail.cli.cluster import SETTINGS_COMMAND  # noqa: PLC0415 (--help needs no log code)
 
         missing = self.of(topic).unknown(names)
         if not missing:
-            return ""
-        text = f"topic config unknown: {self.why_unknown(topic)}. Unknown settings of {topic}: {', '.join(missing)}. "
+            return NO_ERROR
+        text = "topic config unknown: " + self.why_unknown(topic)
+        text += f". Unknown settings of {topic}: {', '.join(missing)}. "
         text += f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as --topic-config "
         text += f"{topic}:key=value"
         if CLEANUP_POLICY in missing:

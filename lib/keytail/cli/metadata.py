@@ -23,7 +23,7 @@ from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Setting
 from keytail.console import print_message
 from keytail.durations import duration_text
-from keytail.errors import KeytailError, Refused
+from keytail.errors import ErrorText, KeytailError, Refused
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata
 from keytail.log.fs import FileSystem
@@ -51,7 +51,7 @@ def with_metadata(
         bool(cluster.problem and not cluster.is_absent) or cluster.is_old(now_ms) or cluster.is_uncertain
     )
     message = cluster.sentence(now_ms, configuration.topic_configs.path)
-    print_message(f"keytail: {message}", "warning" if is_wrong else "info")
+    print_message("keytail: " + message, "warning" if is_wrong else "info")
     _report_unmatched(fs, log_dirs, configuration)
     configuration = replace(configuration, cluster=cluster)
     if small := small_segments(configuration):
@@ -66,7 +66,7 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
         path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
         properties = _meta_properties(fs, log_dirs)
         if path is None:
-            return Cluster(problem=_why_absent(properties), is_absent=True)
+            return Cluster(problem=ErrorText(_why_absent(properties)), is_absent=True)
         broker = _broker(properties, configuration.broker)
         metadata = read_metadata(fs, path, broker, {*KEYS, *file_names()})
         if not configuration.metadata_is_current:
@@ -74,7 +74,7 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
                 _refuse_zookeeper(metadata, properties)
             _refuse_stale(fs, log_dirs, metadata)
     except (KeytailError, OSError) as problem:
-        return Cluster(problem=str(problem))
+        return Cluster(problem=ErrorText(problem))
     return Cluster(broker, metadata)
 
 

@@ -87,7 +87,7 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Print a separate line, such as `starting Spark`."""
-        self._print(f"keytail: {text}")
+        self._print("keytail: " + text)
 
     def on_sign(self, sign: Sign) -> None:
         """Process a report of a task."""
@@ -117,9 +117,9 @@ class Reporter:
             not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip
         if has_line:
-            tail = f": {detail}" if detail else ""
+            tail = ": " + detail if detail else ""
             self._print(
-                f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)}){tail}",
+                f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)})" + tail,
                 "warning" if is_bad else "info",
                 event="partition", partition=name, status=status, bytes=size_bytes, seconds=round(seconds, 1),
             )  # fmt: skip

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 import typer
-from rich.markup import escape
 
 from keytail.cli import rows as show
 from keytail.cli.stopping import Stopped
 from keytail.cli.whole_file import refuse_file, write_whole
-from keytail.errors import CORRUPT_HELP, KeytailError
+from keytail.errors import CORRUPT_HELP, ErrorText, KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
@@ -91,8 +90,7 @@ def _write(what: str, path: str, write: Callable[[TextIO], object]) -> None:
     try:
         write_whole(path, write)
     except (KeytailError, OSError) as problem:
-        text = f"{what} could not be written: {problem}"
-        show.print_note(f"[bold red]keytail:[/] {escape(text)}", "error")
+        show.print_error(f"{what} could not be written: " + ErrorText(problem))
         raise typer.Exit(1) from problem
 
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from keytail.console import Level, output_style, print_message, standard_error
-from keytail.errors import slugs_in, visible
+from keytail.errors import slugs_of, visible
 
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
 _PLAIN_WIDTH = 160
@@ -62,6 +62,14 @@ def print_note(markup: str, level: Level = "info") -> None:
         error_console().print(markup, soft_wrap=True)
 
 
+def print_error(text: str) -> None:
+    """Print an error beside the rows."""
+    if output_style().as_json:
+        print_message(text, "error")
+    else:
+        print_note(f"[bold red]keytail:[/] {escape(text)}", "error")
+
+
 def _console(stream: Any, file: TextIO) -> Console:
     """Return a console that writes to `file`, which is `stream` or wraps it."""
     if hasattr(stream, "reconfigure"):
@@ -75,7 +83,7 @@ def print_json(rows: Iterable[Any]) -> None:
 
 
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """Write all fields of rows except those that `error` contains as text (run/rows.py), and the slugs in `error`."""
+    """Write all fields of rows except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
     rows = list(rows)
     if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
         encode = json.JSONEncoder(default=asdict).encode
@@ -95,7 +103,7 @@ def fields_of(row: Any) -> dict[str, Any]:
         if name not in NOT_IN_JSON:
             found[name] = getattr(row, name)
         if name == "error":
-            found["slugs"] = tuple(slugs_in(row.error))
+            found["slugs"] = slugs_of(row.error)
     return found
 
 

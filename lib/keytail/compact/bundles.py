@@ -18,7 +18,7 @@ from keytail.compact.replacing import planned_row
 from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
-from keytail.errors import KeytailError
+from keytail.errors import ErrorText, KeytailError, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost
 from keytail.run.memory import map_memory_bytes
@@ -250,9 +250,9 @@ class Schedule:
     def _refuse_waiting(self, lost: LockLost | None = None) -> None:
         for task in self.waiting.take_all():
             problem = lost or self.waiting.refusal(task)
-            row = planned_row(task).unchanged(status_of(problem), str(problem))
+            row = planned_row(task).unchanged(status_of(problem), in_words(problem))
             self.rows.add(task, replace(row, problem=problem))
 
     def _give_up_waiting(self) -> None:
         for task in self.waiting.take_all():
-            self.rows.add(task, planned_row(task).unchanged("skipped", "not started: --deadline had passed"))
+            self.rows.add(task, planned_row(task).unchanged("skipped", ErrorText("not started: --deadline had passed")))

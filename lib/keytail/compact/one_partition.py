@@ -11,7 +11,7 @@ from keytail.compact.plan import refusals, select
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
-from keytail.errors import Refused
+from keytail.errors import NO_ERROR, Refused
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import PartitionFacts
 from keytail.log.producers import first_unstable
@@ -34,9 +34,9 @@ def compact(
     and for messages of magic 0 and 1 if the caller does not give their `message_format`. The caller must set the
     cleaner checkpoint to the result's `end_offset`.
     """
-    reasons = refusals(facts, config, "", now_ms)
+    reasons = refusals(facts, config, NO_ERROR, now_ms)
     if reasons:
-        raise Refused(str(reasons[0]), path=facts.path, remedy="Nothing was changed", slug="unsafe-to-compact")
+        raise Refused(reasons[0], path=facts.path, remedy="Nothing was changed", slug="unsafe-to-compact")
     unstable = first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
     selection = select(facts, config, now_ms, unstable=unstable)
     if not selection.eligible:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from keytail.config.compaction import CompactionConfig
 from keytail.durations import duration_text
-from keytail.errors import refusal
+from keytail.errors import NO_ERROR, ErrorText, joined, refusal
 from keytail.log.partition import reasons_against_change
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Decision:
     """The decision for one partition: its status in a plan, the reason, and the section if there is one."""
 
     status: Status
-    error: str
+    error: ErrorText
     selection: Selection | None
 
 
@@ -275,12 +275,12 @@ def _is_overdue(segments: Sequence[SegmentFacts], first_dirty: int, max_compacti
 def refusals(
     facts: PartitionFacts,
     config: CompactionConfig,
-    unknown: str,
+    unknown: ErrorText,
     now_ms: int,
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
     unsafe_clock: bool = False,
-) -> list[str]:
+) -> list[ErrorText]:
     """Return why records of this partition must not be removed, each with a remedy; empty if nothing forbids it.
 
     `unknown` names the settings needed for removal that were neither read nor given; empty if all are known. Neither a
@@ -325,7 +325,7 @@ class Rules:
 def decide(
     facts: PartitionFacts,
     config: CompactionConfig,
-    unknown: str,
+    unknown: ErrorText,
     rules: Rules,
     *,
     policy_known: bool,
@@ -341,12 +341,12 @@ def decide(
     )  # fmt: skip
     skipped = policy_known and "compact" not in config.cleanup_policy
     if reasons and not skipped:
-        return Decision("refused", "; ".join(reasons), None)
+        return Decision("refused", joined(reasons), None)
     selection = select(
         facts, config, rules.now_ms, force=rules.force, from_log_start=rules.from_log_start, high_watermark=source,
         unstable=unstable,
     )  # fmt: skip
     if selection.eligible:
-        return Decision("would-compact", "", selection)
+        return Decision("would-compact", NO_ERROR, selection)
     status: Status = "clean" if selection.is_clean and not skipped else "skipped"
-    return Decision(status, selection.blocker, selection)
+    return Decision(status, ErrorText(selection.blocker), selection)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected
 from keytail.compact.planning import Planned
+from keytail.errors import joined
 from keytail.run.rows import ResultRow
 
 
@@ -32,7 +33,7 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
     )
     if planned.wanted:
         return with_removal_limit(row, planned)
-    reason = "; ".join(text for text in (decision.error, _about_checkpoint(planned, executed)) if text)
+    reason = joined([decision.error, _about_checkpoint(planned, executed)])
     return row.unchanged("corrupt" if planned.corrupt else decision.status, reason)
 
 

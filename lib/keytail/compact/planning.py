@@ -21,7 +21,7 @@ from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY
 from keytail.console import print_message
 from keytail.durations import duration_text
-from keytail.errors import CorruptLog, KeytailError, Refused, in_words
+from keytail.errors import CorruptLog, KeytailError, Refused, in_words, joined
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
 
@@ -135,12 +135,12 @@ def plan_partition_of(
     except KeytailError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)
         corrupt = isinstance(problem, CorruptLog)
-        return Planned(facts, None, Decision("refused", str(problem), None), corrupt, problem=problem)
+        return Planned(facts, None, Decision("refused", in_words(problem), None), corrupt, problem=problem)
     except OSError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)
         return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
-        decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
+        decision = replace(decision, error=joined([decision.error, *resolved.doubts()]))
     of_old = configuration.message_format_of(entry.topic)
     return Planned(facts, config, decision, settings_known=not unknown, removal_limit=held, message_format=of_old)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from keytail.cli.replicas import Replica, refuse_other_topic
 from keytail.console import print_message
-from keytail.errors import KeytailError, Refused, in_words
+from keytail.errors import ErrorText, KeytailError, Refused, in_words, joined
 from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, list_partition, survey_partition
@@ -61,7 +61,7 @@ def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionF
         except (KeytailError, OSError) as problem:
             raise _unknown(replica.name, entry.path, in_words(problem)) from problem
         if theirs.problems:
-            raise _unknown(replica.name, entry.path, "; ".join(theirs.problems))
+            raise _unknown(replica.name, entry.path, joined(theirs.problems))
         cleaned[replica.name] = cleaned_to(theirs)
     return lowest_limit(cleaned)
 
@@ -75,9 +75,9 @@ def report_unhosted(names: Sequence[str]) -> None:
         print_message(f"keytail: {text}", "warning")
 
 
-def _unknown(name: str, path: str, why: str) -> Refused:
+def _unknown(name: str, path: str, why: ErrorText) -> Refused:
     return Refused(
-        f"the offset to which replica {name} has been cleaned is unknown: {why}",
+        f"the offset to which replica {name} has been cleaned is unknown: " + why,
         path=path,
         remedy="Repair this replica, because the offset determines which tombstones may be removed; or omit its "
         "--replica",

@@ -14,7 +14,7 @@ from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
 from keytail.compact.task import CleaningResult, CleaningTask
-from keytail.errors import REPORT_IT, KeytailError
+from keytail.errors import NO_ERROR, REPORT_IT, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import FileSystem
@@ -105,7 +105,7 @@ class Replacing:
     def fail(self, problem: KeytailError) -> None:
         """End a partition that is not done. The group in which it stopped is finished or undone."""
         self.problem = problem
-        left = "the next run finishes or undoes what was started"
+        left = ErrorText("the next run finishes or undoes what was started")
         try:
             refuse_lost(self.fs, self.task.partition_path)
             if self._waiting:
@@ -116,23 +116,23 @@ class Replacing:
                 remove_scratch(self.fs, self.task.scratch_path, self.task.run_id)
             if self.keeper is not None:
                 self.keeper.remove_unused(self.task)
-            left = ""
+            left = NO_ERROR
         except LockLost:  # `problem` is one, or soon will be for the others: nothing more is changed
             pass
         except (KeytailError, OSError) as also:
-            left = f"{left} ({also})"
+            left = left + " (" + ErrorText(also) + ")"
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         if not self._groups:
-            text = f"{problem}. Nothing was replaced, {_SAFE}" if status == "failed" else str(problem)
-            unchanged = self.row.unchanged(status, "; ".join(filter(None, (text, left))))
+            text = in_words(problem) + (f". Nothing was replaced, {_SAFE}" if status == "failed" else "")
+            unchanged = self.row.unchanged(status, joined([text, left]))
             self.row = replace(unchanged, problem=problem)
             return
-        text = f"{problem}. {self._how_far()}, {_SAFE}; the next run continues from there"
+        text = in_words(problem) + f". {self._how_far()}, {_SAFE}; the next run continues from there"
         segments, size = self._present()
         self.row = replace(
             self.row,
             status=status,
-            error="; ".join(filter(None, (text, left))),
+            error=joined([text, left]),
             segments_after=segments,
             bytes_after=size,
             end_ms=_now_ms(),

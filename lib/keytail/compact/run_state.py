@@ -10,6 +10,7 @@ from keytail.cli.progress import Reporter
 from keytail.compact.replacing import planned_row
 from keytail.compact.task import CleaningTask
 from keytail.console import print_message
+from keytail.errors import ErrorText
 from keytail.log.lock import LockLost
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
@@ -81,7 +82,7 @@ class Rows:
 
     def of_stopped_run(self, tasks: Iterable[CleaningTask]) -> list[ResultRow]:
         """Return a row for each task, also for those that have not ended."""
-        not_done = "interrupted before anything was replaced"
+        not_done = ErrorText("interrupted before anything was replaced")
         return [
             self.by_path.get(task.partition_path) or planned_row(task).unchanged("skipped", not_done) for task in tasks
         ]

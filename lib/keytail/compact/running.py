@@ -23,7 +23,7 @@ from keytail.compact.replacing import (
 )
 from keytail.compact.run_state import Events, Stop
 from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
-from keytail.errors import KeytailError, Refused
+from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.lock import LockLost
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -75,7 +75,7 @@ class TaskRunner:
             stopped=self.stop.is_asked,
         )
         if task.out_of_place is not None and isinstance(outcome.problem, Refused):  # as with one task: it is copied
-            return replace(outcome, value=replace(uncleaned(task), refusal=str(outcome.problem)), problem=None)
+            return replace(outcome, value=replace(uncleaned(task), refusal=in_words(outcome.problem)), problem=None)
         return outcome
 
 

@@ -118,7 +118,7 @@ def resolve_leftovers(
     try:
         done = recover(fs, facts.path)
     except (KeytailError, OSError) as problem:
-        text = f"an interrupted replacement of segments cannot be finished or undone: {in_words(problem)}"
+        text = "an interrupted replacement of segments cannot be finished or undone: " + in_words(problem)
         return replace(planned, decision=Decision("refused", text, None)), []
     return plan_partition_of(fs, log_dir, entry, configuration, rules), done
 

@@ -14,7 +14,7 @@ from keytail.compact.out_of_place.output_record import PlacedFile, SeenFile
 from keytail.compact.out_of_place.output_tree import writable
 from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.format import names
 from keytail.format.batch import DELETE_HORIZON
 from keytail.kernels.native import HASH_NAME
@@ -281,7 +281,7 @@ class CleaningResult:
     large_batches: int = 0
     rest: SavedState | FannedOut | None = None
     placed: tuple[PlacedFile, ...] | None = None
-    refusal: str = ""
+    refusal: ErrorText = NO_ERROR
     phases_s: dict[str, float] = field(default_factory=dict)
     sources: tuple[SourceCounts, ...] = field(default=(), compare=False)  # of this round, by number
     key_counts: KeyCounts | None = field(default=None, compare=False)  # of the first round, for all

@@ -28,7 +28,7 @@ from keytail.config.keys import (
     version_numbers,
 )
 from keytail.config.topic_configs import TIERED_STORAGE, TopicConfigs
-from keytail.errors import KeytailError, Refused, UsageProblem
+from keytail.errors import Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
 CLEANUP_POLICY = "cleanup.policy"
@@ -176,7 +176,7 @@ def from_topic(topic: str, texts: Mapping[str, str], origin: str) -> dict[str, S
     for key in TOPIC_KEYS:
         if key.name in texts:
             source = f"{origin}: {key.name}={texts[key.name]} of topic {topic}"
-            settings[key.name] = _setting(key, key.name, texts[key.name], source, source, Refused)
+            settings[key.name] = _setting(key, key.name, texts[key.name], source, source, is_usage=False)
     return settings
 
 
@@ -186,7 +186,7 @@ def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
     settings = {}
     for name, (text, line) in configs.by_topic.get(topic, {}).items():
         source = f"{configs.path} line {line}: {name}={text}"
-        settings[name] = _setting(KEYS[name], name, text, source, source, Refused)
+        settings[name] = _setting(KEYS[name], name, text, source, source, is_usage=False)
     return settings
 
 
@@ -213,7 +213,7 @@ def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> d
         name = key.broker_names[0] if key.broker_names else ""
         if name in values and (key.scope == "topic" or key.name in COMMAND_LINE_BROKER_KEYS):
             options[key.name] = tuple(
-                None if text is None else _setting(key, name, text, origin, f"{origin}: {name}={text}", Refused)
+                None if text is None else _setting(key, name, text, origin, f"{origin}: {name}={text}", is_usage=False)
                 for text in values[name]
             )
     return options
@@ -234,15 +234,19 @@ def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
 
 
 def _setting(
-    key: Key, name: str, text: str, where: str, source: str, kind: type[KeytailError] = UsageProblem
+    key: Key, name: str, text: str, where: str, source: str, *, is_usage: bool = True
 ) -> Setting:
-    """Parse the text of `name`, which was found in `where`. Raises an error of this kind if `key` does not allow it."""
+    """Parse the text of `name`, which was found in `where`. If `key` does not allow it, raises UsageProblem, or Refused
+    if the user did not give it for this run."""
     try:
         return Setting(parse_broker(key, name, text), source)
     except ValueError as error:
         in_unit = f" (as {key.name})" if name != key.name else ""
         what = f"invalid value {text!r} for {name} in {where}"
-        raise kind(what, remedy=f"Use {key.allowed}{in_unit}", slug="invalid-config-value") from error
+        remedy = f"Use {key.allowed}{in_unit}"
+        if is_usage:
+            raise UsageProblem(what, remedy=remedy, slug="invalid-config-value") from error
+        raise Refused(what, remedy=remedy, slug="invalid-config-value") from error
 
 
 _DEFAULTS = {name: (Setting(key.default, DEFAULT_SOURCE),) for name, key in KEYS.items()}

@@ -125,11 +125,8 @@ _REMEDY = (
 
 
 def _invalid_line(what: str, path: str, line: int) -> UsageProblem:
-    return _wrong(what, path, line, _REMEDY, "invalid-topic-configs-line")
-
-
-def _wrong(what: str, path: str, line: int, remedy: str, slug: str) -> UsageProblem:
-    return UsageProblem(f"--topic-configs, line {line}: {what}", path=path, remedy=remedy, slug=slug)
+    what = f"--topic-configs, line {line}: {what}"
+    return UsageProblem(what, path=path, remedy=_REMEDY, slug="invalid-topic-configs-line")
 
 
 def _text(data: bytes, path: str) -> str:
@@ -153,12 +150,16 @@ def _put(settings: dict[str, GivenText], key: str, given: GivenText, path: str) 
     if key not in _READ and key not in _PASSED_OVER:
         meant = right_name(key)
         remedy = f"Did you mean {meant}?" if meant else "If you are sure that it does not affect log files, remove it"
-        raise _wrong(f"unknown topic config {key}", path, given.line, remedy, "unknown-topic-config")
+        what = f"--topic-configs, line {given.line}: unknown topic config {key}"
+        raise UsageProblem(what, path=path, remedy=remedy, slug="unknown-topic-config")
     if key not in _READ or given.text == _NO_VALUE:
         return
     before = settings.setdefault(key, given)
     if before.text != given.text:
-        raise _wrong(
-            f"{key}={given.text} contradicts line {before.line}, which has {before.text}", path, given.line,
-            "Give each setting of a topic once", "contradictory-topic-configs",
-        )  # fmt: skip
+        raise UsageProblem(
+            f"--topic-configs, line {given.line}: {key}={given.text} contradicts line {before.line}, which has "
+            f"{before.text}",
+            path=path,
+            remedy="Give each setting of a topic once",
+            slug="contradictory-topic-configs",
+        )

@@ -18,6 +18,7 @@ from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.table import Column, print_line, print_rows
 from keytail.config.message_format import MessageFormat
 from keytail.durations import duration_text
+from keytail.errors import NO_ERROR, ErrorText
 
 _OF_OLD_MESSAGES = {
     "v2": "Compaction writes messages of formats v0 and v1 as v2",
@@ -81,7 +82,7 @@ class DescribeRow:
         Mapping[str, Any],
         "`versions` that may have written the log dirs, and `evidence`: what was found, and what it means",
     ]
-    error: str = ""
+    error: ErrorText = NO_ERROR
 
     @property
     def name(self) -> str:

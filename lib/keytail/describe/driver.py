@@ -21,7 +21,7 @@ from keytail.config.keys import KEYS, TOPIC_KEYS
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import DEFAULT_SOURCE
 from keytail.describe.command import DescribeRow, Request
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, KeytailError, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -139,7 +139,7 @@ def _row(
         message_format=settings[2],
         settings=settings[0],
         kafka=kafka,
-        error=str(records) if isinstance(records, KeytailError) else "",
+        error=in_words(records) if isinstance(records, KeytailError) else NO_ERROR,
     )
 
 

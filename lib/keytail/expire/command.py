@@ -25,6 +25,7 @@ from keytail.cli.table import (
     print_rows,
     total,
 )
+from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 
 Reason = Literal["log-start", "size", "time"]
@@ -79,7 +80,7 @@ class ExpireRow:
     partition: Annotated[int, ""]
     log_dir: Annotated[str, ""]
     status: Annotated[str, ""]
-    error: Annotated[str, ""] = ""
+    error: Annotated[ErrorText, ""] = NO_ERROR
     kept: Annotated[str, "why the first remaining segment is retained"] = ""
     segments_before: Annotated[int | None, ""] = None
     segments_after: Annotated[int | None, ""] = None

@@ -21,7 +21,7 @@ from keytail.cli.selection import choose
 from keytail.compact.plan import refusals as refusals_of_removal
 from keytail.compact.planning import check_clock
 from keytail.config.compaction import CompactionConfig
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined
 from keytail.expire import partition as expiry
 from keytail.expire.ages import Age, AgeTask, age_tasks, claimed_age, read_age
 from keytail.expire.command import ExpireRow, Request, exit_status
@@ -45,7 +45,7 @@ class _Examined:
     facts: PartitionFacts
     retention: Retention | None = None
     status: str = "refused"
-    error: str = ""
+    error: ErrorText = NO_ERROR
     notes: tuple[str, ...] = ()
     in_use: bool = False
     start_ms: int = 0
@@ -139,18 +139,18 @@ def _look(
         )
         reasons += expiry.refusals(facts, log_start)
         if reasons:
-            return _Examined(facts, error="; ".join([*reasons, *resolved.doubts()]), notes=tuple(notes))
+            return _Examined(facts, error=joined([*reasons, *resolved.doubts()]), notes=tuple(notes))
         if request.execute:
             fs.refuse_unless_like(fs.stat(facts.path))
     except KeytailError as problem:
-        return _Examined(facts, None, status_of(problem), str(problem), tuple(notes))
+        return _Examined(facts, None, status_of(problem), in_words(problem), tuple(notes))
     except OSError as problem:
-        return _Examined(facts, None, "failed", str(problem), tuple(notes))
+        return _Examined(facts, None, "failed", ErrorText(problem), tuple(notes))
     retention = expiry.Retention.from_values(resolved.values())
     candidates = expiry.age_candidates(facts, retention, request.high_watermark)
     in_use = not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs)
     tasks = tuple(age_tasks(facts, candidates, now_ms, retention.retention_ms))
-    return _Examined(facts, retention, "kept", "", tuple(notes), in_use, start_ms, tasks)
+    return _Examined(facts, retention, "kept", NO_ERROR, tuple(notes), in_use, start_ms, tasks)
 
 
 def _begin_reading(fs: FileSystem, pool: Threads, item: _Examined, now_ms: int) -> None:
@@ -204,11 +204,11 @@ def _settle(fs: FileSystem, item: _Examined, request: Request, now_ms: int) -> E
                 notes += expiry.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
         except LockLost as problem:  # possibly during the removal
-            row = replace(row, status="failed", error=f"{problem}; the next run completes what was begun")
+            row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
         except KeytailError as problem:
-            row = replace(row, status=status_of(problem), error=str(problem))
+            row = replace(row, status=status_of(problem), error=in_words(problem))
         except OSError as problem:
-            row = replace(row, status="failed", error=f"{problem}; the next run completes what was begun")
+            row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
     for future in item.reading:  # those after a segment that is retained
         future.cancel()

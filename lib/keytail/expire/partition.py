@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from keytail.durations import duration_text
-from keytail.errors import refusal
+from keytail.errors import ErrorText, refusal
 from keytail.expire.ages import Age, claimed_age, segment_ends
 from keytail.expire.command import ExpiredSegment, Finding, Reason
 from keytail.format import names
@@ -80,7 +80,7 @@ class Decision:
     kept: str
 
 
-def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[str]:
+def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[ErrorText]:
     """Return the reasons against retention, with remedies, beyond those against any removal of records."""
     if log_start_checkpoint is None or not facts.segments or log_start_checkpoint >= facts.segments[0].base_offset:
         return []

@@ -6,14 +6,14 @@ from keytail.cli.cluster import SETTINGS_COMMAND
 from keytail.cli.configuration import Configuration
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.resolve import CLEANUP_POLICY, Resolved
-from keytail.errors import refusal
+from keytail.errors import NO_ERROR, ErrorText, refusal
 from keytail.expire.partition import settings_of_retention
 
 # The default values of these in Kafka remove data; that of retention.bytes does not.
 _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 
 
-def unknown_retention(configuration: Configuration, resolved: Resolved) -> str:
+def unknown_retention(configuration: Configuration, resolved: Resolved) -> ErrorText:
     """Return why the retention of the topic is not known for certain, with the remedy; empty if it is known."""
     policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
     wanted = settings_of_retention(policy)  # type: ignore[arg-type]
@@ -24,29 +24,29 @@ def unknown_retention(configuration: Configuration, resolved: Resolved) -> str:
     )
 
 
-def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[str, ...]) -> str:
+def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
     """Check an internal topic, whose retention is taken from the metadata log only, not from flags."""
     given = [name for name in wanted if name in resolved.given]
     if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
-        return ""
+        return NO_ERROR
     why = f"the given {', '.join(given)} cannot replace it"
     if not resolved.in_metadata:
         why = configuration.why_unknown(resolved.topic)
     text = (
-        f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log only ({why}"
+        f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log only (" + why +
         "); leave it to the broker: --topic '(?!__).*' selects all topics except Kafka's internal ones"
     )
     return refusal(text, slug="internal-topic")
 
 
-def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> str:
+def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
     """Check for settings that the topic does not override. Kafka's defaults are no evidence for the broker's values;
     for the policy neither is the broker's file, since it may be changed while the broker runs."""
     assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
     if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:
         assumed.insert(0, CLEANUP_POLICY)
     if not assumed:
-        return ""
+        return NO_ERROR
     text = (
         f"topic config unknown: {', '.join(assumed)} of {resolved.topic} is set by the broker's own configuration, "
         f"which was not read. Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as "

@@ -83,7 +83,8 @@ def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
     try:
         _ = schemas.arrow_type
     except UsageProblem as problem:
-        raise UsageProblem(f"{flag}: {problem.what}", remedy=problem.remedy, slug=problem.slug) from problem
+        problem.what = f"{flag}: {problem.what}"
+        raise
     return schemas
 
 

@@ -15,7 +15,7 @@ from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
-from keytail.errors import UsageProblem
+from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.export.formats import Format, FormatName, Formats
 
 _WHAT = "What to export"
@@ -154,7 +154,7 @@ class ExportRow:
     partition: int
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     way: Annotated[str, "`full` or `incremental`"] = ""
     why: Annotated[str, "the reason for it, or why nothing is exported"] = ""
     from_offset: Annotated[int | None, "where the range that is read begins"] = None

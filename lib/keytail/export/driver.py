@@ -24,7 +24,7 @@ from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
 from keytail.cli.selection import choose
 from keytail.cli.stopping import Stopped
 from keytail.console import print_message
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
 from keytail.export.command import ExportRow, Request
 from keytail.export.delta_table import TableState, read_state
 from keytail.export.latest import LatestTask
@@ -66,7 +66,7 @@ def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
         try:
             _execute(request, planned, states, rows)
         except (Stopped, SparkEnded) as stop:
-            left = {name: replace(row, status="failed", error="interrupted") for name, row in rows.items()
+            left = {name: replace(row, status="failed", error=ErrorText("interrupted")) for name, row in rows.items()
                     if row.status == "would-export"}  # fmt: skip
             stop.rows = _in_order({**rows, **left})
             raise
@@ -128,7 +128,7 @@ def _plan_topic(
             plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
             planned.append(again_beside_a_broker(plan, clean_shutdown=log_dir.clean_shutdown))
         except KeytailError as refused:
-            planned.append(_Planned(replace(row, status=status_of(refused), error=str(refused))))
+            planned.append(_Planned(replace(row, status=status_of(refused), error=in_words(refused))))
         except OSError as system:
             planned.append(_Planned(replace(row, status="failed", error=in_words(system))))
     return state, planned
@@ -185,7 +185,7 @@ def _plan(
     facts = survey_partition(fs, log_dir, entry)
     if facts.problems:
         raise Refused(
-            "; ".join(facts.problems),
+            joined(facts.problems),
             remedy="Run `keytail verify`, which lists what is wrong with the partition",
             slug="unexpected-partition-state",
         )
@@ -322,7 +322,7 @@ def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
         end_ms=outcome.end_ms or None,
     )
     if outcome.problem is not None:
-        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
+        return replace(row, status=status_of(outcome.problem), error=in_words(outcome.problem))
     if latest is None:
         return row
     notes = list(row.notes)

@@ -47,7 +47,7 @@ class LegacyProblem(ValueError):
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
         self.row = row
-        self.slug = "invalid-crc" if reason == _REASONS[kernels.MESSAGE_CRC] else "invalid-message"
+        self.is_crc = reason == _REASONS[kernels.MESSAGE_CRC]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import chosen_log_dirs
 from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_notes, print_rows, total
-from keytail.errors import UsageProblem
+from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.import_.source import Columns, Source
 
 Format = Literal["parquet", "delta", "json"]
@@ -248,7 +248,7 @@ class ImportRow:
     partition: int
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     records: int = 0
     source_bytes: Annotated[int | None, "of keys and values; counted by a dry run"] = None
     log_bytes: Annotated[int | None, "written, per replica"] = None

@@ -17,7 +17,7 @@ from typing import Any
 
 from keytail.cli.progress import Reporter
 from keytail.console import print_message
-from keytail.errors import KeytailError, Refused, in_words
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined
 from keytail.format.compression import CODECS
 from keytail.import_ import on_spark
 from keytail.import_ import source as import_source
@@ -88,7 +88,7 @@ class _Planned:
     partition: Partition
     plan: ImportPlan | None = None
     status: str = ""
-    error: str = ""
+    error: ErrorText = NO_ERROR
     notes: tuple[str, ...] = ()
 
     def row(self, request: Request, **values: Any) -> ImportRow:
@@ -124,14 +124,14 @@ def _plan(
                 fs.refuse_unless_like(fs.stat(facts.path))
             reasons = refusals(facts, target.rules)
             if reasons:
-                raise Refused("; ".join(reasons), slug="partition-not-appendable")
+                raise Refused(joined(reasons), slug="partition-not-appendable")
             replicas.append(survey_replica(fs, facts))
         plan = plan_import(replicas, import_id, append=request.append, topic_id=target.topic_id)
     except KeytailError as problem:
-        return _Planned(partition, None, status_of(problem), str(problem), tuple(notes))
+        return _Planned(partition, None, status_of(problem), in_words(problem), tuple(notes))
     except OSError as problem:
         return _Planned(partition, None, "failed", in_words(problem), tuple(notes))
-    return _Planned(partition, plan, "would-import", "", tuple(notes))
+    return _Planned(partition, plan, "would-import", NO_ERROR, tuple(notes))
 
 
 def _resolved(fs: FileSystem, facts: Any) -> list[str]:
@@ -176,7 +176,7 @@ def _row_of_load(request: Request, target: Target, item: _Planned, load: Load | 
         return item.row(request, status="unchanged", **counted)
     if target.rules.compacted and load.keyless:
         error = f"{load.keyless} records have no key, and the topic is compacted: a broker rejects such records"
-        return item.row(request, status="refused", error=error, **counted)
+        return item.row(request, status="refused", error=ErrorText(error), **counted)
     first = item.plan.base_offset if item.plan is not None else 0
     return item.row(request, first_offset=first, end_offset=first + load.records, **counted)
 
@@ -270,7 +270,7 @@ def _row_of_outcome(
         end_ms=outcome.end_ms,
     )
     if outcome.problem is not None:
-        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
+        return replace(row, status=status_of(outcome.problem), error=in_words(outcome.problem))
     if record is None:
         return row
     reported = [*notes, *target.notes_on(outcome.largest_timestamp_ms, now_ms)] if not outcome.earlier else [*notes]

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from keytail.errors import CorruptLog, KeytailError, Refused, refusal
+from keytail.errors import CorruptLog, ErrorText, KeytailError, Refused, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.producers import check_snapshot, encode_snapshot
@@ -127,7 +127,7 @@ def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord
     return (int(header["base_offset"]), int(header["crc"])) == (record.base_offset, record.first_crc)
 
 
-def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
+def refusals(facts: PartitionFacts, rules: Rules) -> list[ErrorText]:
     """Return the reasons why nothing may be appended to this replica, with remedies; empty if there are none."""
     reasons = [*facts.problems, *reasons_against_change(facts, rules.remote_storage_enable)]
     if not facts.clean_shutdown:

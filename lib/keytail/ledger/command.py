@@ -15,6 +15,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import Command, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_rows
 from keytail.durations import time_text
+from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerFlags, is_uri
 
 LedgerPath = Annotated[
@@ -93,7 +94,7 @@ class RunRow:
     command: str
     host: str
     status: str
-    error: str
+    error: ErrorText
     start_ms: int | None
     end_ms: Annotated[int | None, "`null`: not recorded"]
     log_dirs: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ class PartitionRow:
     partition: int
     log_dir: str
     status: str
-    error: str
+    error: ErrorText
     command: str = ""
     bundle: Annotated[int | None, "the number of the partition's bundle in the run"] = None
     first_dirty_offset: int | None = None
@@ -154,7 +155,7 @@ class MaintainRow:
 
     table: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     oldest_day: Annotated[str | None, "the first day whose rows are retained; `null`: all are"] = None
     rows: int | None = None
     removed_rows: Annotated[int | None, "rows of earlier days"] = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from keytail.cli.masking import masked_arguments
 from keytail.cli.options import comma_lists
-from keytail.errors import UsageProblem
+from keytail.errors import ErrorText, UsageProblem, of_stored
 from keytail.format import names
 from keytail.ledger.command import MaintainRow, PartitionRow, Request, RunRow, ledger_at
 from keytail.ledger.maintain import maintain as maintain_tables
@@ -164,7 +164,7 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
             RunRow(
                 **columns,
                 status=(outcome["status"] if outcome else INTERRUPTED),
-                error=(outcome["error"] or "") if outcome else "the run recorded no outcome, or is still running",
+                error=_error(outcome, "the run recorded no outcome, or is still running"),
                 start_ms=start,
                 end_ms=_ms(outcome) if outcome and own else None,
             )
@@ -182,11 +182,15 @@ def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
                 **_plain(PartitionRow, known, "status", "error", "at_ms", "command"),
                 command=known["command"] or "",  # null in older ledgers
                 status=outcome["status"] if outcome else INTERRUPTED,
-                error=(outcome["error"] or "") if outcome else "started, but no outcome was recorded",
+                error=_error(outcome, "started, but no outcome was recorded"),
                 at_ms=_ms(known),
             )
         )
     return sorted(made, key=lambda row: (row.at_ms or 0, row.topic, row.partition))
+
+
+def _error(outcome: Mapping[str, Any] | None, otherwise: str) -> ErrorText:
+    return of_stored(outcome["error"] or "") if outcome else ErrorText(otherwise)
 
 
 _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]

@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.command import MaintainRow
 from keytail.ledger.tables import TABLES
 from keytail.ledger.write import Ledger, again
@@ -47,14 +47,15 @@ def _maintain(ledger: Ledger, table: str, oldest: datetime.date | None, execute:
         rows = frame.count()
         old = frame.where(frame.day < oldest).count() if oldest else 0
         if not execute:
-            return MaintainRow(table, "would-maintain", "", day, rows, old, files, None, size, None)
+            return MaintainRow(table, "would-maintain", NO_ERROR, day, rows, old, files, None, size, None)
         if old:
             _commit(ledger.path, lambda: delta.delete(f"day < DATE'{day}'"))
         _commit(ledger.path, delta.optimize().executeCompaction)
         delta.vacuum(VACUUM_HOURS)
-        return MaintainRow(table, "maintained", "", day, rows, old, files, _files(delta)[0], size, _files(delta)[1])
+        after, after_bytes = _files(delta)
+        return MaintainRow(table, "maintained", NO_ERROR, day, rows, old, files, after, size, after_bytes)
     except Exception as problem:
-        text = str(problem) if isinstance(problem, KeytailError) else first_line(problem)
+        text = ErrorText(problem if isinstance(problem, KeytailError) else first_line(problem))
         return MaintainRow(table, "failed", text, day)
 
 

@@ -21,6 +21,7 @@ from keytail.cli.flags import FromFlags
 from keytail.cli.masking import masked, masked_arguments
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.stopping import Stopped
+from keytail.errors import ErrorText
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
@@ -175,10 +176,11 @@ def recording(
     try:
         yield made
     except (Stopped, SparkEnded) as stop:
-        ledger.end(stop.rows or (), "interrupted", "stopped" if isinstance(stop, Stopped) else stop.what)
+        ledger.end(stop.rows or (), "interrupted", ErrorText("stopped" if isinstance(stop, Stopped) else stop.what))
         raise
     except BaseException as problem:
-        ledger.end(made.rows, "failed", masked(str(problem)))
+        text = ErrorText(problem)
+        ledger.end(made.rows, "failed", ErrorText(masked(text), text.slugs))
         raise
     ledger.end(made.rows, _STATUS[made.exit_status])
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keytail.errors import ErrorText
 from keytail.format import names
 from keytail.ledger.tables import INTENT, OUTCOME
 from keytail.ledger.write import Ledger
@@ -62,7 +63,8 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
         checkpoint = read_offsets(fs, os.path.join(intended.log_dir, names.CLEANER_CHECKPOINT))
         logs = [entry for entry in fs.scan(path) if entry.name.endswith(names.LOG)]
     except FileNotFoundError:
-        return intended.unchanged("interrupted", f"run {by_run} found that the partition no longer exists"), ()
+        why = ErrorText(f"run {by_run} found that the partition no longer exists")
+        return intended.unchanged("interrupted", why), ()
     bases = {base: entry.size_bytes for entry in logs if (base := names.base_of_live(entry.name)) is not None}
     cleaned_to = checkpoint.get((intended.topic, intended.partition), -1)
     is_done = command == "compact" and cleaned_to > (intended.first_dirty_offset or 0)
@@ -71,7 +73,7 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
         partition=intended.partition,
         log_dir=intended.log_dir,
         status="compacted" if is_done else "interrupted",
-        error=f"its outcome was lost; run {by_run} determined it from the disk",
+        error=ErrorText(f"its outcome was lost; run {by_run} determined it from the disk"),
         first_dirty_offset=intended.first_dirty_offset,
         end_dirty_offset=cleaned_to if is_done else intended.end_dirty_offset,
         segments_before=intended.segments_before,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow
 
+from keytail.errors import stored
 from keytail.log.contents import SegmentContents
 from keytail.run.rows import ResultRow
 
@@ -119,7 +120,7 @@ class Stamp:
 
 
 def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: ResultRow, **more: Any) -> dict[str, Any]:
-    of_row = {name: getattr(row, name) for name in _OF_ROW}
+    of_row = {name: getattr(row, name) for name in _OF_ROW} | {"error": stored(row.error)}
     if event == INTENT:
         of_row["status"] = "begun"
     return {**stamp.fields(), "event": event, "bundle": bundle, **of_row, **more}

@@ -17,7 +17,7 @@ from typing import Any
 import tenacity
 
 from keytail.acting_user import as_caller
-from keytail.errors import KeytailError, UsageProblem
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, UsageProblem, stored
 from keytail.ledger.tables import (
     INTENT,
     OUTCOME,
@@ -230,7 +230,7 @@ class Ledger:
         self._append_or_keep("segments", self._segments(stamp, bundle, rows, made or {}, more))
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 
-    def end(self, rows: Sequence[ResultRow], status: str, error: str = "") -> None:
+    def end(self, rows: Sequence[ResultRow], status: str, error: ErrorText = NO_ERROR) -> None:
         """Write the result of the run. `rows` are all its rows, including those of partitions that needed no work."""
         self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._reported])
         for table, kept in self._unwritten:
@@ -242,7 +242,7 @@ class Ledger:
             **self._started,
             "event": OUTCOME,
             "status": status,
-            "error": error,
+            "error": stored(error),
             "partitions": len(rows),
             "counts": dict(Counter(row.status for row in rows)),
             **{name: _sum(done, name) for name in ("bytes_before", "bytes_after", "records_before", "records_after")},

@@ -9,7 +9,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -127,10 +127,21 @@ class SegmentReader:
         if rows == 0:
             if torn_tail:
                 return None
-            what, slug = HEADER_ERRORS.get(code, ""), "invalid-crc" if code == kernels.CRC_MISMATCH else "invalid-batch"
+            where: dict[str, Any] = {"path": path, "byte_position": position}
+            where["offset"] = last_offset + 1 if last_offset >= 0 else None
             if old_problem is not None:
-                what, slug = str(old_problem), old_problem.slug
-            self._fail(path, position, what, slug, needed, last_offset, log_bytes)
+                slug = "invalid-crc" if old_problem.is_crc else "invalid-message"
+                raise CorruptLog(str(old_problem), **where, remedy=CORRUPT_REMEDY, slug=slug)
+            if code in HEADER_ERRORS:
+                slug = "invalid-crc" if code == kernels.CRC_MISMATCH else "invalid-batch"
+                raise CorruptLog(HEADER_ERRORS[code], **where, remedy=CORRUPT_REMEDY, slug=slug)
+            left = log_bytes - position
+            what = (
+                f"a batch of {needed} bytes does not fit into the last {left} bytes of the file"
+                if needed
+                else f"the last {left} bytes of the file are too few for a batch"
+            )
+            raise CorruptLog(what, **where, remedy=CORRUPT_REMEDY, slug="incomplete-batch")
         # Valid rows before a bad batch are returned first: the next read begins at that batch and raises.
         return Chunk(path, position, buffers.raw[:consumed], buffers.rows[:rows])
 
@@ -141,26 +152,6 @@ class SegmentReader:
             if out[kernels.CODE] != kernels.TABLE_FULL or len(buffers.rows) >= at_most:
                 return
             buffers.rows = np.empty(len(buffers.rows) * 8, BATCH_TABLE)
-
-    @staticmethod
-    def _fail(
-        path: str, position: int, what: str, slug: str, needed: int, last_offset: int, log_bytes: int
-    ) -> NoReturn:
-        left = log_bytes - position
-        slug = slug if what else "incomplete-batch"
-        what = what or (
-            f"a batch of {needed} bytes does not fit into the last {left} bytes of the file"
-            if needed
-            else f"the last {left} bytes of the file are too few for a batch"
-        )
-        raise CorruptLog(
-            what,
-            path=path,
-            byte_position=position,
-            offset=last_offset + 1 if last_offset >= 0 else None,
-            remedy=CORRUPT_REMEDY,
-            slug=slug,
-        )
 
     def open_rows(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[OpenedRows]:
         """Do the same as `BlockOpener.open_rows`."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from keytail.errors import CorruptLog, Refused, in_words, refusal
+from keytail.errors import CorruptLog, ErrorText, Refused, in_words, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.index import TIME_ENTRY
@@ -61,7 +61,7 @@ class PartitionFacts:
     recovery_point: int
     clean_shutdown: bool
     cleaner_checkpoint: int | None
-    problems: tuple[str, ...]
+    problems: tuple[ErrorText, ...]
     leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not problems by themselves
     tail_bytes: int = 0  # of the active segment, after its last whole batch: an incomplete write
 
@@ -74,7 +74,7 @@ class PartitionEntry:
     partition: int
     log_dir: str
     path: str
-    problems: tuple[str, ...] = ()
+    problems: tuple[ErrorText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class LogDirFacts:
     recovery_points: Offsets
     log_starts: Offsets
     high_watermarks: Offsets
-    problems: tuple[str, ...] = ()  # of the whole log dir; every partition in it has them too
+    problems: tuple[ErrorText, ...] = ()  # of the whole log dir; every partition in it has them too
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _Listing:
 
     files: dict[int, dict[str, DirEntry]] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[ErrorText] = field(default_factory=list)
     snapshots: list[int] = field(default_factory=list)
 
 
@@ -171,7 +171,7 @@ def _facts(
     segments: tuple[SegmentFacts, ...],
     snapshots: Sequence[int],
     end: LogEnd,
-    problems: tuple[str, ...] = (),
+    problems: tuple[ErrorText, ...] = (),
     leftovers: Sequence[str] = (),
 ) -> PartitionFacts:
     key = (entry.topic, entry.partition)
@@ -230,7 +230,7 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
 
 
 def _segment_facts(
-    fs: FileSystem, path: str, base_offset: int, files: dict[str, DirEntry], problems: list[str]
+    fs: FileSystem, path: str, base_offset: int, files: dict[str, DirEntry], problems: list[ErrorText]
 ) -> SegmentFacts:
     log = files[names.LOG]
     log_path = os.path.join(path, log.name)

@@ -14,6 +14,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import Command, exit_status_of
 from keytail.cli.selection import ChoiceAlone
 from keytail.cli.table import PARTITION, STATUS, Column, print_line, print_rows
+from keytail.errors import NO_ERROR, ErrorText
 
 Offset = Annotated[
     int | None,
@@ -58,7 +59,7 @@ class LookupRow:
     partition: int
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     offset: int | None = None
     timestamp_ms: int | None = None
     leader_epoch: int | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from keytail.cli.options import parse_time
 from keytail.cli.selection import choose
-from keytail.errors import KeytailError, UsageProblem
+from keytail.errors import ErrorText, KeytailError, UsageProblem
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.listed import again_beside_a_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
@@ -61,7 +61,7 @@ def _look(
         return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
     except (KeytailError, OSError) as problem:
         status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
-        return LookupRow(entry.topic, entry.partition, entry.log_dir, status, str(problem))
+        return LookupRow(entry.topic, entry.partition, entry.log_dir, status, ErrorText(problem))
 
 
 def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import keytail
-from keytail.log.lock import LockLost
+from keytail.errors import OF_SYSTEM, UnsafeFile
 from keytail.main.reference import cell
 from keytail.verify.finding_kinds import KINDS
 
@@ -47,9 +49,6 @@ _KINDS = {
     ),
 }
 
-_KIND_OF = {"LockLost": ("Refused", LockLost.default_slug or ""), "refusal": ("Refused", "")}  # the kinds of subclasses
-
-
 @dataclass(frozen=True)
 class ListedError:
     """An error as the code raises it; parts that are known only at run time are `…`."""
@@ -75,44 +74,104 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def errors() -> Iterator[ListedError]:
-    """Yield the errors of all modules that are raised with a text."""
-    for path, name, node in _calls():
-        kind, default = _KIND_OF.get(name, (name, ""))
-        text = _text(node.args[0], path) if node.args else ""
-        if text.replace(_VARIES, "").strip(" :;,."):
-            given = {item.arg: _text(item.value, path) for item in node.keywords}
-            yield ListedError(kind, text, given.get("remedy", ""), given.get("slug", default), name != "refusal")
-
-
-def without_slug() -> Iterator[str]:
-    """Yield the places, as `path:line`, of errors that are raised without a slug."""
-    for path, name, node in _calls():
-        if name not in _KIND_OF and "slug" not in {item.arg for item in node.keywords}:
-            yield f"{path.relative_to(_HOME)}:{node.lineno}"
-
-
-def _calls() -> Iterator[tuple[Path, str, ast.Call]]:
-    for path in sorted(_HOME.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+def errors(home: Path = _HOME) -> Iterator[ListedError]:
+    """Yield all errors. Raises ValueError for one whose class or slug cannot be seen where it is raised."""
+    for code, (slug, remedy) in OF_SYSTEM.items():
+        yield ListedError("KeytailError", os.strerror(code), remedy, slug, True)
+    for unsafe in UnsafeFile.__subclasses__():
+        yield ListedError("KeytailError", (unsafe.__doc__ or "").rstrip("."), unsafe.remedy, unsafe.slug, True)
+    modules = {path: ast.parse(path.read_text()) for path in sorted(home.rglob("*.py"))}
+    kinds = {name: (name, "") for name in _KINDS} | {"refusal": ("Refused", "")}
+    for tree in modules.values():
+        kinds |= _subclasses(tree)
+    for path, tree in modules.items():
+        used_at = 0
+        for scope, name, node in _calls(tree, kinds):
+            kind, default = kinds.get(name, ("", ""))
+            given = {item.arg: item.value for item in node.keywords}
+            found = _Texts(path, scope, used_at, node.lineno)
+            texts, remedies, slugs = (found.of(item) for item in (node.args[0], given.get("remedy"), given.get("slug")))
+            slugs = [slug for slug in slugs if slug not in ("", _VARIES)] or [default]
+            if path.name == "errors.py" and not slugs[0]:  # the machinery of all errors
                 continue
-            if node.func.id in _KINDS or node.func.id in _KIND_OF:
-                yield path, node.func.id, node
+            if not kind or not slugs[0]:
+                raise ValueError(f"{path}:{node.lineno}: show the class and the slug of the error in this call")
+            for text, slug in product(texts if len(slugs) == 1 else [_VARIES], slugs):
+                remedy = " or ".join(dict.fromkeys(filter(None, remedies)))
+                yield ListedError(kind, text or _VARIES, remedy, slug, name != "refusal")
+            used_at = node.lineno
 
 
-def _text(node: ast.expr, path: Path) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value or "")
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part, path) if isinstance(part, ast.Constant) else _VARIES for part in node.values)
-    if isinstance(node, ast.BinOp):
-        return _text(node.left, path) + _text(node.right, path)
-    if isinstance(node, ast.Name) and node.id.isupper():
-        module = ".".join(("keytail", *path.relative_to(_HOME).with_suffix("").parts))
-        value: Any = getattr(importlib.import_module(module), node.id, _VARIES)
-        return value if isinstance(value, str) else _VARIES
-    return _VARIES
+def _subclasses(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the classes of errors in a module: name, and kind and default slug."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef) or node.name in _KINDS:
+            continue
+        for kind in _KINDS.keys() & set(map(ast.unparse, node.bases)):
+            yield node.name, (kind, "".join(re.findall(r"default_slug = '(.*)'", ast.unparse(node))))
+
+
+def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, str, ast.Call]]:
+    """Yield the calls that create an error with a text: the innermost function, the name of the class, the call."""
+    inside: dict[ast.AST, tuple[ast.AST, str]] = {}
+    for scope in ast.walk(tree):  # outer ones first
+        if isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef):
+            of_class = scope.name if isinstance(scope, ast.ClassDef) else inside.get(scope, (tree, ""))[1]
+            inside |= dict.fromkeys(ast.walk(scope), (scope, of_class))
+    calls = [(node, *where) for node, where in inside.items() if isinstance(node, ast.Call) and node.args]
+    for node, scope, of_class in sorted(calls, key=lambda item: item[0].lineno):
+        name = ast.unparse(node.func).replace("super().__init__", of_class)
+        if name in kinds or (isinstance(node.func, ast.Name) and any(item.arg == "slug" for item in node.keywords)):
+            yield scope, name, node
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Finds what an expression in a function may be as text; parts that are known only at run time are `…`.
+
+    Of what is assigned to a name, that counts which is between the lines of the error before it and its own.
+    """
+
+    path: Path
+    scope: ast.AST
+    used_at: int
+    line: int
+
+    def of(self, node: ast.expr | None) -> list[str]:
+        match node:
+            case None:
+                return [""]
+            case ast.Constant():
+                return [str(node.value or "")]
+            case ast.JoinedStr():
+                return ["".join(str(part.value) if isinstance(part, ast.Constant) else _VARIES for part in node.values)]
+            case ast.BinOp(op=ast.Add()):
+                return [left + right for left, right in product(self.of(node.left), self.of(node.right))]
+            case ast.BoolOp(values=values):
+                return [text for value in values for text in self.of(value)]
+            case ast.IfExp():
+                return [*self.of(node.body), *self.of(node.orelse)]
+            case ast.Call(func=ast.Name("ErrorText"), args=[of]):
+                return self.of(of)
+            case ast.Subscript(value=ast.Name() as table):
+                return self._named(table.id)
+            case ast.Call(func=ast.Attribute(value=ast.Name() as table, attr="get"), args=[_, default]):
+                return [*self._named(table.id), *self.of(default)]
+            case ast.Name():
+                return self._named(node.id)
+        return [_VARIES]
+
+    def _named(self, name: str) -> list[str]:
+        """Return the values of a constant of the module, or what is assigned in the function."""
+        if name.isupper():
+            module = ".".join(("keytail", *self.path.relative_to(_HOME).with_suffix("").parts))
+            value: Any = getattr(importlib.import_module(module), name, _VARIES)
+            texts = [value] if isinstance(value, str) else list(value.values()) if isinstance(value, dict) else []
+            return list(dict.fromkeys(text for text in texts if isinstance(text, str))) or [_VARIES]
+        assigned = [node for node in ast.walk(self.scope) if isinstance(node, ast.Assign) and node.lineno < self.line
+                    and ast.unparse(node.targets[0]) == name]  # fmt: skip
+        newer = [node for node in assigned if node.lineno > self.used_at]
+        return [text for node in newer or assigned for text in self.of(node.value)] or [_VARIES]
 
 
 def _findings() -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from keytail.cli.command import Command
 from keytail.cli.rows import NOT_IN_JSON
+from keytail.errors import ErrorText
 from keytail.main.main import COMMANDS
 from keytail.main.reference import cell
 
@@ -66,7 +67,7 @@ _COMMON = {
     "end_ms": "when its work ended",
     "notes": "other findings and actions, a sentence each",
 }
-_TYPES = {str: "string", int: "number", float: "number", bool: "boolean"}
+_TYPES = {str: "string", ErrorText: "string", int: "number", float: "number", bool: "boolean"}
 
 
 def page() -> str:

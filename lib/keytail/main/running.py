@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
-from rich.markup import escape
 
 from keytail import acting_user
 from keytail.cli import rows as show
@@ -73,7 +72,7 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
             except SparkEnded as ended:
                 return _report_stop(ended.what, ended.rows, 1, as_json)
             except (KeytailError, OSError, MemoryError) as problem:
-                _print_error(in_words(problem))
+                show.print_error(in_words(problem))
                 if isinstance(problem, UsageProblem):
                     return 2
                 if as_json:
@@ -121,16 +120,12 @@ def _log_dirs(request: Any) -> Sequence[str]:
     return request.choice.log_dirs if hasattr(request, "choice") else ()
 
 
-def _print_error(text: str) -> None:
-    show.print_note(f"[bold red]keytail:[/] {escape(text)}", "error")
-
-
 def _report_stop(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
     """Report what a run that ended early has done, and how to continue. Returns `status`."""
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     show.print_note("", "error")
-    _print_error(
+    show.print_error(
         f"{why}{f': {done}' if done else ''}. What is reported as done is complete, no file is partly replaced, and a "
         "broker may start. To continue, run the same command again"
     )

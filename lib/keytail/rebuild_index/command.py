@@ -17,7 +17,7 @@ from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.quarantine import Place
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_notes, print_rows, total
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 
 RebuildAll = Annotated[
@@ -77,7 +77,7 @@ class RebuildRow:
     partition: int
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     bytes: Annotated[int, "of `.log` files"] = 0
     batches: int | None = None
     files_wrong: Annotated[

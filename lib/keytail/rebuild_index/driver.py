@@ -20,7 +20,7 @@ from keytail.cli.progress import Reporter
 from keytail.cli.quarantine import Place
 from keytail.cli.selection import choose
 from keytail.console import print_message
-from keytail.errors import KeytailError, in_words
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
 from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
@@ -111,7 +111,7 @@ class _Examined:
     facts: PartitionFacts
     plan: PartitionPlan | None
     status: str = "refused"
-    error: str = ""
+    error: ErrorText = NO_ERROR
     notes: tuple[str, ...] = ()
     problem: KeytailError | None = None
 
@@ -144,7 +144,7 @@ def _plan(
         values = configuration.of(entry.topic).values()
         reasons = [*facts.problems, *reasons_against_change(facts, bool(values["remote.storage.enable"]))]
         if reasons:
-            return _Examined(facts, None, "refused", "; ".join(reasons), tuple(notes))
+            return _Examined(facts, None, "refused", joined(reasons), tuple(notes))
         if request.execute:
             fs.refuse_unless_like(fs.stat(facts.path))
         plan = plan_partition(
@@ -161,7 +161,7 @@ def _plan(
             ),
         )
     except KeytailError as problem:
-        return _Examined(facts, None, status_of(problem), str(problem), tuple(notes), problem)
+        return _Examined(facts, None, status_of(problem), in_words(problem), tuple(notes), problem)
     except OSError as problem:
         return _Examined(facts, None, "failed", in_words(problem), tuple(notes))
     return _Examined(facts, plan, notes=tuple(notes))
@@ -172,7 +172,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
     facts = plan.facts
     segments: tuple[SegmentRow, ...] = ()
     batches = files_wrong = None
-    status, error = "sound", ""
+    status, error = "sound", NO_ERROR
     reported = [*notes, *outcome.rest.wrong]
     if outcome.done_truncation is not None:
         reported.insert(0, truncation_text(outcome.done_truncation, True))
@@ -184,11 +184,11 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         if files_wrong or result.torn is not None or outcome.done_truncation is not None:
             status = "rebuilt" if outcome.installed else "would-rebuild"
         if result.torn is not None:
-            error = truncation_text(result.torn, False)
+            error = ErrorText(truncation_text(result.torn, False))
     if outcome.rest.refused:
-        status, error = "refused", "; ".join(outcome.rest.refused)
+        status, error = "refused", joined(outcome.rest.refused)
     if outcome.problem is not None:
-        status, error = status_of(outcome.problem), str(outcome.problem)
+        status, error = status_of(outcome.problem), in_words(outcome.problem)
     return RebuildRow(
         topic=facts.topic,
         partition=facts.partition,

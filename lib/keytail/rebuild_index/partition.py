@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keytail.errors import CorruptLog, KeytailError, Refused, refusal
+from keytail.errors import CorruptLog, ErrorText, KeytailError, Refused, joined, refusal
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.log.checkpoint import read_epochs
@@ -99,7 +99,7 @@ class Rest:
     """Sentences about snapshots and leader epochs: what is wrong or was repaired, and what cannot be repaired."""
 
     wrong: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
+    refused: tuple[ErrorText, ...] = ()
     files: int = 0  # missing or wrong files
 
 
@@ -185,7 +185,7 @@ def cut(fs: FileSystem, plan: PartitionPlan, torn: Truncation, hosted: Collectio
     entry = next(entry for entry in log_dir.partitions if entry.path == facts.path)
     surveyed = survey_partition(fs, log_dir, entry)
     if surveyed.problems:
-        raise Refused("; ".join(surveyed.problems), path=facts.path, slug="unexpected-partition-state")
+        raise Refused(joined(surveyed.problems), path=facts.path, slug="unexpected-partition-state")
     return plan_partition(fs, surveyed, plan.settings)
 
 
@@ -321,7 +321,7 @@ def _repair_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) 
             put_snapshot(fs, facts.path, row.offset, data, like=like, run_id=plan.settings.run_id, attempt="driver")
     wrong = [f"producer snapshots {was} at {at}" for was, at in _offsets_by(made, lambda row: row.was)]
     refused = [
-        f"producer snapshots missing or damaged at {at} cannot be rebuilt: {why}"
+        ErrorText(f"producer snapshots missing or damaged at {at} cannot be rebuilt: ") + why
         for why, at in _offsets_by(not_made, lambda row: row.problem)
     ]
     return Rest(tuple(wrong), tuple(refused), len(made))

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError
 from keytail.format import names
 from keytail.format.producers import check_snapshot, encode_snapshot, parse_snapshot
 from keytail.log.chunk import SegmentReader, refuse_unsupported
@@ -89,7 +89,7 @@ def make_snapshots(
             replay.start_from(older)
             replay.go_to(offset)
         except KeytailError as problem:
-            replay.broken = str(problem)
+            replay.broken = ErrorText(problem)
         why = replay.broken or replay.why_not_all(offset)
         if why:
             yield SnapshotRow(offset, was, replay.source, problem=why), b""
@@ -129,7 +129,7 @@ class _Replay:
         self._next = 0
         self.producers = ProducerStates()
         self.source: int | None = None
-        self.broken = ""
+        self.broken = NO_ERROR
 
     def start_from(self, snapshot: int | None) -> None:
         """Continue from the snapshot at this offset, unless the replay is past it or batches after it are missing."""
@@ -145,7 +145,7 @@ class _Replay:
                 remedy="Another process writes to this directory; stop it and run again",
                 slug="snapshot-changed",
             ) from problem
-        self.producers, self.source, self._at, self.broken = ProducerStates.of(entries), snapshot, snapshot, ""
+        self.producers, self.source, self._at, self.broken = ProducerStates.of(entries), snapshot, snapshot, NO_ERROR
 
     def go_to(self, offset: int) -> None:
         """Replay the batches below `offset`. Raises CorruptLog or Refused if they cannot be read."""

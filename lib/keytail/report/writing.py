@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.markup import escape
 
 from keytail.acting_user import as_caller
 from keytail.cli import rows as show
@@ -102,7 +101,7 @@ def _write(path: str, reported: Page, start_ms: int, exit_status: int, ended_ear
             what = in_words(problem)
         elif isinstance(problem, OSError):
             what = problem.strerror or str(problem)
-        show.print_note(f"[bold red]keytail:[/] {escape(f'the report could not be written ({path}): {what}')}", "error")
+        show.print_error(f"the report could not be written ({path}): " + what)
         return False
     print_message(f"keytail: the report is {path}")
     return True

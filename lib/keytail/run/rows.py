@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Annotated
 
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
 DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
 
@@ -23,7 +23,7 @@ class ResultRow:
     partition: int
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     first_dirty_offset: Annotated[int | None, "where the section to clean begins"] = None
     end_dirty_offset: Annotated[int | None, "where it ends, not included"] = None
     segments_before: int | None = None
@@ -58,7 +58,7 @@ class ResultRow:
         takes twice as long."""
         return ResultRow, _values_of(self)
 
-    def unchanged(self, status: str, error: str) -> ResultRow:
+    def unchanged(self, status: str, error: ErrorText) -> ResultRow:
         """Return this row with a status, for a partition that was not changed."""
         return replace(
             self,

@@ -15,6 +15,7 @@ from keytail.cli.command import FAILURES, Command, exit_status_of
 from keytail.cli.configuration import Configuration, WithoutAssertions
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
+from keytail.errors import NO_ERROR, ErrorText
 
 _MOST_LINES = 40
 
@@ -76,7 +77,7 @@ class SalvageRow:
     partition: int
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     to: Annotated[str, "the new directory"] = ""
     segments: int = 0
     segments_kept: Annotated[int, "in the new directory"] = 0

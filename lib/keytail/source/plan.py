@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keytail.errors import Refused, UsageProblem, of_system
+from keytail.errors import Refused, UsageProblem, joined, of_system
 from keytail.log.fs import FileSystem
 from keytail.log.listed import again_beside_a_broker
 from keytail.log.log_dirs import survey_log_dirs
@@ -99,7 +99,7 @@ def _plan_live(
 def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:
     if facts.problems:
         raise Refused(
-            "; ".join(facts.problems),
+            joined(facts.problems),
             path=facts.path,
             remedy="Run `keytail verify`, which lists what is wrong with the partition",
             slug="unexpected-partition-state",

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from keytail.errors import KeytailError, Refused
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused
 from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_epochs, read_offsets
@@ -51,7 +51,7 @@ class Entry:
     name: str
     path: str
     manifest: Manifest | None
-    problem: str
+    problem: ErrorText
     held_bytes: int
 
 
@@ -261,12 +261,12 @@ def _entry(fs: FileSystem, path: str) -> Entry:
     run, name = os.path.split(path)
     files = [entry.name for entry in fs.scan(path)]
     facts = [fs.stat(os.path.join(path, file)) for file in files if file != MANIFEST]
-    manifest, problem = None, ""
+    manifest, problem = None, NO_ERROR
     if MANIFEST in files:
         try:
             manifest = read_manifest(fs, path)
         except KeytailError as error:
-            problem = str(error)
+            problem = ErrorText(error)
     held = sum(fact.size_bytes for fact in facts if fact.links == 1)
     return Entry(os.path.basename(run), name, path, manifest, problem, held)
 

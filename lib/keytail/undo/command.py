@@ -15,6 +15,7 @@ from keytail.cli.command import FAILURES, Command, exit_status_of
 from keytail.cli.flags import FromFlags
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_notes, print_rows, total
 from keytail.durations import time_text
+from keytail.errors import NO_ERROR, ErrorText
 
 State = Literal["kept", "undone", "partly undone", "unfinished"]
 
@@ -89,7 +90,7 @@ class UndoRow:
     partition: int
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     differences: Annotated[tuple[str, ...], "the reasons for a refusal, one sentence each"] = ()
     segments_before: int | None = None
     segments_after: int | None = None
@@ -161,11 +162,10 @@ def show_rows(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
     undone = [row for row in rows if isinstance(row, UndoRow)]
     title = f"Undo of run {request.run_id}" if request.execute else "Dry run: nothing was changed"
     print_rows(title, _COLUMNS, undone)
-    reasons = [(row.name, row.status, row.error) for row in undone if row.error and not row.differences]
-    for row in undone:
-        if row.differences:
-            reasons.append((row.name, row.status, f"the partition has changed since run {row.run_id}:"))
-    show.print_reasons(reasons)
+    show.print_reasons([
+        (row.name, row.status, f"the partition has changed since run {row.run_id}:" if row.differences else row.error)
+        for row in undone if row.error
+    ])  # fmt: skip
     for row in undone:
         for difference in row.differences[:_MOST_LINES]:
             print_about(f"  {row.name}", difference)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from keytail.cli.progress import Reporter
 from keytail.durations import time_text
-from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import CorruptLog, ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.log_dirs import survey_log_dirs
@@ -153,9 +153,9 @@ def _explained(rows: list[UndoRow], finish: str) -> Iterator[None]:
     try:
         yield
     except KeytailError as problem:
-        rows[-1] = replace(rows[-1], status=status_of(problem), error=str(problem))
+        rows[-1] = replace(rows[-1], status=status_of(problem), error=in_words(problem))
     except OSError as problem:
-        rows[-1] = replace(rows[-1], status="failed", error=f"{in_words(problem)}; {finish}")
+        rows[-1] = replace(rows[-1], status="failed", error=in_words(problem) + f"; {finish}")
 
 
 def _forget(fs: FileSystem, entry: Entry, execute: bool) -> UndoRow:
@@ -185,7 +185,8 @@ def _undone(
 ) -> UndoRow:
     manifest = _manifest(entry)
     if manifest.undone_ms is not None:
-        return replace(row, error=f"nothing to do: the partition was undone on {time_text(manifest.undone_ms)}")
+        when = time_text(manifest.undone_ms)
+        return replace(row, error=ErrorText(f"nothing to do: the partition was undone on {when}"))
     notes = _resolve(fs, manifest, places, execute)
     found = look(fs, manifest)
     decision = decide(manifest, found)
@@ -195,7 +196,7 @@ def _undone(
         return replace(
             row,
             status="refused",
-            error=f"the partition has changed since run {manifest.run_id}: {'; '.join(decision.differences)}",
+            error=f"the partition has changed since run {manifest.run_id}: " + joined(decision.differences),
             differences=decision.differences,
         )
     check_backup(fs, manifest, entry.path, decision.parts)
@@ -204,7 +205,7 @@ def _undone(
     row = replace(
         row,
         status="clean" if decision.is_done else "would-undo",
-        error="nothing to do: the partition is as before the run" if decision.is_done else "",
+        error=ErrorText("nothing to do: the partition is as before the run" if decision.is_done else ""),
         segments_before=len(logs),
         bytes_before=sum(logs.values()),
         segments_after=len(before),
@@ -250,14 +251,14 @@ def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) 
         )
     listing, place = places[manifest.log_dir, manifest.name]
     if place.problems:
-        raise Refused("; ".join(place.problems), slug="unexpected-partition-state")
+        raise Refused(joined(place.problems), slug="unexpected-partition-state")
     done: list[str] = []
     facts = survey_partition(fs, listing, place)
     if facts.leftovers and execute:
         done = recover(fs, manifest.partition_path)
         facts = survey_partition(fs, listing, place)
     if facts.problems:
-        raise Refused("; ".join(facts.problems), slug="unexpected-partition-state")
+        raise Refused(joined(facts.problems), slug="unexpected-partition-state")
     return done
 
 

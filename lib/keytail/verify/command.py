@@ -14,7 +14,7 @@ from keytail.cli.command import BROKER, Command
 from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.selection import ChoiceAlone
 from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_rows
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, ErrorText, KeytailError
 
 _NAMED = 5  # partitions in the last line
 
@@ -36,7 +36,7 @@ class VerifyRow:
     partition: int | None
     log_dir: str
     status: str
-    error: str = ""
+    error: ErrorText = NO_ERROR
     live: Annotated[bool, "a broker runs there: the end of the active segment was not checked"] = False
     segments: int = 0
     bytes: Annotated[int, "of `.log` files"] = 0

@@ -18,6 +18,7 @@ from typing import Any
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.console import print_message
+from keytail.errors import ErrorText, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -150,7 +151,7 @@ def _row(entry: PartitionEntry, task: VerifyTask, outcome: Any, *, twice: bool) 
     )
     if outcome.problem is not None:
         status = status_of(outcome.problem)
-        return replace(row, status="damaged" if status == "corrupt" else status, error=str(outcome.problem),
+        return replace(row, status="damaged" if status == "corrupt" else status, error=in_words(outcome.problem),
                        problem=outcome.problem)  # fmt: skip
     about_itself = Findings(entry.path)
     if twice:
@@ -170,7 +171,7 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
     return replace(
         row,
         status="damaged" if errors else "suspect",
-        error=f"{len(findings)} finding{'s' if len(findings) != 1 else ''}",
+        error=ErrorText(f"{len(findings)} finding{'s' if len(findings) != 1 else ''}"),
         findings=tuple(asdict(finding) for finding in findings),
     )
 

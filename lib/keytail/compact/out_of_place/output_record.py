@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from keytail.errors import CorruptLog, Refused
+from keytail.errors import NO_ERROR, CorruptLog, ErrorText, Refused, of_stored, stored
 from keytail.format import names
 from keytail.format.json_object import parse_object
 from keytail.log.fs import FileSystem
@@ -68,7 +68,7 @@ class OutputRecord:
     source_entries: Entries
     entries: Entries
     files: tuple[PlacedFile, ...]
-    copied_for: str = ""
+    copied_for: ErrorText = NO_ERROR
     clean_to: int | None = None
 
     @property
@@ -77,7 +77,7 @@ class OutputRecord:
 
 
 def encode_record(record: OutputRecord) -> bytes:
-    fields: dict[str, Any] = {"version": _VERSION, **asdict(record)}
+    fields: dict[str, Any] = {"version": _VERSION, **asdict(record), "copied_for": stored(record.copied_for)}
     fields["files"] = [
         [file.name, file.size_bytes, file.digest_hex, file.mtime_ns] for file in record.files
     ]  # a list each, not an object: a partition may have thousands
@@ -96,6 +96,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
                 remedy="Use the keytail version that wrote it, or another --output-dir",
                 slug="unsupported-output-version",
             )
+        fields["copied_for"] = of_stored(fields["copied_for"])
         fields["source_files"] = tuple(SeenFile(*file) for file in fields["source_files"])
         fields["source_entries"] = Entries(*fields["source_entries"])
         fields["entries"] = Entries(*fields["entries"])

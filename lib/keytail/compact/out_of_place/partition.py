@@ -15,7 +15,7 @@ from functools import partial
 from keytail.compact.cleaner import check_hash, check_sources, clean_partition
 from keytail.compact.out_of_place.output_record import OutputRecord, PlacedFile, SeenFile, seen_files
 from keytail.compact.task import CleaningResult, CleaningTask, OutOfPlace
-from keytail.errors import Refused
+from keytail.errors import Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
@@ -51,7 +51,7 @@ def clean_or_not(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     try:
         return clean_partition(fs, task)
     except Refused as reason:
-        return replace(uncleaned(task), refusal=str(reason))
+        return replace(uncleaned(task), refusal=in_words(reason))
 
 
 def uncleaned(task: CleaningTask) -> CleaningResult:

@@ -36,7 +36,7 @@ from keytail.compact.replacing import (
 )
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.compact.worker import on_worker
-from keytail.errors import KeytailError
+from keytail.errors import NO_ERROR, KeytailError, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -117,7 +117,7 @@ class Placing:
             source_files=self.task.out_of_place.source_files,
             source_entries=self.intended.entries,
             entries=entries,
-            copied_for=(result.refusal or self.intended.row.error) if is_copy else "",
+            copied_for=(result.refusal or self.intended.row.error) if is_copy else NO_ERROR,
             clean_to=None if is_copy else result.end_offset,
         )
 
@@ -130,9 +130,9 @@ class Placing:
         """Return the row of a partition that has been placed."""
         assert self.task.out_of_place is not None
         if self.result.refusal:
-            row = self.row.unchanged("refused", f"copied unchanged: {self.result.refusal}")
+            row = self.row.unchanged("refused", "copied unchanged: " + self.result.refusal)
         elif self.task.out_of_place.only_copies:
-            row = replace(self.intended.row, error=f"copied unchanged: {self.intended.row.error}")
+            row = replace(self.intended.row, error="copied unchanged: " + self.intended.row.error)
         else:
             result = self.result
             detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
@@ -152,7 +152,7 @@ class Placing:
         left = "the source and its copy in the target, if there is one, are unchanged"
         if self._started or self.task.out_of_place.is_local:
             left = "the source is unchanged; the copy in the target may be incomplete, and the next run writes it again"
-        self.row = replace(self.row.unchanged(status, f"{problem}. Not placed: {left}"), problem=problem)
+        self.row = replace(self.row.unchanged(status, in_words(problem) + f". Not placed: {left}"), problem=problem)
 
 
 def unfinished(task: CleaningTask) -> OutputRecord:

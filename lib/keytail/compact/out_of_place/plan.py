@@ -24,7 +24,7 @@ from keytail.compact.planning import Planned, TaskSettings, plan_partition_of
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, OutOfPlace
 from keytail.config.compaction import CompactionConfig
-from keytail.errors import KeytailError, Refused, in_words
+from keytail.errors import ErrorText, KeytailError, Refused, in_words, joined
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -61,7 +61,7 @@ class PlannedPartition:
 
     def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
         if self.action == "copy":
-            row = replace(self.row, error=f"would be copied unchanged: {self.row.error}")
+            row = replace(self.row, error="would be copied unchanged: " + self.row.error)
         elif self.action == "clean" and self.planned is not None:
             row = row_of_plan(self.planned, map_memory_bytes)
         else:
@@ -134,7 +134,7 @@ def judge(
     except (KeytailError, OSError) as problem:
         return replace(at, row=at.row.unchanged("refused", in_words(problem)))
     if there is not None and (unusable := _unusable(there)) is not None:
-        return replace(at, row=replace(at.row.unchanged("refused", str(unusable)), problem=unusable))
+        return replace(at, row=replace(at.row.unchanged("refused", in_words(unusable)), problem=unusable))
     if (record := _unchanged(at, there, log_dir.clean_shutdown)) is not None and not entry.problems:
         kept = _keep(fs, log_dir, entry, configuration, rules, at, record)
         if kept is not None:
@@ -156,12 +156,12 @@ def _no_row(entry: PartitionEntry) -> ResultRow:
     return ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
 
 
-def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
+def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> ErrorText:
     """Return why a partition is left out."""
     waiting = [item for item in planned.facts.leftovers if names.parse_file_name(item).kind == "swap"]
     if not waiting:
-        return f"not placed: {'; '.join(planned.facts.problems) or row_of(planned).error}"
-    return (
+        return "not placed: " + (joined(planned.facts.problems) or row_of(planned).error)
+    return ErrorText(
         f"not placed: an interrupted replacement of segments is not finished "
         f"({os.path.join(planned.facts.path, waiting[0])}), and --output-dir does not change the source: finish it "
         f"with `keytail compact --log-dirs {log_dir.path} --partitions {name} --execute`, or by starting the broker"
@@ -211,13 +211,13 @@ def _keep(
     row = row_of(planned)
     logs = [file.size_bytes for file in record.files if file.name.endswith(names.LOG)]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.written_ms / 1000))
-    text = f"unchanged since {since} UTC, when it was written to the target"
+    text = ErrorText(f"unchanged since {since} UTC, when it was written to the target")
     status = row.status
     if status in ("clean", "skipped"):
         status = "clean"
-        text += f", copied unchanged: {record.copied_for}" if record.copied_for else ""
+        text += ", copied unchanged: " + record.copied_for if record.copied_for else ""
     else:
-        text += f"; {row.error}"
+        text += "; " + row.error
     row = replace(row, status=status, error=text, segments_after=len(logs), bytes_after=sum(logs), records_after=None)
     return replace(at, action="keep", row=row, record=record, planned=planned)
 
@@ -228,7 +228,8 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, F
     if name not in facts.skipped:
         return []
     path = os.path.join(facts.path, name)
-    row = ResultRow(names.CLUSTER_METADATA_TOPIC, 0, facts.path, "clean", "the metadata log is never compacted")
+    why = ErrorText("the metadata log is never compacted")
+    row = ResultRow(names.CLUSTER_METADATA_TOPIC, 0, facts.path, "clean", why)
     at = PlannedPartition(
         facts.path, path, names.CLUSTER_METADATA_TOPIC, 0, "copy", row, seen_files(fs, path), Entries()
     )

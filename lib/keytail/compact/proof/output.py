@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -140,17 +140,15 @@ def not_opened(
     window: Window, at: int, kind: type[KeytailError], remedy: str, problem: ValueError | KeytailError
 ) -> KeytailError:
     """Return the error for a batch whose block a codec rejects, or which has too large a record."""
-    what, slug = f"a batch cannot be decompressed: {problem}", "invalid-output-batch"
-    if kind is CorruptLog:
-        slug = "decompression-failed"
+    where: dict[str, Any] = {
+        "path": window.path,
+        "byte_position": window.position + at,
+        "offset": int.from_bytes(window.bytes[at : at + 8].tobytes(), "big", signed=True),
+    }
     if isinstance(problem, KeytailError):
-        kind, what, remedy = Refused, f"a batch is not opened: {problem.what}", problem.remedy or remedy
-        slug = problem.slug or slug
-    return kind(
-        what,
-        path=window.path,
-        byte_position=window.position + at,
-        offset=int.from_bytes(window.bytes[at : at + 8].tobytes(), "big", signed=True),
-        remedy=remedy,
-        slug=slug,
-    )
+        what = f"a batch is not opened: {problem.what}"
+        return Refused(what, **where, remedy=problem.remedy or remedy, slug=problem.slug or "invalid-output-batch")
+    what = f"a batch cannot be decompressed: {problem}"
+    if kind is CorruptLog:
+        return CorruptLog(what, **where, remedy=remedy, slug="decompression-failed")
+    return KeytailError(what, **where, remedy=remedy, slug="invalid-output-batch")

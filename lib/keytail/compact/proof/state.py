@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -274,27 +274,26 @@ class Proof:
             raise KeytailError(
                 what, path=path, byte_position=at, offset=offset, remedy=REMEDY, slug="invalid-output-index"
             )
-        kind: type[KeytailError] = KeytailError
-        window, remedy = self.source, REMEDY
+        window = self.output if code in _OUTPUT else self.source
+        where: dict[str, Any] = {
+            "path": window.path,
+            "byte_position": window.position + at,
+            "offset": offset if offset >= 0 else None,
+        }
         if code in _OUTPUT:
-            window, what, slug = self.output, _OUTPUT[code], "invalid-output-batch"
-        elif code in _LOST:
-            what, slug = _LOST[code], "missing-in-output"
-        elif code == codes.WOULD_LOSE_KEYLESS:
-            kind, what, slug = Refused, "the range to be cleaned has a record without a key", "records-without-key"
-            remedy = (
-                "Check cleanup.policy: compaction would remove such records, which usually means that the policy is "
-                "wrong. To remove them, give --drop-keyless"
+            raise KeytailError(_OUTPUT[code], **where, remedy=REMEDY, slug="invalid-output-batch")
+        if code in _LOST:
+            raise KeytailError(_LOST[code], **where, remedy=REMEDY, slug="missing-in-output")
+        if code == codes.WOULD_LOSE_KEYLESS:
+            raise Refused(
+                "the range to be cleaned has a record without a key",
+                **where,
+                remedy="Check cleanup.policy: compaction would remove such records, which usually means that the "
+                "policy is wrong. To remove them, give --drop-keyless",
+                slug="records-without-key",
             )
-        else:
-            kind, what, remedy, slug = CorruptLog, SOURCE[code], SOURCE_REMEDY, _SOURCE_SLUGS.get(code, "invalid-batch")
-        raise kind(
-            what,
-            path=window.path,
-            byte_position=window.position + at,
-            offset=offset if offset >= 0 else None,
-            remedy=remedy,
-            slug=slug,
+        raise CorruptLog(
+            SOURCE[code], **where, remedy=SOURCE_REMEDY, slug=_SOURCE_SLUGS.get(code, "invalid-batch")
         )
 
 

@@ -26,12 +26,12 @@ def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> Partition
 
 def _refuse_claimed(fs: FileSystem, path: str) -> None:
     if fs.exists(os.path.join(os.path.dirname(os.path.abspath(path)), names.CLEAN_SHUTDOWN)):
-        _refuse(
-            path,
-            f"{names.CLEAN_SHUTDOWN} marks a clean shutdown: after a crash of this process, a broker that starts would "
-            "trust incomplete writes",
-            "Remove that file first, as a broker does when it starts, and sync the log dir",
-            "clean-shutdown-file-exists",
+        raise Refused(
+            f"cannot append to this log: {names.CLEAN_SHUTDOWN} marks a clean shutdown: after a crash of this process, "
+            "a broker that starts would trust incomplete writes",
+            path=path,
+            remedy="Remove that file first, as a broker does when it starts, and sync the log dir",
+            slug="clean-shutdown-file-exists",
         )
 
 
@@ -57,5 +57,5 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
         _refuse(facts.path, f"the log end offset {end} is below the log start offset {facts.log_start_offset}", remedy)
 
 
-def _refuse(path: str, what: str, remedy: str, slug: str = "log-not-closed") -> NoReturn:
-    raise Refused(f"cannot append to this log: {what}", path=path, remedy=remedy, slug=slug)
+def _refuse(path: str, what: str, remedy: str) -> NoReturn:
+    raise Refused("cannot append to this log: " + what, path=path, remedy=remedy, slug="log-not-closed")
