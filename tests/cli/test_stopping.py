@@ -304,15 +304,15 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_printed(capfd: pytest.Captu
 def test_a_signal_while_an_error_is_printed_ends_in_one_message(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print_message = running._print_error
+    print_error = running.show.print_error
     signals = iter([signal.SIGTERM])
 
     def interrupted(text: str) -> None:
         for number in signals:
             signal.raise_signal(number)
-        print_message(text)
+        print_error(text)
 
-    monkeypatch.setattr(running, "_print_error", interrupted)
+    monkeypatch.setattr(running.show, "print_error", interrupted)
     status, _, err = told(KeytailError("the disk is full"), capfd)
     assert status == 143
     assert "interrupted by SIGTERM. What is reported as done is complete" in err

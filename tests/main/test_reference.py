@@ -116,7 +116,37 @@ def test_every_refusal_has_a_remedy() -> None:
 
 @pytest.mark.long
 def test_each_error_has_a_slug_of_words_in_lower_case() -> None:
-    assert not list(reference_errors.without_slug())
     slugs = {error.slug for error in reference_errors.errors() if "…" not in error.slug}
     assert len(slugs) > 150
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", slug) for slug in slugs), slugs
+
+
+@pytest.mark.parametrize("call", ['kind("the file is damaged", slug="damaged-file")', 'Refused("damaged")'])
+def test_an_error_without_a_visible_class_or_slug_ends_the_generator(tmp_path: Path, call: str) -> None:
+    (tmp_path / "broken.py").write_text(f"def fail(kind):\n    raise {call}\n")
+    with pytest.raises(ValueError, match=r"broken.py:2: show the class and the slug"):
+        list(reference_errors.errors(tmp_path))
+
+
+def test_errors_are_found_by_the_variables_that_have_their_text_and_slug(tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text(
+        """
+class Torn(CorruptLog):
+    default_slug = "torn-file"
+
+def fail(size, path):
+    what = f"size {size}" if size else "no size"
+    if path:
+        raise Torn(what, path=path)
+    what, slug = 1, 2
+    what = "a second text"
+    raise Refused(what, slug="first-slug" if size else "second-slug")
+"""
+    )
+    found = [(item.kind, item.slug, item.text) for item in reference_errors.errors(tmp_path)]
+    assert [item for item in found if "-file" in item[1] and item[0] == "CorruptLog"] == [
+        ("CorruptLog", "torn-file", "size …"), ("CorruptLog", "torn-file", "no size"),
+    ]  # fmt: skip
+    assert [item for item in found if item[0] == "Refused"] == [
+        ("Refused", "first-slug", "…"), ("Refused", "second-slug", "…"),
+    ]  # fmt: skip

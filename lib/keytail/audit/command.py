@@ -15,6 +15,7 @@ from keytail.cli.flags import FromFlags
 from keytail.cli.output_options import RowsAndReport
 from keytail.cli.replicas import directories_of
 from keytail.cli.selection import Choice
+from keytail.cli.statuses import Status
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.log.fs import LOCAL
@@ -209,12 +210,12 @@ AUDIT = Command(
     examples=("keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders",),
     rows={"": AuditRow},
     statuses={
-        "alike": "no differences",
-        "differs": "`divergences` counts the differences",
-        "corrupt": "alike as far as it could be read",
-        "skipped": "nothing to compare, as stated in `error`",
-        "refused": "keytail does not act on this state",
-        "failed": "something else went wrong; run again",
+        "alike": Status("no differences", "done"),
+        "differs": Status("`divergences` counts the differences", "failed"),
+        "corrupt": Status("alike as far as it could be read", "failed"),
+        "skipped": Status("nothing to compare, as stated in `error`", "skipped"),
+        "refused": Status("keytail does not act on this state", "not done"),
+        "failed": Status("something else went wrong; run again", "failed"),
     },
     show=show_rows,
     exit_status=exit_status,

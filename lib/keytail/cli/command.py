@@ -11,17 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keytail.cli.output_options import RowsOutput
+from keytail.cli.statuses import Status, declare
 
 # For examples.
 BROKER = "--config /etc/kafka/server.properties"
-
-# The statuses of rows that many commands share, with their meaning.
-FAILURES = {
-    "refused": "keytail does not act on this state; nothing was changed",
-    "corrupt": "damaged bytes, with file and position; nothing was changed",
-    "failed": "something else went wrong (a disk error, a killed worker); run again",
-}
-
 
 def _empty(rows: Sequence[Any], request: Any) -> str:
     return ""
@@ -46,7 +39,7 @@ class Command:
     only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all
     examples: tuple[str, ...] = ()  # most frequent first
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # by what they are about; the fields are documented
-    statuses: Mapping[str, str] = field(default_factory=dict)  # and what each means
+    statuses: Mapping[str, Status] = field(default_factory=dict)
     exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses with a meaning of this command alone
     show: Callable[[Sequence[Any], Any], None] | None = None  # prints the rows as a table
     next_step: Callable[[Sequence[Any], Any], str] = _empty
@@ -58,8 +51,5 @@ class Command:
     title: Callable[[Any], str] | None = None  # of the report; otherwise the name
     log_dirs: Callable[[Any], Sequence[str]] | None = None  # no file may be written there; otherwise those chosen
 
-
-def exit_status_of(rows: Sequence[Any], failures: Collection[str]) -> int:
-    """Return 0 if no row has a status of `failures`, 3 if some have one, 1 if all have."""
-    failed = sum(row.status in failures for row in rows)
-    return 0 if not failed else 1 if failed == len(rows) else 3
+    def __post_init__(self) -> None:
+        declare(self.statuses)

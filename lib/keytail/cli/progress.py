@@ -19,6 +19,7 @@ from rich.text import Text
 
 from keytail.cli.rows import error_console, human_bytes, human_time
 from keytail.cli.run_progress import RunProgress, Slowest
+from keytail.cli.statuses import is_failure
 from keytail.console import output_style, print_message
 from keytail.errors import visible
 from keytail.run.watching import HERE, DriverAddress, Sign, Watch
@@ -32,7 +33,6 @@ PACE_S = 30.0
 # How often the bytes of a partition are read: mapped, written, proven, and the output proven; found, and emitted.
 READ_IN_A_COMPACTION = 3.5
 READ_IN_AN_EXPORT = 2.0
-_BAD = frozenset({"refused", "corrupt", "failed", "damaged", "differs", "fail"})
 
 
 class Reporter:
@@ -112,7 +112,7 @@ class Reporter:
             progress.done(name, size_bytes)
             self._show()
             counted, seconds = f"[{progress.ended}/{progress.partitions}]", now_s - self._start_s
-        is_bad = status in _BAD
+        is_bad = is_failure(status)
         has_line = is_bad or output_style().verbose or (
             not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import typer
 
 from keytail.cli import rows as show
+from keytail.cli.statuses import is_failure
 from keytail.cli.stopping import Stopped
 from keytail.cli.whole_file import refuse_file, write_whole
 from keytail.errors import CORRUPT_HELP, ErrorText, KeytailError
@@ -25,7 +26,6 @@ from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 
-BAD = ("refused", "corrupt", "failed", "damaged")
 _OF_PLACE = ("byte_position", "byte_end", "offset", "offset_end", "what", "remedy")
 
 
@@ -74,7 +74,7 @@ def report(
             if ended.exit_code:  # the status of the run has precedence over that of a missing file
                 both.push(lambda kind, *_: kind is typer.Exit)
             if path is not None:
-                entries = json.dumps([entry(fs, row) for row in rows if row.status in BAD], indent=2)
+                entries = json.dumps([entry(fs, row) for row in rows if is_failure(row.status)], indent=2)
                 both.callback(_write, "the quarantine report", path, lambda file: file.write(f"{entries}\n"))
             both.callback(write_rows, rows)
         raise

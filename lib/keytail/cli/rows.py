@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from keytail.cli.statuses import kind_of, styled
 from keytail.console import Level, output_style, print_message, standard_error
 from keytail.errors import slugs_of, visible
 
@@ -24,14 +25,6 @@ from keytail.errors import slugs_of, visible
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
 NOT_IN_JSON = ("problem", "places", "recorded", "detail")
-_STATUSES_BY_STYLE = {
-    "green": "compacted would-compact sound alike rebuilt expired would-expire undone would-undo forgotten salvaged "
-    "done maintained ok",
-    "yellow": "skipped",
-    "bold yellow": "would-rebuild would-forget would-salvage partly interrupted would-maintain warn refused suspect",
-    "bold red": "fail damaged differs corrupt failed",
-}
-_STYLES = {status: style for style, statuses in _STATUSES_BY_STYLE.items() for status in statuses.split()}
 
 
 def error_console() -> Console:
@@ -147,19 +140,14 @@ def plain(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def styled(status: str) -> str:
-    style = _STYLES.get(status)
-    return f"[{style}]{status}[/]" if style else status
-
-
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
     """Print `partition status: reason`, in full, most serious first."""
-    order = {"corrupt": 0, "failed": 1, "damaged": 2, "refused": 3}
     if not reasons:
         return
     console = output_console()
     console.print()
-    reasons = sorted(reasons, key=lambda item: order.get(item[1], 9))
+    order = {"failed": 0, "not done": 1}
+    reasons = sorted(reasons, key=lambda item: order.get(kind_of(item[1]), 2))
     if len(reasons) > MOST_DRAWN:
         sys.stdout.writelines(f"{_visible_lines(f'{name} {status}: {reason}')}\n" for name, status, reason in reasons)
         sys.stdout.flush()

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.cli import rows as show
+from keytail.cli.statuses import styled
 
 R = TypeVar("R")
 _STATUS = "status"
@@ -53,7 +54,7 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
 
 def _styled(cell: str) -> str:
     status, space, rest = cell.partition(" ")
-    return show.styled(status) + space + escape(rest)
+    return styled(status) + space + escape(rest)
 
 
 def _print_plainly(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -90,5 +91,5 @@ def print_line(markup: str) -> None:
 def total(rows: Sequence[Any]) -> str:
     """Return `3 partitions: 2 kept, 1 refused.`, as markup."""
     counts = Counter(row.status for row in rows)
-    found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
+    found = ", ".join(f"{number} {styled(status)}" for status, number in counts.most_common())
     return f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}."

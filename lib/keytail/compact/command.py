@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import BROKER, FAILURES, Command
+from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.output_options import ReportFile, RowsAndFiles, RowsAndReport
 from keytail.cli.replicas import directories_of, replicas_of
 from keytail.cli.selection import Choice, selected
+from keytail.cli.statuses import FAILURES, Status, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
@@ -218,7 +219,7 @@ def _reason(row: ResultRow) -> str:
 
 def _print_totals(rows: Sequence[ResultRow]) -> None:
     counts = Counter(row.status for row in rows)
-    parts = [f"{number} {show.styled(status)}" for status, number in counts.most_common()]
+    parts = [f"{number} {styled(status)}" for status, number in counts.most_common()]
     text = "No partitions."
     if rows:
         text = f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {', '.join(parts)}."
@@ -277,10 +278,10 @@ def _outside_of(request: Request) -> tuple[str, ...]:
 
 
 _STATUSES = {
-    "would-compact": "in a plan: `--execute` would compact it",
-    "compacted": "done",
-    "clean": "nothing to clean: everything is below the checkpoint, or only the active segment has records",
-    "skipped": "not due, or not a compacted topic, as stated in `error`",
+    "would-compact": Status("in a plan: `--execute` would compact it", "done"),
+    "compacted": Status("done", "done"),
+    "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
+    "skipped": Status("not due, or not a compacted topic, as stated in `error`", "skipped"),
     **FAILURES,
 }
 

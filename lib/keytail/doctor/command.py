@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 
 from keytail.cli import options as o
-from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import chosen_log_dirs
+from keytail.cli.statuses import Status, styled
 from keytail.cli.table import STATUS, Column, print_line, print_rows
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -74,7 +74,7 @@ def show_rows(rows: Sequence[CheckRow], request: Request) -> None:
     print_rows("This machine", _COLUMNS, rows)
     for row in rows:
         if row.remedy:
-            print_line(f"\n{escape(row.check)} {show.styled(row.status)}: {escape(row.remedy)}")
+            print_line(f"\n{escape(row.check)} {styled(row.status)}: {escape(row.remedy)}")
 
 
 DOCTOR = Command(
@@ -92,9 +92,9 @@ DOCTOR = Command(
     ),
     rows={"": CheckRow},
     statuses={
-        "ok": "as it should be",
-        "warn": "everything works, but not as fast as it could, or not completely",
-        "fail": "runs would not work",
+        "ok": Status("as it should be", "done"),
+        "warn": Status("everything works, but not as fast as it could, or not completely", "notable"),
+        "fail": Status("runs would not work", "failed"),
     },
     exits={1: "if a check failed"},
     show=show_rows,

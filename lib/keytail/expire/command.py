@@ -11,9 +11,10 @@ from rich.markup import escape
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import BROKER, FAILURES, Command, exit_status_of
+from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import (
     PARTITION,
     TOOK,
@@ -103,7 +104,7 @@ class ExpireRow:
 
 
 def exit_status(rows: Sequence[ExpireRow], request: Request | None = None) -> int:
-    if status := exit_status_of(rows, FAILURES):
+    if status := exit_status_of(rows):
         return status
     if any(finding.broker_deletes for row in rows for finding in row.findings):
         return 1
@@ -167,9 +168,9 @@ EXPIRE = Command(
     examples=(f"keytail expire {BROKER}", f"keytail expire {BROKER} --execute"),
     rows={"": ExpireRow},
     statuses={
-        "would-expire": "in a dry run: segments would be removed",
-        "expired": "segments were removed",
-        "kept": "nothing is to be removed",
+        "would-expire": Status("in a dry run: segments would be removed", "done"),
+        "expired": Status("segments were removed", "done"),
+        "kept": Status("nothing is to be removed"),
         **FAILURES,
     },
     exits={1: "also if a broker that starts would delete something that is to be retained"},

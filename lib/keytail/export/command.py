@@ -10,10 +10,11 @@ import typer
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import FAILURES, Command, exit_status_of
+from keytail.cli.command import Command
 from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.export.formats import Format, FormatName, Formats
@@ -174,7 +175,7 @@ class ExportRow:
 
 
 def exit_status(rows: Sequence[ExportRow], request: Request | None = None) -> int:
-    return exit_status_of(rows, FAILURES)
+    return exit_status_of(rows)
 
 
 def _offsets(row: ExportRow) -> str:
@@ -225,9 +226,9 @@ EXPORT = Command(
     examples=("keytail export --log-dirs /var/lib/kafka --topic-list users --to /lake --key-format utf8 --execute",),
     rows={"": ExportRow},
     statuses={
-        "would-export": "in a dry run: records would be exported",
-        "exported": "records were exported",
-        "clean": "nothing is new",
+        "would-export": Status("in a dry run: records would be exported", "done"),
+        "exported": Status("records were exported", "done"),
+        "clean": Status("nothing is new"),
         **FAILURES,
     },
     exits={1: "nothing could be exported"},

@@ -10,10 +10,11 @@ import typer
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import FAILURES, Command
+from keytail.cli.command import Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import chosen_log_dirs
+from keytail.cli.statuses import FAILURES, Status
 from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_notes, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.import_.source import Columns, Source
@@ -327,10 +328,10 @@ IMPORT = Command(
     ),
     rows={"": ImportRow},
     statuses={
-        "would-import": "in a dry run: records would be imported",
-        "imported": "the records were imported",
-        "imported-before": "an earlier run of the same import has imported them",
-        "unchanged": "the source has no records for it",
+        "would-import": Status("in a dry run: records would be imported", "done"),
+        "imported": Status("the records were imported", "done"),
+        "imported-before": Status("an earlier run of the same import has imported them"),
+        "unchanged": Status("the source has no records for it"),
         **FAILURES,
     },
     exits={1: "nothing could be imported"},

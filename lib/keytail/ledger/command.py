@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import Command, exit_status_of
+from keytail.cli.command import Command
+from keytail.cli.statuses import Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_rows
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
@@ -276,12 +277,12 @@ HISTORY = Command(
         "each table, with `--maintain`": MaintainRow,
     },
     statuses={
-        "done": "the run did everything",
-        "partly": "some partitions were not done, or the ledger lacks the result of some",
-        "failed": "nothing was done, or maintenance of the table failed",
-        "interrupted": "the run recorded no outcome: it was stopped or killed, or is still running",
-        "would-maintain": "in a dry run: the table would be maintained",
-        "maintained": "the table was maintained",
+        "done": Status("the run did everything", "done"),
+        "partly": Status("some partitions were not done, or the ledger lacks the result of some", "notable"),
+        "failed": Status("nothing was done, or maintenance of the table failed", "failed"),
+        "interrupted": Status("the run recorded no outcome: it was stopped or killed, or is still running", "not done"),
+        "would-maintain": Status("in a dry run: the table would be maintained", "notable"),
+        "maintained": Status("the table was maintained", "done"),
     },
     show=show_rows,
     exit_status=exit_status,

@@ -11,8 +11,9 @@ from rich.markup import escape
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import Command, exit_status_of
+from keytail.cli.command import Command
 from keytail.cli.selection import ChoiceAlone
+from keytail.cli.statuses import Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, Column, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText
 
@@ -119,7 +120,7 @@ def show_rows(rows: Sequence[LookupRow], request: Request) -> None:
     for row in rows:
         for text in (row.error, row.reason, *row.notes):
             if text:
-                print_line(f"\n{escape(row.name)} {show.styled(row.status)}: {escape(text)}.")
+                print_line(f"\n{escape(row.name)} {styled(row.status)}: {escape(text)}.")
     for row in rows:
         if row.steps:
             print_line(f"\n[bold]{escape(row.name)}, step by step:[/]")
@@ -138,11 +139,11 @@ LOOKUP = Command(
     ),
     rows={"": LookupRow},
     statuses={
-        "found": "there is such a record",
-        "none": "no record at or after it",
-        "out-of-range": "the offset is not in the log",
-        "corrupt": "damaged bytes, with file and position",
-        "failed": "something else went wrong",
+        "found": Status("there is such a record"),
+        "none": Status("no record at or after it"),
+        "out-of-range": Status("the offset is not in the log"),
+        "corrupt": Status("damaged bytes, with file and position", "failed"),
+        "failed": Status("something else went wrong", "failed"),
     },
     exits={0: "if every partition gave an answer, including that nothing was found"},
     show=show_rows,

@@ -88,7 +88,7 @@ def _section(commands: Sequence[Command]) -> Iterator[str]:
         yield f"{about or 'A row for each partition'}:\n"
         yield "\n".join(["| Field | Type | Means |", "|---|---|---|", *_fields(row, ""), ""])
     if command.statuses:
-        lines = [f"| `{name}` | {cell(meaning)} |" for name, meaning in command.statuses.items()]
+        lines = [f"| `{name}` | {cell(status.meaning)} |" for name, status in command.statuses.items()]
         yield "\n".join(["| Status | Means |", "|---|---|", *lines, ""])
     for status, meaning in command.exits.items():
         yield f"Exit status {status}: {meaning}.\n"

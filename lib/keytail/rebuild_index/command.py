@@ -11,11 +11,12 @@ from rich.markup import escape
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import BROKER, FAILURES, Command, exit_status_of
+from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, WithoutAssertions
 from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.quarantine import Place
 from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.statuses import FAILURES, Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_notes, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
@@ -102,7 +103,7 @@ class RebuildRow:
 def exit_status(rows: Sequence[RebuildRow], request: Request | None = None) -> int:
     """Return 0 if nothing is wrong any more; 1 if something is, or if nothing could be done; 3 if some partitions could
     not be done, or the ledger lacks some that were."""
-    if status := exit_status_of(rows, FAILURES):
+    if status := exit_status_of(rows):
         return status
     if any(row.status == "would-rebuild" or row.error for row in rows):
         return 1
@@ -129,7 +130,7 @@ def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
         for segment in row.segments:
             if segment.status != "sound":
                 start = f"{row.name} segment {segment.base_offset}"
-                print_line(f"{escape(start)} {show.styled(segment.status)}: {escape(segment.error)}")
+                print_line(f"{escape(start)} {styled(segment.status)}: {escape(segment.error)}")
     print_line(f"\n{total(rows)}")
 
 
@@ -151,9 +152,9 @@ REBUILD_INDEX = Command(
     examples=(f"keytail rebuild-index {BROKER}", f"keytail rebuild-index {BROKER} --truncate --execute"),
     rows={"": RebuildRow},
     statuses={
-        "sound": "nothing is wrong",
-        "would-rebuild": "in a dry run: files would be rebuilt",
-        "rebuilt": "files were rebuilt",
+        "sound": Status("nothing is wrong", "done"),
+        "would-rebuild": Status("in a dry run: files would be rebuilt", "notable"),
+        "rebuilt": Status("files were rebuilt", "done"),
         **FAILURES,
     },
     exits={0: "if nothing is wrong any more", 1: "also if a dry run found something wrong"},

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from keytail.cli import statuses
 from keytail.compact.detail import Detail
 
 Kind = Literal["good", "left", "bad"]
 
-_BAD = frozenset({"refused", "corrupt", "failed", "damaged", "differs", "interrupted"})
-_LEFT = frozenset({"skipped", "suspect", "would-rebuild"})
-
 
 def kind_of(status: str) -> Kind:
     """Return the kind of a status. `left`: nothing is broken, but it may be of interest."""
-    if status in _BAD:
+    if statuses.is_failure(status):
         return "bad"
-    return "left" if status in _LEFT else "good"
+    return "left" if statuses.kind_of(status) in ("skipped", "notable") else "good"
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import typer
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import FAILURES, Command, exit_status_of
+from keytail.cli.command import Command
 from keytail.cli.configuration import Configuration, WithoutAssertions
 from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.statuses import Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText
 
@@ -113,7 +114,7 @@ class SalvageRow:
 def exit_status(rows: Sequence[SalvageRow], request: Request | None = None) -> int:
     """Return 0 if everything readable was or would be written, and a dry run found no losses; 1 if a dry run found
     losses or batches to leave out, or all partitions failed; 3 if some failed, or readable batches were left out."""
-    if status := exit_status_of(rows, FAILURES):
+    if status := exit_status_of(rows):
         return status
     if any(row.status == "would-salvage" and (row.left_out or not row.is_whole) for row in rows):
         return 1
@@ -233,10 +234,10 @@ SALVAGE = Command(
     ),
     rows={"": SalvageRow},
     statuses={
-        "would-salvage": "in a dry run: the intact batches would be saved",
-        "salvaged": "the intact batches are in the new directory",
-        "refused": "keytail does not act on this state; nothing was written",
-        "failed": "something else went wrong; run again",
+        "would-salvage": Status("in a dry run: the intact batches would be saved", "notable"),
+        "salvaged": Status("the intact batches are in the new directory", "done"),
+        "refused": Status("keytail does not act on this state; nothing was written", "not done"),
+        "failed": Status("something else went wrong; run again", "failed"),
     },
     exits={1: "also if a dry run found losses", 3: "also if something was written and `left_out` is not 0"},
     show=show_rows,

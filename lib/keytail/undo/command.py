@@ -11,8 +11,9 @@ import typer
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import FAILURES, Command, exit_status_of
+from keytail.cli.command import Command
 from keytail.cli.flags import FromFlags
+from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_notes, print_rows, total
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
@@ -120,7 +121,7 @@ class BackedUpRun:
 
 
 def exit_status(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> int:
-    return 0 if request.is_list else exit_status_of(rows, FAILURES)
+    return 0 if request.is_list else exit_status_of(rows)
 
 
 def _cleaned(row: UndoRow) -> str:
@@ -200,13 +201,13 @@ UNDO = Command(
     ),
     rows={"each partition of the run": UndoRow, "each run, in the list": BackedUpRun},
     statuses={
-        "would-undo": "in a dry run: the partition would be restored",
-        "undone": "the partition was restored",
-        "clean": "nothing is to be undone",
-        "would-forget": "in a dry run: the backup would be removed",
-        "forgotten": "the backup was removed",
+        "would-undo": Status("in a dry run: the partition would be restored", "done"),
+        "undone": Status("the partition was restored", "done"),
+        "clean": Status("nothing is to be undone"),
+        "would-forget": Status("in a dry run: the backup would be removed", "notable"),
+        "forgotten": Status("the backup was removed", "done"),
         **FAILURES,
-        "corrupt": "a file of the backup or its manifest is damaged",
+        "corrupt": Status("a file of the backup or its manifest is damaged", "failed"),
     },
     show=show_rows,
     next_step=next_step,

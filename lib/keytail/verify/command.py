@@ -13,6 +13,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.selection import ChoiceAlone
+from keytail.cli.statuses import Status, styled
 from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 
@@ -76,7 +77,7 @@ def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
     print_rows("Verified", _COLUMNS, rows)
     for row in rows:
         if row.error and not row.findings:
-            print_line(f"\n{escape(row.name)} {show.styled(row.status)}: {escape(row.error)}")
+            print_line(f"\n{escape(row.name)} {styled(row.status)}: {escape(row.error)}")
         for finding in row.findings:
             print_line(f"\n{escape(row.name)} {finding_text(finding)}")
     if any(row.live for row in rows):
@@ -123,11 +124,11 @@ VERIFY = Command(
         )
     },
     statuses={
-        "sound": "nothing is wrong",
-        "suspect": "warnings only",
-        "damaged": "errors, which `findings` lists",
-        "failed": "could not be read to the end",
-        "refused": "other files than were listed",
+        "sound": Status("nothing is wrong", "done"),
+        "suspect": Status("warnings only", "notable"),
+        "damaged": Status("errors, which `findings` lists", "failed"),
+        "failed": Status("could not be read to the end", "failed"),
+        "refused": Status("other files than were listed", "not done"),
     },
     exits={1: "if anything is wrong"},
     show=show_rows,

@@ -1,0 +1,56 @@
+"""The statuses of rows. Each command declares its own in its Command; `FAILURES` are those that many share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+# `not done` and `failed` are failures; `notable` asks for attention.
+Kind = Literal["plain", "done", "skipped", "notable", "not done", "failed"]
+_STYLES: dict[Kind, str] = {
+    "done": "green", "skipped": "yellow", "notable": "bold yellow", "not done": "bold yellow", "failed": "bold red",
+}  # fmt: skip
+
+
+class Status(NamedTuple):
+    meaning: str
+    kind: Kind = "plain"
+
+
+FAILURES = {
+    "refused": Status("keytail does not act on this state; nothing was changed", "not done"),
+    "corrupt": Status("damaged bytes, with file and position; nothing was changed", "failed"),
+    "failed": Status("something else went wrong (a disk error, a killed worker); run again", "failed"),
+}
+_kinds: dict[str, Kind] = {"skipped": "skipped"}
+
+
+def declare(statuses: Mapping[str, Status]) -> None:
+    """Make the kinds of a command's statuses known. Raises ValueError for one that another command declares as another
+    kind."""
+    for name, status in statuses.items():
+        if _kinds.setdefault(name, status.kind) != status.kind:
+            raise ValueError(f"status {name} has the kinds {_kinds[name]} and {status.kind}")
+
+
+declare(FAILURES)
+
+
+def kind_of(status: str) -> Kind:
+    return _kinds.get(status, "plain")
+
+
+def is_failure(status: str) -> bool:
+    return kind_of(status) in ("not done", "failed")
+
+
+def styled(status: str) -> str:
+    """Return a status as markup."""
+    style = _STYLES.get(kind_of(status))
+    return f"[{style}]{status}[/]" if style else status
+
+
+def exit_status_of(rows: Sequence[Any], failures: Collection[str] = tuple(FAILURES)) -> int:
+    """Return 0 if no row has a status of `failures`, 3 if some have one, 1 if all have."""
+    failed = sum(row.status in failures for row in rows)
+    return 0 if not failed else 1 if failed == len(rows) else 3
