@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import typer
-
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
@@ -23,25 +21,12 @@ from keytail.log.owner import work_as_owner
 
 _GOOD = frozenset({"alike", "skipped"})
 
-Replicas = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replica",
-        metavar="[NAME=]DIR[,DIR]",
-        help="All log dirs of one broker. Give the flag once for each broker, at least twice.",
-        rich_help_panel=o.SELECT,
-    ),
-]
-Examples = Annotated[
-    int,
-    typer.Option(
-        "--examples",
-        metavar="N",
-        parser=o.within(1, 10_000),
-        help="Maximum number of examples for each kind of difference.",
-        rich_help_panel=o.RUN,
-    ),
-]
+Replicas = Annotated[list[str] | None, o.select_flag(
+    "--replica [NAME=]DIR[,DIR]", "All log dirs of one broker. Give the flag once for each broker, at least twice."
+)]
+Examples = Annotated[int, o.run_flag(
+    "--examples N", "Maximum number of examples for each kind of difference.", parser=o.within(1, 10_000)
+)]
 
 
 def _replicas(replica: Replicas = None) -> tuple[str, ...]:

@@ -15,12 +15,6 @@ import typer
 
 from keytail.errors import UsageProblem
 
-# Panels of the help.
-SELECT = "Which partitions"
-CONFIG = "Configuration"
-RUN = "How to run"
-SAFETY = "Safety assertions"
-
 HighWatermark = Literal["checkpoint", "log-end"]
 
 LONG_MAX = 2**63 - 1  # the largest offset, byte position and size that fits in the files
@@ -69,176 +63,101 @@ def choices(kind: Any) -> str:
     return "|".join(get_args(kind))
 
 
-LogDirs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--log-dirs",
-        metavar="DIR[,DIR]",
-        help="The broker's log dirs: the directories that contain meta.properties and TOPIC-N directories. "
-        "Default: log.dirs of the file given with --config.",
-        rich_help_panel=SELECT,
-    ),
-]
-Topic = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic",
-        metavar="REGEX",
-        help="Select topics whose whole name matches. Repeatable.",
-        rich_help_panel=SELECT,
-    ),
-]
-TopicList = Annotated[
-    list[str] | None,
-    typer.Option("--topic-list", metavar="A,B", help="Select topics by name.", rich_help_panel=SELECT),
-]
-Partitions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--partitions",
-        metavar="T-0,T-1",
-        help="Select partitions by name. A partition named here that is skipped counts as refused.",
-        rich_help_panel=SELECT,
-    ),
-]
-Config = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="The broker's server.properties. Keys that keytail does not use are ignored.",
-        rich_help_panel=CONFIG,
-    ),
-]
-TopicConfig = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic-config",
-        metavar="[TOPIC:]KEY=VALUE",
-        help="Setting by Kafka's name, for one topic or for all; cleanup.policy requires a topic. Repeatable.",
-        rich_help_panel=CONFIG,
-    ),
-]
-TopicConfigs = Annotated[
-    str | None,
-    typer.Option(
-        "--topic-configs",
-        metavar="FILE",
-        help="Settings of many topics: the output of kafka-configs.sh --describe --entity-type topics --all, or lines "
-        "TOPIC:KEY=VALUE. It overrides the metadata log, and --topic-config overrides it.",
-        rich_help_panel=CONFIG,
-    ),
-]
-NoOverrides = Annotated[
-    bool,
-    typer.Option(
-        "--topics-have-no-overrides",
-        help="Assert that no selected topic has settings of its own besides those given. Does not apply to "
-        "cleanup.policy, which must be read or given for each topic.",
-        rich_help_panel=SAFETY,
-    ),
-]
-MetadataIsCurrent = Annotated[
-    bool,
-    typer.Option(
-        "--metadata-is-current",
-        help="Assert that the metadata log in the log dirs has the current settings, although it looks outdated, or "
-        "left behind by a cluster that was reverted to ZooKeeper.",
-        rich_help_panel=SAFETY,
-    ),
-]
-Execute = Annotated[
-    bool,
-    typer.Option(
-        "--execute",
-        help="Change files. Without it the command prints what it would do. The broker must be stopped.",
-        rich_help_panel=RUN,
-    ),
-]
-Now = Annotated[
-    int | None,
-    typer.Option(
-        "--now",
-        metavar="MS",
-        parser=within(0, _LATEST_MS),
-        help="Time for all decisions, in ms since 1970, for dry runs and tests. Default: the clock.",
-        rich_help_panel=RUN,
-    ),
-]
-UnsafeClock = Annotated[
-    bool,
-    typer.Option(
-        "--unsafe-clock",
-        help="Allow --execute with a --now more than 60 s from the clock, or with a clock older than the logs.",
-        rich_help_panel=SAFETY,
-    ),
-]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        "--master",
-        metavar="URL",
-        help="Spark master of the session that this command starts. Default: local[*]",
-        rich_help_panel=RUN,
-    ),
-]
-MapMemory = Annotated[
-    int | None,
-    typer.Option(
-        "--map-memory",
-        metavar="SIZE",
-        parser=size_bytes,
-        help="Memory of one task's offset map, such as 512m. Default: half of the memory divided by the tasks.",
-        rich_help_panel=RUN,
-    ),
-]
-DropKeyless = Annotated[
-    bool,
-    typer.Option(
-        "--drop-keyless",
-        help="Remove records without a key, as Kafka does. They usually mean a wrong cleanup.policy.",
-        rich_help_panel=SAFETY,
-    ),
-]
-HighWatermarkFlag = Annotated[
+def panel(title: str | None) -> Callable[..., Any]:
+    """Return a function that declares a flag in this panel of the help."""
+
+    def flag(usage: str, about: str, kind: Any = None, **more: Any) -> Any:
+        """`usage` is as in the help: `--map-memory SIZE`; a SIZE is bytes. `kind` is a Literal with the values."""
+        names = [part for part in usage.split() if part.startswith("-")]
+        metavar = usage.removeprefix(" ".join(names)).strip()
+        if kind is not None:
+            metavar, more["parser"] = choices(kind), one_of(kind)
+        elif metavar == "SIZE":
+            more["parser"] = size_bytes
+        return typer.Option(*names, metavar=metavar or None, help=about, rich_help_panel=title, **more)
+
+    return flag
+
+
+flag = panel(None)
+select_flag = panel("Which partitions")
+config_flag = panel("Configuration")
+run_flag = panel("How to run")
+safety_flag = panel("Safety assertions")
+
+LogDirs = Annotated[list[str] | None, select_flag(
+    "--log-dirs DIR[,DIR]",
+    "The broker's log dirs: the directories that contain meta.properties and TOPIC-N directories. Default: log.dirs "
+    "of the file given with --config.",
+)]
+Topic = Annotated[list[str] | None, select_flag("--topic REGEX", "Select topics whose whole name matches. Repeatable.")]
+TopicList = Annotated[list[str] | None, select_flag("--topic-list A,B", "Select topics by name.")]
+Partitions = Annotated[list[str] | None, select_flag(
+    "--partitions T-0,T-1", "Select partitions by name. A partition named here that is skipped counts as refused."
+)]
+Config = Annotated[str | None, config_flag(
+    "--config FILE", "The broker's server.properties. Keys that keytail does not use are ignored."
+)]
+TopicConfig = Annotated[list[str] | None, config_flag(
+    "--topic-config [TOPIC:]KEY=VALUE",
+    "Setting by Kafka's name, for one topic or for all; cleanup.policy requires a topic. Repeatable.",
+)]
+TopicConfigs = Annotated[str | None, config_flag(
+    "--topic-configs FILE",
+    "Settings of many topics: the output of kafka-configs.sh --describe --entity-type topics --all, or lines "
+    "TOPIC:KEY=VALUE. It overrides the metadata log, and --topic-config overrides it.",
+)]
+NoOverrides = Annotated[bool, safety_flag(
+    "--topics-have-no-overrides",
+    "Assert that no selected topic has settings of its own besides those given. Does not apply to cleanup.policy, "
+    "which must be read or given for each topic.",
+)]
+MetadataIsCurrent = Annotated[bool, safety_flag(
+    "--metadata-is-current",
+    "Assert that the metadata log in the log dirs has the current settings, although it looks outdated, or left "
+    "behind by a cluster that was reverted to ZooKeeper.",
+)]
+Execute = Annotated[bool, run_flag(
+    "--execute", "Change files. Without it the command prints what it would do. The broker must be stopped."
+)]
+Now = Annotated[int | None, run_flag(
+    "--now MS",
+    "Time for all decisions, in ms since 1970, for dry runs and tests. Default: the clock.",
+    parser=within(0, _LATEST_MS),
+)]
+UnsafeClock = Annotated[bool, safety_flag(
+    "--unsafe-clock", "Allow --execute with a --now more than 60 s from the clock, or with a clock older than the logs."
+)]
+Master = Annotated[str | None, run_flag(
+    "--master URL", "Spark master of the session that this command starts. Default: local[*]"
+)]
+MapMemory = Annotated[int | None, run_flag(
+    "--map-memory SIZE",
+    "Memory of one task's offset map, such as 512m. Default: half of the memory divided by the tasks.",
+)]
+DropKeyless = Annotated[bool, safety_flag(
+    "--drop-keyless", "Remove records without a key, as Kafka does. They usually mean a wrong cleanup.policy."
+)]
+HighWatermarkFlag = Annotated[HighWatermark, safety_flag(
+    "--high-watermark",
+    "Source of the high watermark; log-end asserts that this copy never rejoins a cluster, or that all replicas were "
+    "stopped.",
     HighWatermark,
-    typer.Option(
-        "--high-watermark",
-        metavar=choices(HighWatermark),
-        parser=one_of(HighWatermark),
-        help="Source of the high watermark; log-end asserts that this copy never rejoins a cluster, or that all "
-        "replicas were stopped.",
-        rich_help_panel=SAFETY,
-    ),
-]
-SharedStorage = Annotated[
-    bool,
-    typer.Option(
-        "--shared-storage",
-        help="Assert that no broker can reach the log dirs, which are on a file system not known to be local.",
-        rich_help_panel=SAFETY,
-    ),
-]
-LedgerFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger",
-        metavar="PATH",
-        help="Directory of Delta tables to which the run appends what it is about to do and what it did; created if it "
-        "does not exist. Many runs may share it. `keytail history` reads it. Starts Spark. A dry run writes nothing.",
-        rich_help_panel=RUN,
-    ),
-]
-DeltaJars = Annotated[
-    str | None,
-    typer.Option(
-        "--delta-jars",
-        metavar="DIR",
-        help="Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads "
-        "them once (about 30 s) and keeps them. Under spark-submit use its own --packages or --jars.",
-        rich_help_panel=RUN,
-    ),
-]
+)]
+SharedStorage = Annotated[bool, safety_flag(
+    "--shared-storage",
+    "Assert that no broker can reach the log dirs, which are on a file system not known to be local.",
+)]
+LedgerFlag = Annotated[str | None, run_flag(
+    "--ledger PATH",
+    "Directory of Delta tables to which the run appends what it is about to do and what it did; created if it does "
+    "not exist. Many runs may share it. `keytail history` reads it. Starts Spark. A dry run writes nothing.",
+)]
+DeltaJars = Annotated[str | None, run_flag(
+    "--delta-jars DIR",
+    "Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads them once "
+    "(about 30 s) and keeps them. Under spark-submit use its own --packages or --jars.",
+)]
 
 
 def comma_lists(values: list[str] | None) -> tuple[str, ...]:

@@ -7,9 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import typer
-
-from keytail.cli.options import RUN, choices, one_of, size_bytes
+from keytail.cli import options as o
 from keytail.console import Level, OutputStyle, print_message, set_output_style
 from keytail.errors import UsageProblem
 from keytail.limits import MAX_RECORD_VARIABLE
@@ -17,76 +15,41 @@ from keytail.limits import MAX_RECORD_VARIABLE
 Format = Literal["table", "json"]
 LogFormat = Literal["text", "json"]
 
-_PANEL = "Output on standard error"
+_message_flag = o.panel("Output on standard error")
 
-QuarantineReport = Annotated[
-    str | None,
-    typer.Option(
-        "--quarantine-report",
-        metavar="FILE",
-        help="Write a JSON array of the refused, corrupt, damaged and failed partitions: what is wrong, where, and "
-        "what to do. The file must be outside of every log dir.",
-        rich_help_panel=RUN,
-    ),
-]
-RowsFile = Annotated[
-    str | None,
-    typer.Option(
-        "--rows-file",
-        metavar="FILE",
-        help="Write the rows of --output json to a file too, for callers that cannot separate standard output. Written "
-        "whole or not at all. The file must be outside of every log dir.",
-        rich_help_panel=RUN,
-    ),
-]
-ReportFile = Annotated[
-    str | None,
-    typer.Option(
-        "--report",
-        metavar="FILE.html",
-        help="Write what the run did as one HTML page, also if it ends early. The file must be outside of every log "
-        "dir. Requires keytail\\[report].",
-        rich_help_panel=RUN,
-    ),
-]
-OutputFlag = Annotated[
-    Format,
-    typer.Option(
-        "--output",
-        metavar=choices(Format),
-        parser=one_of(Format),
-        help="Format; json: an array of rows on standard output, all other output on standard error.",
-        rich_help_panel=RUN,
-    ),
-]
+QuarantineReport = Annotated[str | None, o.run_flag(
+    "--quarantine-report FILE",
+    "Write a JSON array of the refused, corrupt, damaged and failed partitions: what is wrong, where, and what to "
+    "do. The file must be outside of every log dir.",
+)]
+RowsFile = Annotated[str | None, o.run_flag(
+    "--rows-file FILE",
+    "Write the rows of --output json to a file too, for callers that cannot separate standard output. Written whole "
+    "or not at all. The file must be outside of every log dir.",
+)]
+ReportFile = Annotated[str | None, o.run_flag(
+    "--report FILE.html",
+    "Write what the run did as one HTML page, also if it ends early. The file must be outside of every log dir. "
+    "Requires keytail\\[report].",
+)]
+OutputFlag = Annotated[Format, o.run_flag(
+    "--output", "Format; json: an array of rows on standard output, all other output on standard error.", Format
+)]
 
 
 @dataclass(frozen=True)
 class MessageFlags:
     """The flags of every command, for messages on standard error."""
 
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.", rich_help_panel=_PANEL)
-    ] = False
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            help="Print a line for each partition and each of its phases, for any number of partitions.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = False
-    log_format: Annotated[
+    quiet: Annotated[bool, _message_flag("--quiet -q", "Print only warnings and errors.")] = False
+    verbose: Annotated[bool, _message_flag(
+        "--verbose -v", "Print a line for each partition and each of its phases, for any number of partitions."
+    )] = False
+    log_format: Annotated[LogFormat, _message_flag(
+        "--log-format",
+        "Format; json: one object per line with time, level, message and figures, for log collectors.",
         LogFormat,
-        typer.Option(
-            "--log-format",
-            metavar=choices(LogFormat),
-            parser=one_of(LogFormat),
-            help="Format; json: one object per line with time, level, message and figures, for log collectors.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = "text"
+    )] = "text"
 
     def apply(self) -> None:
         """Set how this process reports. Raises UsageProblem if the flags contradict each other."""
@@ -103,17 +66,11 @@ class MessageFlags:
 class RecordFlags:
     """The flag of commands that decompress records."""
 
-    max_record_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--max-record-bytes",
-            metavar="SIZE",
-            parser=size_bytes,
-            help="Largest uncompressed record that is held in memory; larger ones are refused. A task uses up to five "
-            "times this size. Default: 64m.",
-            rich_help_panel=RUN,
-        ),
-    ] = None
+    max_record_bytes: Annotated[int | None, o.run_flag(
+        "--max-record-bytes SIZE",
+        "Largest uncompressed record that is held in memory; larger ones are refused. A task uses up to five times "
+        "this size. Default: 64m.",
+    )] = None
 
     def apply(self) -> None:
         """Set the limit for this process and those that it starts."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,13 +25,10 @@ _OF_OLD_MESSAGES = {
     "unknown": "Compaction refuses messages of formats v0 and v1; to compact them, give --message-format v2 or keep",
 }
 
-AllSettings = Annotated[
-    bool, typer.Option("--all", help="Show every setting, including Kafka's defaults, each with its source.")
-]
-CountRecords = Annotated[
-    bool,
-    typer.Option("--records", help="Count the records, which reads every batch. Without it only offsets are known."),
-]
+AllSettings = Annotated[bool, o.flag("--all", "Show every setting, including Kafka's defaults, each with its source.")]
+CountRecords = Annotated[bool, o.flag(
+    "--records", "Count the records, which reads every batch. Without it only offsets are known."
+)]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 
 from keytail.cli import options as o
@@ -19,14 +18,11 @@ from keytail.cli.table import STATUS, Column, print_line, print_rows
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
-Warm = Annotated[
-    bool,
-    typer.Option(
-        "--warm",
-        help="Compile all kernels now, as the user that will run the other commands: about a minute, once for each "
-        "version. Otherwise the first run of each command compiles them.",
-    ),
-]
+Warm = Annotated[bool, o.flag(
+    "--warm",
+    "Compile all kernels now, as the user that will run the other commands: about a minute, once for each version. "
+    "Otherwise the first run of each command compiles them.",
+)]
 
 
 def _log_dirs(configuration: Configuration, log_dirs: o.LogDirs = None, config: o.Config = None) -> tuple[str, ...]:

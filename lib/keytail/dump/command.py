@@ -10,7 +10,7 @@ import typer
 from keytail.cli import options as o
 from keytail.cli.command import Command
 from keytail.cli.flags import FromFlags
-from keytail.cli.options import LONG_MAX, choices, one_of, within
+from keytail.cli.options import LONG_MAX, within
 from keytail.cli.output_options import Format
 from keytail.errors import UsageProblem
 from keytail.log.fs import LOCAL
@@ -19,120 +19,62 @@ from keytail.log.owner import work_as_owner_of_files
 if TYPE_CHECKING:
     import numpy as np
 
-_WHAT = "Content of logs to print"
-_INDEXES = "Indexes"
-_RANGE = "Range of each log to print"
+_what_flag = o.panel("Content of logs to print")
+_indexes_flag = o.panel("Indexes")
+_range_flag = o.panel("Range of each log to print")
 
 Files = Annotated[
     list[str] | None,
     typer.Argument(metavar="FILE...", help="Files of a log dir, or partition directories.", show_default=False),
 ]
-FileList = Annotated[
-    list[str] | None,
-    typer.Option("--files", metavar="A,B", help="Comma-separated list of such files, as for Kafka's tool."),
-]
-PrintDataLog = Annotated[
-    bool, typer.Option("--print-data-log", help="Print records with their keys and payloads.", rich_help_panel=_WHAT)
-]
-DeepIteration = Annotated[
-    bool, typer.Option("--deep-iteration", help="Print records without keys and payloads.", rich_help_panel=_WHAT)
-]
-SkipRecordMetadata = Annotated[
-    bool,
-    typer.Option(
-        "--skip-record-metadata",
-        help="Print only those fields of records that --print-data-log adds; none of control records.",
-        rich_help_panel=_WHAT,
-    ),
-]
-OffsetsDecoder = Annotated[
-    bool,
-    typer.Option(
-        "--offsets-decoder",
-        help="Decode keys and payloads of __consumer_offsets; implies --print-data-log.",
-        rich_help_panel=_WHAT,
-    ),
-]
-TransactionLogDecoder = Annotated[
-    bool,
-    typer.Option(
-        "--transaction-log-decoder",
-        help="Decode keys and payloads of __transaction_state; implies --print-data-log.",
-        rich_help_panel=_WHAT,
-    ),
-]
-VerifyIndexOnly = Annotated[
-    bool,
-    typer.Option(
-        "--verify-index-only",
-        help="Check index entries against the log without printing them.",
-        rich_help_panel=_INDEXES,
-    ),
-]
-IndexSanityCheck = Annotated[
-    bool,
-    typer.Option(
-        "--index-sanity-check",
-        help="Check only the index itself: its size and its last entry.",
-        rich_help_panel=_INDEXES,
-    ),
-]
-MaxBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--max-bytes",
-        metavar="BYTES",
-        parser=within(0, LONG_MAX),
-        help="Print only complete batches within the first BYTES bytes of each log. Default: all.",
-        rich_help_panel=_RANGE,
-    ),
-]
-FromOffset = Annotated[
-    int | None,
-    typer.Option(
-        "--from-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records from this offset on.",
-        rich_help_panel=_RANGE,
-    ),
-]  # fmt: skip
-ToOffset = Annotated[
-    int | None,
-    typer.Option(
-        "--to-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records below this offset.",
-        rich_help_panel=_RANGE,
-    ),
-]  # fmt: skip
-FromPosition = Annotated[
-    int | None,
-    typer.Option(
-        "--from-position", metavar="BYTE", parser=within(0, LONG_MAX),
-        help="Print only batches that begin at or after this byte position.", rich_help_panel=_RANGE,
-    ),
-]  # fmt: skip
-ToPosition = Annotated[
-    int | None,
-    typer.Option(
-        "--to-position", metavar="BYTE", parser=within(0, LONG_MAX),
-        help="Print only batches that begin before this byte position.", rich_help_panel=_RANGE,
-    ),
-]  # fmt: skip
-OutputFlag = Annotated[
+FileList = Annotated[list[str] | None, o.flag(
+    "--files A,B", "Comma-separated list of such files, as for Kafka's tool."
+)]
+PrintDataLog = Annotated[bool, _what_flag("--print-data-log", "Print records with their keys and payloads.")]
+DeepIteration = Annotated[bool, _what_flag("--deep-iteration", "Print records without keys and payloads.")]
+SkipRecordMetadata = Annotated[bool, _what_flag(
+    "--skip-record-metadata", "Print only those fields of records that --print-data-log adds; none of control records."
+)]
+OffsetsDecoder = Annotated[bool, _what_flag(
+    "--offsets-decoder", "Decode keys and payloads of __consumer_offsets; implies --print-data-log."
+)]
+TransactionLogDecoder = Annotated[bool, _what_flag(
+    "--transaction-log-decoder", "Decode keys and payloads of __transaction_state; implies --print-data-log."
+)]
+VerifyIndexOnly = Annotated[bool, _indexes_flag(
+    "--verify-index-only", "Check index entries against the log without printing them."
+)]
+IndexSanityCheck = Annotated[bool, _indexes_flag(
+    "--index-sanity-check", "Check only the index itself: its size and its last entry."
+)]
+MaxBytes = Annotated[int | None, _range_flag(
+    "--max-bytes BYTES",
+    "Print only complete batches within the first BYTES bytes of each log. Default: all.",
+    parser=within(0, LONG_MAX),
+)]
+FromOffset = Annotated[int | None, _range_flag(
+    "--from-offset N", "Print only records from this offset on.", parser=within(0, LONG_MAX)
+)]
+ToOffset = Annotated[int | None, _range_flag(
+    "--to-offset N", "Print only records below this offset.", parser=within(0, LONG_MAX)
+)]
+FromPosition = Annotated[int | None, _range_flag(
+    "--from-position BYTE", "Print only batches that begin at or after this byte position.", parser=within(0, LONG_MAX)
+)]
+ToPosition = Annotated[int | None, _range_flag(
+    "--to-position BYTE", "Print only batches that begin before this byte position.", parser=within(0, LONG_MAX)
+)]
+OutputFlag = Annotated[Format, o.flag(
+    "--output",
+    "Output format. table: the lines of Kafka's tool. json: one object per line, including the problems.",
     Format,
-    typer.Option(
-        "--output",
-        metavar=choices(Format),
-        parser=one_of(Format),
-        help="Output format. table: the lines of Kafka's tool. json: one object per line, including the problems.",
-    ),
-]
-Escape = Annotated[
-    bool | None,
-    typer.Option(
-        "--escape/--no-escape",
-        show_default=False,
-        help="Write control characters of the data as text such as \\x1b. Default: only on a terminal, which would "
-        "interpret them; otherwise the bytes are those of Kafka's tool.",
-    ),
-]
+)]
+Escape = Annotated[bool | None, o.flag(
+    "--escape/--no-escape",
+    "Write control characters of the data as text such as \\x1b. Default: only on a terminal, which would interpret "
+    "them; otherwise the bytes are those of Kafka's tool.",
+    show_default=False,
+)]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-import typer
-
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
@@ -19,83 +17,40 @@ from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, prin
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.export.formats import Format, FormatName, Formats
 
-_WHAT = "What to export"
-_TARGET = "Where to"
+_what_flag = o.panel("What to export")
+_target_flag = o.panel("Where to")
 
-To = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        metavar="DIR",
-        help="Directory of the tables, one per topic at DIR/TOPIC; the driver and every executor see it at this path.",
-        rich_help_panel=_TARGET,
-    ),
-]
+To = Annotated[str, _target_flag(
+    "--to DIR",
+    "Directory of the tables, one per topic at DIR/TOPIC; the driver and every executor see it at this path.",
+)]
 _FORMATS = (
     "binary: unchanged. utf8: text. json: validated text. short, int, long, float, double, uuid: as Kafka's "
     "serializers write them. avro: Confluent's wire format, with --key-schema and --value-schema."
 )
-KeyFormat = Annotated[
-    FormatName,
-    typer.Option(
-        "--key-format",
-        metavar="FORMAT",
-        parser=o.one_of(FormatName),
-        help=f"Format of keys. {_FORMATS}",
-        rich_help_panel=_WHAT,
-    ),
-]
-ValueFormat = Annotated[
-    FormatName,
-    typer.Option(
-        "--value-format",
-        metavar="FORMAT",
-        parser=o.one_of(FormatName),
-        help="Format of values, with the same names as --key-format.",
-        rich_help_panel=_WHAT,
-    ),
-]
+KeyFormat = Annotated[FormatName, _what_flag(
+    "--key-format FORMAT", f"Format of keys. {_FORMATS}", parser=o.one_of(FormatName)
+)]
+ValueFormat = Annotated[FormatName, _what_flag(
+    "--value-format FORMAT", "Format of values, with the same names as --key-format.", parser=o.one_of(FormatName)
+)]
 _SCHEMA = "and its id in the registry; repeatable. Records of all schemas are resolved to the first one."
-KeySchema = Annotated[
-    list[str] | None,
-    typer.Option("--key-schema", metavar="ID=FILE", help=f"Avro schema of keys {_SCHEMA}", rich_help_panel=_WHAT),
-]
-ValueSchema = Annotated[
-    list[str] | None,
-    typer.Option("--value-schema", metavar="ID=FILE", help=f"Avro schema of values {_SCHEMA}", rich_help_panel=_WHAT),
-]
-AsOfOffset = Annotated[
-    int | None,
-    typer.Option(
-        "--as-of-offset",
-        metavar="N",
-        parser=o.within(0, o.LONG_MAX),
-        help="Export the state before offset N of each partition, N not included; needs a separate table.",
-        rich_help_panel=_WHAT,
-    ),
-]
-AsOfTimestamp = Annotated[
-    str | None,
-    typer.Option(
-        "--as-of-timestamp",
-        metavar="MS-OR-TIME",
-        help="Export the state before the first record at or after this time (ms since 1970, or ISO 8601); needs a "
-        "separate table.",
-        rich_help_panel=_WHAT,
-    ),
-]
-Full = Annotated[
-    bool,
-    typer.Option("--full", help="Export all records again, whatever the table already has.", rich_help_panel=o.RUN),
-]
-Execute = Annotated[
-    bool,
-    typer.Option(
-        "--execute",
-        help="Write the tables; without it the command prints what it would do. Log dirs are only read.",
-        rich_help_panel=o.RUN,
-    ),
-]
+KeySchema = Annotated[list[str] | None, _what_flag("--key-schema ID=FILE", f"Avro schema of keys {_SCHEMA}")]
+ValueSchema = Annotated[list[str] | None, _what_flag("--value-schema ID=FILE", f"Avro schema of values {_SCHEMA}")]
+AsOfOffset = Annotated[int | None, _what_flag(
+    "--as-of-offset N",
+    "Export the state before offset N of each partition, N not included; needs a separate table.",
+    parser=o.within(0, o.LONG_MAX),
+)]
+AsOfTimestamp = Annotated[str | None, _what_flag(
+    "--as-of-timestamp MS-OR-TIME",
+    "Export the state before the first record at or after this time (ms since 1970, or ISO 8601); needs a separate "
+    "table.",
+)]
+Full = Annotated[bool, o.run_flag("--full", "Export all records again, whatever the table already has.")]
+Execute = Annotated[bool, o.run_flag(
+    "--execute", "Write the tables; without it the command prints what it would do. Log dirs are only read."
+)]
 
 
 def format_of(what: Literal["key", "value"], name: FormatName, schemas: Sequence[str] | None) -> Format:

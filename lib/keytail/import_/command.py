@@ -22,8 +22,8 @@ from keytail.import_.source import Columns, Source
 Format = Literal["parquet", "delta", "json"]
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
-_SOURCE = "Source"
-_TARGET = "Target"
+_source_flag = o.panel("Source")
+_target_flag = o.panel("Target")
 
 SourcePath = Annotated[
     str,
@@ -33,155 +33,69 @@ SourcePath = Annotated[
         show_default=False,
     ),
 ]
-FormatFlag = Annotated[
+FormatFlag = Annotated[Format, _source_flag(
+    "--format",
+    "Format of SOURCE. parquet: the fastest without --sort-by, as no record passes through the JVM. json: one object "
+    "per line. delta: Spark fetches Delta's jars when it starts; under spark-submit, pass them to it.",
     Format,
-    typer.Option(
-        "--format",
-        metavar=o.choices(Format),
-        parser=o.one_of(Format),
-        help="Format of SOURCE. parquet: the fastest without --sort-by, as no record passes through the JVM. json: one "
-        "object per line. delta: Spark fetches Delta's jars when it starts; under spark-submit, pass them to it.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-KeyColumn = Annotated[
-    str,
-    typer.Option("--key-column", metavar="NAME", help="Column of the keys: binary or string.", rich_help_panel=_SOURCE),
-]
-ValueColumn = Annotated[
-    str,
-    typer.Option(
-        "--value-column",
-        metavar="NAME",
-        help="Column of the values: binary or string; null is a tombstone.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-HeadersColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--headers-column",
-        metavar="NAME",
-        help="Column of the headers: an array of structs of key and value. Default: headers, if it exists.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-TimestampColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--timestamp-column",
-        metavar="NAME",
-        help="Column of the timestamps: timestamp, or ms since 1970; null means the time of the import. "
-        "Default: timestamp, if it exists.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-PartitionColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--partition-column",
-        metavar="NAME",
-        help="Column of the partition numbers. Default: partition, if it exists. If null or absent, the key "
-        "determines the partition as in Kafka's producer; keyless records are spread over all partitions.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-SortBy = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sort-by",
-        metavar="A,B",
-        help="Columns of SOURCE by which Spark sorts each partition. Without it, and among equal values, records of "
-        "one file keep their order.",
-        rich_help_panel=_SOURCE,
-    ),
-]
-OneTopic = Annotated[
-    str, typer.Option("--topic", metavar="NAME", help="Full name of the topic.", rich_help_panel=_TARGET)
-]
-ReplicaLogDirs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replica-log-dirs",
-        metavar="DIR[,DIR]",
-        help="Log dirs of another stopped broker that has replicas, which get the same bytes; repeat for each such "
-        "broker.",
-        rich_help_panel=_TARGET,
-    ),
-]
-Append = Annotated[
-    bool,
-    typer.Option("--append", help="Append to partitions that already have records.", rich_help_panel=_TARGET),
-]
-TopicId = Annotated[
-    str | None,
-    typer.Option(
-        "--topic-id",
-        metavar="ID",
-        help="Topic id as shown by `kafka-topics.sh --describe`, if partition.metadata is missing.",
-        rich_help_panel=_TARGET,
-    ),
-]
-PartitionCount = Annotated[
-    int | None,
-    typer.Option(
-        "--partition-count",
-        metavar="N",
-        parser=o.within(1, 1_000_000),
-        help="Number of partitions of the topic, if the log dirs do not determine it. For a topic that does not exist "
-        "yet, all are created.",
-        rich_help_panel=_TARGET,
-    ),
-]
-CodecFlag = Annotated[
-    Codec | None,
-    typer.Option(
-        "--codec",
-        metavar=o.choices(Codec),
-        parser=o.one_of(Codec),
-        help="Compression of the batches. Default: the topic's compression.type, else none.",
-        rich_help_panel=_TARGET,
-    ),
-]
-BatchBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-bytes",
-        metavar="SIZE",
-        parser=o.size_bytes,
-        help="Maximum bytes of a batch before compression; a single record may have more, up to max.message.bytes. "
-        "Default: 128k.",
-        rich_help_panel=_TARGET,
-    ),
-]
-SegmentBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--segment-bytes",
-        metavar="SIZE",
-        parser=o.size_bytes,
-        help="Maximum bytes of a segment. Default: the topic's segment.bytes.",
-        rich_help_panel=_TARGET,
-    ),
-]
-SingleReplica = Annotated[
-    bool,
-    typer.Option(
-        "--single-replica",
-        help="Assert that no partition of the topic has a replica on another broker.",
-        rich_help_panel=o.SAFETY,
-    ),
-]
-ImportId = Annotated[
-    str | None,
-    typer.Option(
-        "--import-id",
-        metavar="NAME",
-        help="Id of the import; each id is imported into a partition only once. Default: derived from topic, flags, "
-        "and the source's files with their sizes and modification times.",
-        rich_help_panel=o.RUN,
-    ),
-]
+)]
+KeyColumn = Annotated[str, _source_flag("--key-column NAME", "Column of the keys: binary or string.")]
+ValueColumn = Annotated[str, _source_flag(
+    "--value-column NAME", "Column of the values: binary or string; null is a tombstone."
+)]
+HeadersColumn = Annotated[str | None, _source_flag(
+    "--headers-column NAME",
+    "Column of the headers: an array of structs of key and value. Default: headers, if it exists.",
+)]
+TimestampColumn = Annotated[str | None, _source_flag(
+    "--timestamp-column NAME",
+    "Column of the timestamps: timestamp, or ms since 1970; null means the time of the import. Default: timestamp, "
+    "if it exists.",
+)]
+PartitionColumn = Annotated[str | None, _source_flag(
+    "--partition-column NAME",
+    "Column of the partition numbers. Default: partition, if it exists. If null or absent, the key determines the "
+    "partition as in Kafka's producer; keyless records are spread over all partitions.",
+)]
+SortBy = Annotated[list[str] | None, _source_flag(
+    "--sort-by A,B",
+    "Columns of SOURCE by which Spark sorts each partition. Without it, and among equal values, records of one file "
+    "keep their order.",
+)]
+OneTopic = Annotated[str, _target_flag("--topic NAME", "Full name of the topic.")]
+ReplicaLogDirs = Annotated[list[str] | None, _target_flag(
+    "--replica-log-dirs DIR[,DIR]",
+    "Log dirs of another stopped broker that has replicas, which get the same bytes; repeat for each such broker.",
+)]
+Append = Annotated[bool, _target_flag("--append", "Append to partitions that already have records.")]
+TopicId = Annotated[str | None, _target_flag(
+    "--topic-id ID", "Topic id as shown by `kafka-topics.sh --describe`, if partition.metadata is missing."
+)]
+PartitionCount = Annotated[int | None, _target_flag(
+    "--partition-count N",
+    "Number of partitions of the topic, if the log dirs do not determine it. For a topic that does not exist yet, "
+    "all are created.",
+    parser=o.within(1, 1_000_000),
+)]
+CodecFlag = Annotated[Codec | None, _target_flag(
+    "--codec", "Compression of the batches. Default: the topic's compression.type, else none.", Codec
+)]
+BatchBytes = Annotated[int | None, _target_flag(
+    "--batch-bytes SIZE",
+    "Maximum bytes of a batch before compression; a single record may have more, up to max.message.bytes. Default: "
+    "128k.",
+)]
+SegmentBytes = Annotated[int | None, _target_flag(
+    "--segment-bytes SIZE", "Maximum bytes of a segment. Default: the topic's segment.bytes."
+)]
+SingleReplica = Annotated[bool, o.safety_flag(
+    "--single-replica", "Assert that no partition of the topic has a replica on another broker."
+)]
+ImportId = Annotated[str | None, o.run_flag(
+    "--import-id NAME",
+    "Id of the import; each id is imported into a partition only once. Default: derived from topic, flags, and the "
+    "source's files with their sizes and modification times.",
+)]
 
 
 def _source(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 
 from keytail.cli import options as o
@@ -19,52 +18,25 @@ from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerFlags, is_uri
 
-LedgerPath = Annotated[
-    str, typer.Option("--ledger", metavar="PATH", help="Ledger that was given to the runs.", rich_help_panel=o.RUN)
-]
-Run = Annotated[
-    str | None,
-    typer.Option("--run", metavar="ID", help="Select one run, by its id or the end of its id.", rich_help_panel=o.RUN),
-]
-Partitions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--partitions",
-        metavar="T-0,T-1",
-        help="Show what runs did to these partitions, over time.",
-        rich_help_panel=o.RUN,
-    ),
-]
-Limit = Annotated[
-    int,
-    typer.Option(
-        "--limit",
-        metavar="N",
-        parser=o.within(1, 1_000_000),
-        help="Maximum number of runs or rows, latest first.",
-        rich_help_panel=o.RUN,
-    ),
-]
-Maintain = Annotated[
-    bool,
-    typer.Option(
-        "--maintain",
-        help="Keep the ledger small: remove old rows, merge small files, and remove files that are no longer part of "
-        "it after a week. Without --execute it prints what it would do.",
-        rich_help_panel=o.RUN,
-    ),
-]
-RetainDays = Annotated[
-    int | None,
-    typer.Option(
-        "--retain-days",
-        metavar="N",
-        parser=o.within(1, 36_500),
-        help="With --maintain: remove rows older than this number of days. Default: remove none.",
-        rich_help_panel=o.RUN,
-    ),
-]
-Execute = Annotated[bool, typer.Option("--execute", help="Carry out --maintain.", rich_help_panel=o.RUN)]
+LedgerPath = Annotated[str, o.run_flag("--ledger PATH", "Ledger that was given to the runs.")]
+Run = Annotated[str | None, o.run_flag("--run ID", "Select one run, by its id or the end of its id.")]
+Partitions = Annotated[list[str] | None, o.run_flag(
+    "--partitions T-0,T-1", "Show what runs did to these partitions, over time."
+)]
+Limit = Annotated[int, o.run_flag(
+    "--limit N", "Maximum number of runs or rows, latest first.", parser=o.within(1, 1_000_000)
+)]
+Maintain = Annotated[bool, o.run_flag(
+    "--maintain",
+    "Keep the ledger small: remove old rows, merge small files, and remove files that are no longer part of it after "
+    "a week. Without --execute it prints what it would do.",
+)]
+RetainDays = Annotated[int | None, o.run_flag(
+    "--retain-days N",
+    "With --maintain: remove rows older than this number of days. Default: remove none.",
+    parser=o.within(1, 36_500),
+)]
+Execute = Annotated[bool, o.run_flag("--execute", "Carry out --maintain.")]
 
 
 def ledger_at(path: str, delta_jars: str | None) -> LedgerFlags:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 
 from keytail.cli import options as o
@@ -17,29 +16,15 @@ from keytail.cli.statuses import Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, Column, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText
 
-Offset = Annotated[
-    int | None,
-    typer.Option(
-        "--offset",
-        metavar="N",
-        parser=o.within(0, o.LONG_MAX),
-        help="Find the first record at or after this offset.",
-        rich_help_panel=o.RUN,
-    ),
-]
-Timestamp = Annotated[
-    str | None,
-    typer.Option(
-        "--timestamp",
-        metavar="MS-OR-TIME",
-        help="Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z "
-        "(UTC unless it contains a time zone).",
-        rich_help_panel=o.RUN,
-    ),
-]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Print each step of the search, with its numbers.", rich_help_panel=o.RUN)
-]
+Offset = Annotated[int | None, o.run_flag(
+    "--offset N", "Find the first record at or after this offset.", parser=o.within(0, o.LONG_MAX)
+)]
+Timestamp = Annotated[str | None, o.run_flag(
+    "--timestamp MS-OR-TIME",
+    "Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z (UTC "
+    "unless it contains a time zone).",
+)]
+Explain = Annotated[bool, o.run_flag("--explain", "Print each step of the search, with its numbers.")]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 
 from keytail.cli import options as o
@@ -21,24 +20,16 @@ from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, pri
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 
-RebuildAll = Annotated[
-    bool,
-    typer.Option(
-        "--all",
-        help="Rebuild every index file that differs from what a recovering broker writes, even if it is valid: it "
-        "differs after a restart of the broker, or if index.interval.bytes was changed.",
-        rich_help_panel=o.RUN,
-    ),
-]
-Truncate = Annotated[
-    bool,
-    typer.Option(
-        "--truncate",
-        help="Truncate a log that was torn by a crash, where a broker would at its start, and print what is lost. "
-        "Only above the recovery point, and only if the broker did not stop cleanly.",
-        rich_help_panel=o.SAFETY,
-    ),
-]
+RebuildAll = Annotated[bool, o.run_flag(
+    "--all",
+    "Rebuild every index file that differs from what a recovering broker writes, even if it is valid: it differs "
+    "after a restart of the broker, or if index.interval.bytes was changed.",
+)]
+Truncate = Annotated[bool, o.safety_flag(
+    "--truncate",
+    "Truncate a log that was torn by a crash, where a broker would at its start, and print what is lost. Only above "
+    "the recovery point, and only if the broker did not stop cleanly.",
+)]
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,11 @@ from keytail.ledger.command import LedgerPath, Run
 ReportFile = Annotated[
     str, typer.Argument(metavar="FILE.html", help="File for the page, outside of every log dir.", show_default=False)
 ]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="MS-OR-TIME",
-        help="Include all runs that began at or after this time: ms since 1970, or ISO 8601 such as "
-        "2023-11-14T22:13:20Z. Default, if --run is not given either: the latest run.",
-        rich_help_panel=o.RUN,
-    ),
-]
+Since = Annotated[str | None, o.run_flag(
+    "--since MS-OR-TIME",
+    "Include all runs that began at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z. "
+    "Default, if --run is not given either: the latest run.",
+)]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import typer
-
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
@@ -20,14 +18,9 @@ from keytail.errors import NO_ERROR, ErrorText
 
 _MOST_LINES = 40
 
-To = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        metavar="DIR",
-        help="Directory for the new partition directories: empty or new, and outside of every log dir.",
-    ),
-]
+To = Annotated[str, o.flag(
+    "--to DIR", "Directory for the new partition directories: empty or new, and outside of every log dir."
+)]
 
 
 @dataclass(frozen=True)

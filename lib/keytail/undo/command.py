@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
@@ -23,33 +21,19 @@ State = Literal["kept", "undone", "partly undone", "unfinished"]
 _MOST_LINES = 40
 _MOST_NAMES = 5
 
-OriginalsDirectory = Annotated[
-    str, typer.Option("--originals", metavar="DIR", help="Directory that was given with --keep-originals.")
-]
-Run = Annotated[
-    str | None, typer.Option("--run", metavar="ID", help="Id of the run, as printed by `compact` and by --list.")
-]
-ListRuns = Annotated[bool, typer.Option("--list", help="List the runs that have a backup. Default without --run.")]
-MovedLogDirs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--log-dirs",
-        metavar="DIR[,DIR]",
-        help="Current log dirs of the partitions. Default: the log dirs that they had in the run.",
-    ),
-]
-Forget = Annotated[
-    bool,
-    typer.Option("--forget", help="Remove the backup of the run, which frees its space. It cannot be undone then."),
-]
-Execute = Annotated[
-    bool,
-    typer.Option(
-        "--execute",
-        help="Change files. Without it the command prints what it would do. The broker must be stopped, except for "
-        "--forget.",
-    ),
-]
+OriginalsDirectory = Annotated[str, o.flag("--originals DIR", "Directory that was given with --keep-originals.")]
+Run = Annotated[str | None, o.flag("--run ID", "Id of the run, as printed by `compact` and by --list.")]
+ListRuns = Annotated[bool, o.flag("--list", "List the runs that have a backup. Default without --run.")]
+MovedLogDirs = Annotated[list[str] | None, o.flag(
+    "--log-dirs DIR[,DIR]", "Current log dirs of the partitions. Default: the log dirs that they had in the run."
+)]
+Forget = Annotated[bool, o.flag(
+    "--forget", "Remove the backup of the run, which frees its space. It cannot be undone then."
+)]
+Execute = Annotated[bool, o.flag(
+    "--execute",
+    "Change files. Without it the command prints what it would do. The broker must be stopped, except for --forget.",
+)]
 
 
 def _moved(log_dirs: MovedLogDirs = None) -> tuple[str, ...]:
