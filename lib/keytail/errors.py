@@ -98,6 +98,7 @@ class ErrorText(str):
     """
 
     slugs: tuple[str, ...]
+    stored_fields = ("text", "slugs")
 
     def __new__(cls, message: object = "", slugs: Iterable[str] = ()) -> ErrorText:
         """`message` is an exception or a text, which may have slugs of its own."""
@@ -113,8 +114,11 @@ class ErrorText(str):
         return ErrorText(f"{before}{self}", (*slugs_of(before), *self.slugs))
 
     def __reduce__(self) -> tuple:
-        return ErrorText, (str(self), self.slugs)
+        return ErrorText, (self.text, self.slugs)
 
+    @property
+    def text(self) -> str:
+        return str(self)
 
 
 def slugs_of(text: str) -> tuple[str, ...]:

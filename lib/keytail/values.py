@@ -27,6 +27,7 @@ _MAPPINGS: dict[str, type] = {"dict": dict, "Counter": Counter}
 _ERROR_FIELDS = ("what", "path", "byte_position", "offset", "remedy", "slug")
 _SIZE = struct.Struct("<Q")
 _PACKAGE = "keytail"
+_REMEDY = "Install the same version of keytail on all hosts, and run again"
 
 
 class NotAValue(KeytailError):
@@ -50,7 +51,7 @@ def from_parts(parts: Sequence[Any]) -> Any:
     except NotAValue:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, ImportError, SyntaxError) as problem:
-        raise NotAValue(f"invalid serialized data: {type(problem).__name__}: {problem}") from problem
+        raise NotAValue(f"invalid serialized data: {type(problem).__name__}: {problem}", remedy=_REMEDY) from problem
 
 
 def sizes_of(parts: Sequence[memoryview]) -> bytes:
@@ -70,16 +71,16 @@ def from_bytes(data: Any) -> Any:
     try:
         [count] = _SIZE.unpack_from(view)
         if count > len(view) // _SIZE.size:
-            raise NotAValue("invalid serialized data: impossible number of parts")
+            raise NotAValue("invalid serialized data: impossible number of parts", remedy=_REMEDY)
         sizes = struct.unpack_from(f"<{count}Q", view, _SIZE.size)
     except struct.error as problem:
-        raise NotAValue(f"invalid serialized data: {problem}") from problem
+        raise NotAValue(f"invalid serialized data: {problem}", remedy=_REMEDY) from problem
     position, parts = _SIZE.size * (1 + count), []
     for size in sizes:
         parts.append(view[position : position + size])
         position += size
     if position != len(view):
-        raise NotAValue(f"invalid serialized data: {len(view)} bytes, expected {position}")
+        raise NotAValue(f"invalid serialized data: {len(view)} bytes, expected {position}", remedy=_REMEDY)
     return from_parts(parts)
 
 
@@ -97,8 +98,6 @@ class _Writer:
             return value
         if kind is list:
             return [self.encoded(item) for item in value]
-        if kind is ErrorText:
-            return {"ErrorText": [str(value), *value.slugs]}
         if kind.__name__ in _CONTAINERS and kind is _CONTAINERS[kind.__name__]:
             return {kind.__name__: [self.encoded(item) for item in value]}
         if kind.__name__ in _MAPPINGS and kind is _MAPPINGS[kind.__name__]:
@@ -139,8 +138,6 @@ class _Reader:
         if "of" in value:
             return _made(*self._classes[value["of"]], [self.decoded(item) for item in value["is"]])
         [(kind, content)] = value.items()
-        if kind == "ErrorText":
-            return ErrorText(content[0], content[1:])
         if kind in _CONTAINERS:
             return _CONTAINERS[kind](map(self.decoded, content))
         if kind in _MAPPINGS:
@@ -202,6 +199,8 @@ def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
         return kind[values[0]]
     if issubclass(kind, tuple):
         return tuple.__new__(kind, values)
+    if issubclass(kind, ErrorText):
+        return kind(*values)
     made = kind.__new__(kind)
     if isinstance(made, KeytailError):
         what, *where = values

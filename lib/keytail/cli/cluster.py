@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from keytail.cli.configuration import NO_METADATA, SETTINGS_COMMAND
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Layer, broker_options, topic_options
 from keytail.durations import duration_text
@@ -17,8 +18,6 @@ from keytail.log.partition import PartitionEntry
 
 OLD_MS = 3_600_000
 _MOST_NAMED = 10
-NO_METADATA = "no metadata log here (ZooKeeper?)"
-SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 GIVE_SETTINGS = (
     f"Save the settings of topics from any running broker of the cluster: `{SETTINGS_COMMAND} > topics.txt`; then run "
     "again with --topic-configs topics.txt"

@@ -11,6 +11,7 @@ from keytail.cli import options as o
 from keytail.cli.flags import FromFlags
 from keytail.config.broker_version import BrokerVersion
 from keytail.config.compaction import CompactionConfig
+from keytail.config.files import parse_server_properties
 from keytail.config.message_format import MessageFormat, message_format
 from keytail.config.resolve import (
     CLEANUP_POLICY,
@@ -28,6 +29,8 @@ from keytail.errors import NO_ERROR, ErrorText, UsageProblem, refusal
 if TYPE_CHECKING:
     from keytail.cli.cluster import Cluster
 
+NO_METADATA = "no metadata log here (ZooKeeper?)"
+SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 _MOST_RESOLVED = 64
 # Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
 PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
@@ -75,14 +78,10 @@ class Configuration:
 
     def why_unknown(self, topic: str) -> str:
         """Return why the metadata log does not have the settings of a topic."""
-        from keytail.cli.cluster import NO_METADATA  # noqa: PLC0415 (--help needs no log code)
-
         return self.cluster.why_unknown(topic) if self.cluster is not None else NO_METADATA
 
     def unknown(self, topic: str, names: Iterable[str]) -> ErrorText:
         """Return why something that requires the settings `names` is refused, and a remedy; empty if all are known."""
-        from keytail.cli.cluster import SETTINGS_COMMAND  # noqa: PLC0415 (--help needs no log code)
-
         missing = self.of(topic).unknown(names)
         if not missing:
             return NO_ERROR
@@ -129,8 +128,6 @@ def read_configuration(
     """Return the configuration by flags. Raises UsageProblem if a file cannot be read or a setting is invalid."""
     broker: Mapping[str, Setting] = {}
     if config is not None:
-        from keytail.config.files import parse_server_properties  # noqa: PLC0415 (--help needs no log code)
-
         data = _read(config, "--config", "Give the server.properties with which the broker is started")
         broker = from_broker(parse_server_properties(data, config), config)
     of_topics = TopicConfigs()

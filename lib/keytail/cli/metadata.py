@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from keytail.cli.cluster import NO_METADATA, OLD_MS, Cluster, ms_text
-from keytail.cli.configuration import Configuration
+from keytail.cli.cluster import OLD_MS, Cluster, ms_text
+from keytail.cli.configuration import NO_METADATA, Configuration
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
 from keytail.config.files import MetaProperties, parse_meta_properties

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from keytail.cli import options as o
 from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
+from keytail.config.files import log_dirs as log_dirs_of
 from keytail.errors import UsageProblem
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.owner import work_as_owner
@@ -42,8 +43,6 @@ class Choice:
 
 def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
     """Return `--log-dirs`, or else the log dirs in the broker's file, as absolute paths."""
-    from keytail.config.files import log_dirs as log_dirs_of  # noqa: PLC0415 (--help needs no log code)
-
     paths = tuple(given) or log_dirs_of(configuration.broker)
     if not paths:
         raise UsageProblem(

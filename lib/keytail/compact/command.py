@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
@@ -19,14 +19,12 @@ from keytail.cli.statuses import FAILURES, Status, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
+from keytail.compact.plan import Rules, TaskSettings
 from keytail.errors import UsageProblem
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
 from keytail.log.fs import FileSystem
+from keytail.run.memory import cores, map_memory_bytes
 from keytail.run.rows import ResultRow, exit_status
-
-if TYPE_CHECKING:
-    from keytail.compact.plan import Rules
-    from keytail.compact.planning import TaskSettings
 
 
 def _configuration(
@@ -105,7 +103,6 @@ class Request:
         return bool(self.output_dirs) or self.scratch_dir is not None
 
     def rules(self, fs: FileSystem) -> Rules:
-        from keytail.compact.plan import Rules  # noqa: PLC0415 (--help needs no log code)
         from keytail.compact.planning import check_clock  # noqa: PLC0415 (--help needs no log code)
 
         return Rules(
@@ -118,8 +115,6 @@ class Request:
         )
 
     def task_settings(self) -> TaskSettings:
-        from keytail.compact.planning import TaskSettings  # noqa: PLC0415 (--help needs no log code)
-
         return TaskSettings(
             map_memory_bytes=self.map_memory_bytes or 0,
             drop_keyless=self.drop_keyless,
@@ -133,9 +128,6 @@ class Request:
 
     def map_memory(self) -> int:
         """Return the map memory of one task in bytes, as far as it is known before there is a session."""
-        from keytail.run.memory import map_memory_bytes  # noqa: PLC0415 (--help needs no log code)
-        from keytail.run.workers import cores  # noqa: PLC0415 (--help needs no log code)
-
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 

@@ -19,6 +19,7 @@ from keytail.log.partition import reasons_against_change
 
 if TYPE_CHECKING:
     from keytail.cli.replicas import Replica
+    from keytail.compact.task import FanOut, Grouping
     from keytail.log.partition import PartitionFacts, SegmentFacts
     from keytail.log.producers import Unstable
 
@@ -320,6 +321,20 @@ class Rules:
     high_watermark: HighWatermarkSource = "checkpoint"
     unsafe_clock: bool = False
     replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """The command-line options for a task, the same for every partition of a run."""
+
+    map_memory_bytes: int = 0  # 0: the share of each host
+    drop_keyless: bool = False
+    grouping: Grouping = "measured"
+    fan_out: FanOut = "auto"
+    throttle_bytes_per_s: int | None = None  # per host
+    hottest_keys: int = 0
+    show_keys: bool = False
+    by_file_time: bool = False
 
 
 def decide(

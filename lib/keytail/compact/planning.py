@@ -26,7 +26,6 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
 
 if TYPE_CHECKING:
-    from keytail.compact.task import FanOut, Grouping
     from keytail.log.producers import Unstable
 
 NOW_TOLERANCE_MS = 60_000
@@ -202,17 +201,3 @@ def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionCon
     from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels, only if a topic is compacted)
 
     return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
-
-
-@dataclass(frozen=True)
-class TaskSettings:
-    """The command-line options for a task, the same for every partition of a run."""
-
-    map_memory_bytes: int = 0  # 0: the share of each host
-    drop_keyless: bool = False
-    grouping: Grouping = "measured"
-    fan_out: FanOut = "auto"
-    throttle_bytes_per_s: int | None = None  # per host
-    hottest_keys: int = 0
-    show_keys: bool = False
-    by_file_time: bool = False

@@ -80,7 +80,9 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
         return problem
     except OSError as problem:
         what = f"the file cannot be read: {problem.strerror}"
-        return KeytailError(what, path=problem.filename, slug="unreadable-file")
+        return KeytailError(
+            what, path=problem.filename, remedy="Check the disk, and the file's owner and mode", slug="unreadable-file"
+        )
     return count
 
 

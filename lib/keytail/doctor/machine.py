@@ -15,8 +15,7 @@ from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.errors import UsageProblem
 from keytail.run.delta import coordinates, in_sparks_jars, session_settings
 from keytail.run.java import java_version, require_java
-from keytail.run.memory import map_memory_bytes, physical_bytes
-from keytail.run.workers import cores
+from keytail.run.memory import cores, map_memory_bytes, physical_bytes
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
 # For Spark's shuffle, and the driver's locks and files of concurrent tasks; Spark's documentation requires thousands.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from keytail.cli.cluster import SETTINGS_COMMAND
-from keytail.cli.configuration import Configuration
+from keytail.cli.configuration import SETTINGS_COMMAND, Configuration
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.resolve import CLEANUP_POLICY, Resolved
 from keytail.errors import NO_ERROR, ErrorText, refusal

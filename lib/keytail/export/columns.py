@@ -67,7 +67,11 @@ def _timestamps(records: np.ndarray) -> Any:
     beyond = np.flatnonzero(np.abs(times_ms) > _MOST_MS)
     if len(beyond):
         at = int(beyond[0])
-        raise Undecodable(f"timestamp {times_ms[at]} is out of range for a table", offset=int(records["offset"][at]))
+        raise Undecodable(
+            f"timestamp {times_ms[at]} is out of range for a table",
+            offset=int(records["offset"][at]),
+            remedy="Leave out this partition; nothing of it was written",
+        )
     return pyarrow.array(times_ms * 1000, pyarrow.int64(), mask=times_ms == -1).view(pyarrow.timestamp("us", "UTC"))
 
 

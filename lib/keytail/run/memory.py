@@ -26,3 +26,8 @@ def map_memory_bytes(tasks_a_host: int) -> int:
     """Return half of the memory, in bytes, divided by the number of concurrent tasks; the other half is for everything
     else."""
     return max(physical_bytes() // 2 // max(tasks_a_host, 1), _SMALLEST_MAP_BYTES)
+
+
+def cores() -> int:
+    """Return how many tasks run at a time on this host, as with Spark's `local[*]`; it limits the memory of each."""
+    return len(os.sched_getaffinity(0))

@@ -7,11 +7,11 @@ spark-submit or `--master`, or if the work takes long or is of a kind that requi
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from keytail.run.engine import Engine
+from keytail.run.memory import cores
 from keytail.run.processes import Processes
 from keytail.run.rates import is_worth_spark, run_seconds
 from keytail.run.session import session_of_run
@@ -24,11 +24,6 @@ class Reporter(Protocol):
     def note(self, text: str, /) -> None: ...
 
     def watch(self, driver: DriverAddress, /) -> None: ...
-
-
-def cores() -> int:
-    """Return how many tasks run at a time on this host, as with Spark's `local[*]`; it limits the memory of each."""
-    return len(os.sched_getaffinity(0))
 
 
 def workers_of_run(

@@ -235,6 +235,7 @@ def _manifest(entry: Entry) -> Manifest:
         raise CorruptLog(
             f"the backup manifest belongs to run {entry.manifest.run_id}, partition {entry.manifest.name}",
             path=entry.path,
+            remedy="Move it back to the backup that it belongs to",
             slug="manifest-of-another-run",
         )
     return entry.manifest

@@ -119,7 +119,9 @@ def _follow_log(
         )
     if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
         raise NeedsFanOut(
-            f"its keys do not fit into the {task.map_memory_bytes} bytes of map memory", path=task.partition_path
+            f"its keys do not fit into the {task.map_memory_bytes} bytes of map memory",
+            path=task.partition_path,
+            remedy="Raise --map-memory",
         )
     unread_records = 0
     with clock.phase("check"):

@@ -205,7 +205,9 @@ class PartitionLog:
         if not self.log_start_offset <= offset <= self.log_end_offset:
             held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
             what = f"offset out of range: the log contains offsets {held}"
-            raise Refused(what, path=self.path, offset=offset, slug="offset-out-of-range")
+            raise Refused(
+                what, path=self.path, offset=offset, remedy="Read at an offset of the log", slug="offset-out-of-range"
+            )
         return self._log.segments.floor(offset)
 
     def roll(self, *, now_ms: int) -> int:

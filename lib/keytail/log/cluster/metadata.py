@@ -279,7 +279,7 @@ def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int
         )
     if first < 0:
         what = f"the log begins at offset {listing.segments[0][0]}, and no snapshot covers earlier offsets"
-        raise CorruptLog(what, path=listing.path, slug="metadata-log-gap")
+        raise CorruptLog(what, path=listing.path, remedy=_RESTORE, slug="metadata-log-gap")
     return listing.segments[first:]
 
 
