@@ -18,6 +18,7 @@ from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, prin
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
+from keytail.run.rows import OfPartition
 
 _GOOD = frozenset({"alike", "skipped"})
 
@@ -52,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class AuditRow:
+class AuditRow(OfPartition):
     """One partition. Counts are of records, except those of transactions."""
 
     topic: str
@@ -86,10 +87,6 @@ class AuditRow:
     start_ms: int | None = None
     end_ms: int | None = None
     problem: KeytailError | None = None  # the error of `error`
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def exit_status(rows: Sequence[AuditRow], request: Request) -> int:

@@ -18,6 +18,7 @@ from keytail.cli.table import Column, print_line, print_rows
 from keytail.config.message_format import MessageFormat
 from keytail.durations import duration_text
 from keytail.errors import NO_ERROR, ErrorText
+from keytail.run.rows import OfPartition
 
 _OF_OLD_MESSAGES = {
     "v2": "Compaction writes messages of formats v0 and v1 as v2",
@@ -44,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class DescribeRow:
+class DescribeRow(OfPartition):
     """One partition."""
 
     topic: str
@@ -79,10 +80,6 @@ class DescribeRow:
         "`versions` that may have written the log dirs, and `evidence`: what was found, and what it means",
     ]
     error: ErrorText = NO_ERROR
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def exit_status(rows: Sequence[DescribeRow], request: Request | None = None) -> int:

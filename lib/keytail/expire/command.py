@@ -28,6 +28,7 @@ from keytail.cli.table import (
 )
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
+from keytail.run.rows import OfPartition
 
 Reason = Literal["log-start", "size", "time"]
 
@@ -74,7 +75,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class ExpireRow:
+class ExpireRow(OfPartition):
     """One partition. Sizes are of `.log` files; unknown values are None."""
 
     topic: Annotated[str, ""]
@@ -97,10 +98,6 @@ class ExpireRow:
     start_ms: Annotated[int | None, ""] = None
     end_ms: Annotated[int | None, ""] = None
     recorded: bool = field(default=True, compare=False, repr=False)  # False: it is missing from the ledger
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def exit_status(rows: Sequence[ExpireRow], request: Request | None = None) -> int:

@@ -16,6 +16,7 @@ from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.export.formats import Format, FormatName, Formats
+from keytail.run.rows import OfPartition
 
 _what_flag = o.panel("What to export")
 _target_flag = o.panel("Where to")
@@ -103,7 +104,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class ExportRow:
+class ExportRow(OfPartition):
     """One partition."""
 
     topic: str
@@ -123,10 +124,6 @@ class ExportRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def exit_status(rows: Sequence[ExportRow], request: Request | None = None) -> int:

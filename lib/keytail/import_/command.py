@@ -18,6 +18,7 @@ from keytail.cli.statuses import FAILURES, Status
 from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_notes, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.import_.source import Columns, Source
+from keytail.run.rows import OfPartition
 
 Format = Literal["parquet", "delta", "json"]
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -156,7 +157,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class ImportRow:
+class ImportRow(OfPartition):
     """One partition of the topic."""
 
     topic: str
@@ -175,10 +176,6 @@ class ImportRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:

@@ -17,6 +17,7 @@ from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, pri
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerFlags, is_uri
+from keytail.run.rows import OfPartition
 
 LedgerPath = Annotated[str, o.run_flag("--ledger PATH", "Ledger that was given to the runs.")]
 Run = Annotated[str | None, o.run_flag("--run ID", "Select one run, by its id or the end of its id.")]
@@ -91,7 +92,7 @@ class RunRow:
 
 
 @dataclass(frozen=True)
-class PartitionRow:
+class PartitionRow(OfPartition):
     """What one run did to one partition, from its result row."""
 
     run_id: str
@@ -116,10 +117,6 @@ class PartitionRow:
     end_ms: Annotated[int | None, "`null`: no outcome was recorded"] = None
     at_ms: Annotated[int | None, "when the row was written"] = None
     repaired_by: Annotated[str | None, "the run that determined a missing outcome"] = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from keytail.cli.selection import ChoiceAlone
 from keytail.cli.statuses import Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, Column, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText
+from keytail.run.rows import OfPartition
 
 Offset = Annotated[int | None, o.run_flag(
     "--offset N", "Find the first record at or after this offset.", parser=o.within(0, o.LONG_MAX)
@@ -38,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class LookupRow:
+class LookupRow(OfPartition):
     """One partition."""
 
     topic: str
@@ -61,10 +62,6 @@ class LookupRow:
     reason: Annotated[str, "why nothing, or another offset, was found"] = ""
     notes: Annotated[tuple[str, ...], "what is wrong with the indexes, and what a broker returns"] = ()
     steps: Annotated[tuple[str, ...], "with `--explain`"] = ()
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def exit_status(rows: Sequence[LookupRow], request: Request | None = None) -> int:

@@ -19,6 +19,7 @@ from keytail.cli.statuses import FAILURES, Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_notes, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
+from keytail.run.rows import OfPartition
 
 RebuildAll = Annotated[bool, o.run_flag(
     "--all",
@@ -62,7 +63,7 @@ class SegmentRow:
 
 
 @dataclass(frozen=True)
-class RebuildRow:
+class RebuildRow(OfPartition):
     """One partition, with its segments."""
 
     topic: str
@@ -85,10 +86,6 @@ class RebuildRow:
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # damage that was found, likewise
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def exit_status(rows: Sequence[RebuildRow], request: Request | None = None) -> int:

@@ -15,8 +15,20 @@ from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refuse
 DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
 
 
+class OfPartition:
+    """A row of one partition."""
+
+    __slots__ = ()
+    topic: str
+    partition: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
 @dataclass(frozen=True, slots=True)
-class ResultRow:
+class ResultRow(OfPartition):
     """The result for one partition. Sizes are of `.log` files; a number that was not counted is None, not 0."""
 
     topic: str
@@ -48,10 +60,6 @@ class ResultRow:
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
     detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
     def __reduce__(self) -> tuple:
         """Pickle the fields only: rows come from other processes by the hundred thousand, and dataclasses' own method

@@ -15,6 +15,7 @@ from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.statuses import Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText
+from keytail.run.rows import OfPartition
 
 _MOST_LINES = 40
 
@@ -64,7 +65,7 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True)
-class SalvageRow:
+class SalvageRow(OfPartition):
     """One partition."""
 
     topic: str
@@ -94,10 +95,6 @@ class SalvageRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
     @property
     def is_whole(self) -> bool:

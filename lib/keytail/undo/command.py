@@ -15,6 +15,7 @@ from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_notes, print_rows, total
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
+from keytail.run.rows import OfPartition
 
 State = Literal["kept", "undone", "partly undone", "unfinished"]
 
@@ -67,7 +68,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class UndoRow:
+class UndoRow(OfPartition):
     """One partition of a run."""
 
     run_id: str
@@ -87,10 +88,6 @@ class UndoRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 @dataclass(frozen=True)
