@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.compact.plan import (
-    Rules,
     decide,
     group_segments,
     refusals,
@@ -18,6 +17,7 @@ from keytail.compact.plan import (
     select,
     settings_of_compaction,
 )
+from keytail.compact.rules import Rules
 from keytail.config.compaction import CompactionConfig
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import Unstable

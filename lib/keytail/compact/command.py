@@ -19,7 +19,7 @@ from keytail.cli.statuses import FAILURES, Status, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
-from keytail.compact.plan import Rules, TaskSettings
+from keytail.compact.rules import Rules, TaskSettings
 from keytail.errors import UsageProblem
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
 from keytail.log.fs import FileSystem

@@ -19,9 +19,10 @@ from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.planned_rows import row_of, with_detail, with_removal_limit
-from keytail.compact.planning import Planned, Rules, plan_to_compact, report_assumptions, report_version_rules
+from keytail.compact.planning import Planned, plan_to_compact, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
+from keytail.compact.rules import Rules
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps, cleaning_tasks, resolve_leftovers
 from keytail.compact.task import CleaningTask

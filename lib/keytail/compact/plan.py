@@ -18,8 +18,8 @@ from keytail.errors import NO_ERROR, ErrorText, joined, refusal
 from keytail.log.partition import reasons_against_change
 
 if TYPE_CHECKING:
-    from keytail.cli.replicas import Replica
-    from keytail.compact.task import FanOut, Grouping
+    from keytail.cli.options import HighWatermark
+    from keytail.compact.rules import Rules
     from keytail.log.partition import PartitionFacts, SegmentFacts
     from keytail.log.producers import Unstable
 
@@ -32,7 +32,6 @@ NEWEST_SEGMENT_TOLERANCE_MS = 3_600_000
 _REMOVES_BY = ("cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable")
 _DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
 
-HighWatermarkSource = Literal["checkpoint", "log-end"]
 Limit = Literal["active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"]
 Status = Literal["would-compact", "clean", "skipped", "refused"]
 
@@ -144,7 +143,7 @@ def select(
     *,
     force: bool = False,
     from_log_start: bool = False,
-    high_watermark: HighWatermarkSource = "checkpoint",
+    high_watermark: HighWatermark = "checkpoint",
     unstable: Unstable | None = None,
 ) -> Selection:
     """Return the section that a round at `now_ms` would clean, and whether one is due.
@@ -213,7 +212,7 @@ def _first_uncleanable(
     now_ms: int,
     first_dirty: int,
     *,
-    high_watermark: HighWatermarkSource,
+    high_watermark: HighWatermark,
     unstable: Unstable | None,
 ) -> tuple[int, Limit, str]:
     """Return the segment base where cleaning ends, the rule that decides it, and its description with numbers.
@@ -279,7 +278,7 @@ def refusals(
     unknown: ErrorText,
     now_ms: int,
     *,
-    high_watermark: HighWatermarkSource = "checkpoint",
+    high_watermark: HighWatermark = "checkpoint",
     unsafe_clock: bool = False,
 ) -> list[ErrorText]:
     """Return why records of this partition must not be removed, each with a remedy; empty if nothing forbids it.
@@ -309,32 +308,6 @@ def refusals(
             )
         )
     return reasons
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The command-line options that affect decisions."""
-
-    now_ms: int
-    force: bool = False
-    from_log_start: bool = False
-    high_watermark: HighWatermarkSource = "checkpoint"
-    unsafe_clock: bool = False
-    replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
-
-
-@dataclass(frozen=True)
-class TaskSettings:
-    """The command-line options for a task, the same for every partition of a run."""
-
-    map_memory_bytes: int = 0  # 0: the share of each host
-    drop_keyless: bool = False
-    grouping: Grouping = "measured"
-    fan_out: FanOut = "auto"
-    throttle_bytes_per_s: int | None = None  # per host
-    hottest_keys: int = 0
-    show_keys: bool = False
-    by_file_time: bool = False
 
 
 def decide(

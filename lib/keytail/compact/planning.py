@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from keytail.cli.configuration import Configuration
 from keytail.compact.expectation import Expected, expect
-from keytail.compact.plan import Decision, Rules, decide, settings_of_compaction
+from keytail.compact.plan import Decision, decide, settings_of_compaction
 from keytail.compact.removal_limit import RemovalLimit, removal_limit
+from keytail.compact.rules import Rules
 from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY

@@ -14,8 +14,9 @@ from keytail.cli.progress import Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
-from keytail.compact.plan import Decision, Rules, TaskSettings
+from keytail.compact.plan import Decision
 from keytail.compact.planning import Planned, plan_partition_of
+from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem

@@ -14,8 +14,9 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.kafka_version import which_kafka
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
-from keytail.compact.plan import Rules, Selection, select
+from keytail.compact.plan import Selection, select
 from keytail.compact.planning import Planned, check_clock, plan_partition_of
+from keytail.compact.rules import Rules
 from keytail.config.kafka_version import Inferred
 from keytail.config.keys import KEYS, TOPIC_KEYS
 from keytail.config.message_format import MessageFormat

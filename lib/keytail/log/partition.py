@@ -290,7 +290,7 @@ def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: 
         )
 
 
-def reasons_against_change(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
+def reasons_against_change(facts: PartitionFacts, remote_storage_enable: bool) -> list[ErrorText]:
     """Return why records of the partition must be neither added nor removed, for rows; the reasons that the survey has
     found (`facts.problems`) are others."""
     reasons = []

@@ -92,7 +92,8 @@ def errors(home: Path = _HOME) -> Iterator[ListedError]:
             found = _Texts(path, scope, used_at, node.lineno)
             texts, remedies, slugs = (found.of(item) for item in (node.args[0], given.get("remedy"), given.get("slug")))
             slugs = [slug for slug in slugs if slug not in ("", _VARIES)] or [default]
-            if path.name == "errors.py" and not slugs[0]:  # the machinery of all errors
+            is_copy = ast.unparse(given.get("slug", node)).endswith(".slug")
+            if is_copy or (path.name == "errors.py" and not slugs[0]):  # or the machinery of all errors
                 continue
             if not kind or not slugs[0]:
                 raise ValueError(f"{path}:{node.lineno}: show the class and the slug of the error in this call")

@@ -25,9 +25,9 @@ from keytail.compact.out_of_place.output_tree import Found
 from keytail.compact.out_of_place.placing import InTarget, Worker
 from keytail.compact.out_of_place.plan import Known, PlannedPartition, judge, metadata_partition, not_chosen
 from keytail.compact.out_of_place.target import Target, target_of
-from keytail.compact.plan import Rules
 from keytail.compact.planning import report_version_rules
 from keytail.compact.removal_limit import report_unhosted
+from keytail.compact.rules import Rules
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps
 from keytail.console import print_message

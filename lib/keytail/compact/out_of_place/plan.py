@@ -18,9 +18,9 @@ from keytail.compact.out_of_place.output_tree import Found
 from keytail.compact.out_of_place.partition import as_written
 from keytail.compact.out_of_place.placing import Intended
 from keytail.compact.out_of_place.target import Target
-from keytail.compact.plan import Rules, TaskSettings
 from keytail.compact.planned_rows import row_of, row_of_plan, with_detail, with_removal_limit
 from keytail.compact.planning import Planned, plan_partition_of
+from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, OutOfPlace
 from keytail.config.compaction import CompactionConfig

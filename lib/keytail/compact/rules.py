@@ -1,0 +1,37 @@
+"""The command-line options of a compaction, as values for decisions and for tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keytail.cli.options import HighWatermark
+    from keytail.cli.replicas import Replica
+    from keytail.compact.task import FanOut, Grouping
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The command-line options that affect decisions."""
+
+    now_ms: int
+    force: bool = False
+    from_log_start: bool = False
+    high_watermark: HighWatermark = "checkpoint"
+    unsafe_clock: bool = False
+    replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """The command-line options for a task, the same for every partition of a run."""
+
+    map_memory_bytes: int = 0  # 0: the share of each host
+    drop_keyless: bool = False
+    grouping: Grouping = "measured"
+    fan_out: FanOut = "auto"
+    throttle_bytes_per_s: int | None = None  # per host
+    hottest_keys: int = 0
+    show_keys: bool = False
+    by_file_time: bool = False
