@@ -96,7 +96,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
                 remedy="Use the keytail version that wrote it, or another --output-dir",
                 slug="unsupported-output-version",
             )
-        fields["copied_for"] = of_stored(fields["copied_for"])
+        fields["copied_for"] = of_stored(fields.get("copied_for", ""))
         fields["source_files"] = tuple(SeenFile(*file) for file in fields["source_files"])
         fields["source_entries"] = Entries(*fields["source_entries"])
         fields["entries"] = Entries(*fields["entries"])
