@@ -120,9 +120,11 @@ def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, 
             of_class = scope.name if isinstance(scope, ast.ClassDef) else inside.get(scope, (tree, ""))[1]
             inside |= dict.fromkeys(ast.walk(scope), (scope, of_class))
     calls = [(node, *where) for node, where in inside.items() if isinstance(node, ast.Call) and node.args]
+    raised = {node.exc for node in inside if isinstance(node, ast.Raise)}
     for node, scope, of_class in sorted(calls, key=lambda item: item[0].lineno):
         name = ast.unparse(node.func).replace("super().__init__", of_class)
-        if name in kinds or (isinstance(node.func, ast.Name) and any(item.arg == "slug" for item in node.keywords)):
+        parameters = {item.arg for item in ast.walk(scope) if isinstance(item, ast.arg)} if node in raised else ()
+        if name in kinds or name in parameters or any(item.arg == "slug" for item in node.keywords):
             yield scope, name, node
 
 
