@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import keytail.main.main  # noqa: F401 (declares the statuses of all commands)
 from keytail.compact.detail import Detail, Part
 from keytail.compact.map_phase.key_counts import HOTTEST, KeyCounts, hot_key
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
