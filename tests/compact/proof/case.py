@@ -29,7 +29,7 @@ INTERVAL = 150
 
 
 class SmallWindow(Window):
-    """A window smaller than a batch, without room for its prefetched bytes: it grows only as far as it is told."""
+    """A window smaller than a batch, without room for its prefetched bytes: it grows only as far as is asked for."""
 
     def __init__(self, fs: FileSystem) -> None:
         super().__init__(fs, 64)
