@@ -2,6 +2,7 @@
 
     KEYTAIL_SEED=7 python -m tests.mutation --n 200 --jobs 2      # draw 200 mutants, run those that have no result yet
     KEYTAIL_SEED=7 python -m tests.mutation --n 200 --survivors   # run the survivors again, after a new test
+    KEYTAIL_SEED=7 python -m tests.mutation --n 200 --survivors --folders crash   # run them with other tests
     KEYTAIL_SEED=7 python -m tests.mutation --n 200 --table       # run nothing, print the results
 
 Needs the extra `mutation` of pyproject.toml (cosmic-ray). Cosmic-ray lists and applies the mutations; `Remove` below
@@ -12,12 +13,13 @@ there, so that each module is drawn in proportion to its code. Not drawn, becaus
 - the replacement of a comparison by `is` or `is not`, and of these by any comparison but each other.
 
 A mutant is never written to a file, and its kernels are not compiled: `tests/mutated.py` describes how tests run with
-it. All tests that need no JVM are first run once without a mutation, to note the lines of the core that each of them
-executes; those that take too long without compilation are left out. A mutant is run with the tests that execute its
-statement until one fails: the quickest test of each function first, then the next ones, up to `--limit-s` seconds of
-tests. A time limit counts as caught and is listed separately, and so is a crash of the process. `results.jsonl` in
-KEYTAIL_MUTANTS (by default a folder in the temporary directory) has a line for each mutant; a stopped run continues
-there when it is started again. Start with an empty folder after a change of the code.
+it. The tests of `--folders` that need no JVM are first run once without a mutation, to note the lines of the core that
+each of them executes; those that take too long without compilation are left out. A mutant is run with the tests that
+execute its statement until one fails: the quickest test of each function first, then the next ones, up to `--limit-s`
+seconds of tests. A time limit counts as caught and is listed separately, and so is a crash of the process.
+`results.jsonl` in KEYTAIL_MUTANTS (by default a folder in the temporary directory) has a line for each mutant; a
+stopped run continues there when it is started again, and lines of a changed test file are noted again. After a change
+of the package all results are out of date. Run it in a clone if the tree may change meanwhile.
 """
 
 from __future__ import annotations
@@ -69,7 +71,6 @@ CORE = {
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
     "recovery": ("log/recover.py",),
 }  # fmt: skip
-FOLDERS = ("compact", "crash", "kernels", "log")
 # Uses vector instructions and cannot run as plain Python: it is compiled, and run with these tests.
 COMPILED = {"kernels/proof/blake2b.py": "tests/kernels/test_blake2b.py::"}
 # Its kernels are not those of the core, and mutants would change how all of them are cached.
@@ -254,8 +255,8 @@ def _in_child(call: Callable[[Path], object], folder: Path) -> None:
 # Which tests.
 
 
-def test_files() -> list[str]:
-    paths = sorted(path for folder in FOLDERS for path in (ROOT / "tests" / folder).rglob("test_*.py"))
+def test_files(folders: Iterable[str]) -> list[str]:
+    paths = [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))]
     return [name for path in paths if (name := str(path.relative_to(ROOT))) not in NOT_RUN]
 
 
@@ -284,11 +285,11 @@ def _note_lines(file: str, folder: Path) -> object:
     return {"tests": tests, "left_out": plugin.left_out}
 
 
-def measure(jobs: int) -> dict[str, dict]:
-    """Return seconds and lines of each test that passes without compiled kernels."""
+def measure(folders: Iterable[str], jobs: int) -> dict[str, dict]:
+    """Return seconds and lines of each test in these folders that passes without compiled kernels."""
     (PLACE / "lines").mkdir(exist_ok=True)
     places = {}
-    for file in test_files():
+    for file in test_files(folders):
         digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
         places[file] = PLACE / "lines" / f"{file.replace('/', '-')}.{_code()}.{digest}.json"
     todo = [file for file, place in places.items() if not place.exists()]
@@ -422,6 +423,7 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=200, help="mutants to draw (default 200)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--limit-s", type=float, default=60, help="seconds of tests for one mutant (default 60)")
+    parser.add_argument("--folders", default="kernels,compact,log", help="of tests (default kernels,compact,log)")
     parser.add_argument("--survivors", action="store_true", help="run those again that survived")
     parser.add_argument("--table", action="store_true", help="print the results only")
     options = parser.parse_args()
@@ -437,7 +439,7 @@ def main() -> int:
         known = results()
         again = ("survived", "unclear") if options.survivors else ()
         todo = [m for m in mutants if m.key not in known or known[m.key]["outcome"] in again]
-        run(todo, measure(options.jobs), options.limit_s, options.jobs)
+        run(todo, measure(options.folders.split(","), options.jobs), options.limit_s, options.jobs)
     table(mutants)
     return 0
 
