@@ -624,6 +624,24 @@ def test_a_source_whose_offsets_do_not_ascend_is_corrupt(tmp_path, offsets):
         case.prove(tmp_path)
 
 
+def test_a_missing_record_of_a_source_is_reported_with_the_offset_after_the_last_one(tmp_path):
+    record = Rec(0, NOW, b"a", b"x" * 9)
+    case = Case({0: encode_batch([record], last_offset=5), 6: b""}, [[0]], Round(0, 6, 6, NOW))
+    case.segments[0] = encode_batch([record], last_offset=5, record_count=2)
+    with pytest.raises(CorruptLog, match="a record cannot be parsed") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == 1
+
+
+def test_a_delete_horizon_may_be_0(tmp_path):
+    first = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"b", b"2")], delete_horizon_ms=0)
+    case = Case({0: first + encode_batch([Rec(2, NOW, b"a", b"3")]), 3: b""}, [[0]], Round(0, 3, 3, NOW))
+    case.prove(tmp_path)
+    _again(case.batches()[0], case.batches()[0].records, horizon=None)
+    with pytest.raises(KeytailError, match="delete horizon is missing"):
+        case.prove(tmp_path)
+
+
 def test_an_index_entry_is_due_after_more_bytes_than_the_interval(tmp_path):
     case = _example()
     first = case.out[0][0].data
