@@ -2,6 +2,7 @@
 
     KEYTAIL_SEED=7 python -m tests.mutation --n 200 --jobs 2      # draw 200 mutants, run those that have no result yet
     KEYTAIL_SEED=7 python -m tests.mutation --n 200 --survivors   # run the survivors again, after a new test
+    KEYTAIL_SEED=7 python -m tests.mutation --n 200 --survivors --folders crash   # run them with other tests
     KEYTAIL_SEED=7 python -m tests.mutation --n 200 --table       # run nothing, print the results
 
 Needs the extra `mutation` of pyproject.toml (cosmic-ray). Cosmic-ray lists and applies the mutations; `Remove` below
@@ -11,46 +12,37 @@ there, so that each module is drawn in proportion to its code. Not drawn, becaus
 - annotations, statements under `TYPE_CHECKING`, and decorators (how a kernel is compiled, the slots of a class);
 - the replacement of a comparison by `is` or `is not`, and of these by any comparison but each other.
 
-Each mutant is applied to a copy of the tree in KEYTAIL_MUTANTS (by default a folder in the temporary directory),
-never to the tree itself. The tests that need no JVM and reach the module by imports are run until one fails: first
-the files that have caught mutants of this module, then those with a similar name, then those at the shortest
-distance, up to about 40 s of tests. When all mutants are done, the survivors are run with more tests, up to about two
-minutes. A time limit counts as caught and is listed separately, and so is a crash of the process. `results.jsonl` in
-that folder has a line for each mutant; a stopped run continues there when it is started again.
-
-The copy differs in three ways. Each kernel's entry in the cache of compiled kernels is named by the source of the
-kernel and of all that it uses, not of all kernels, so that a mutant compiles only what it changes. Mutants of the
-proof's kernels are first run without compiling these kernels. Hypothesis does not shrink failures.
+A mutant is never written to a file, and its kernels are not compiled: `tests/mutated.py` describes how tests run with
+it. The tests of `--folders` that need no JVM are first run once without a mutation, to note the lines of the core that
+each of them executes; those that take too long without compilation are left out. A mutant is run with the tests that
+execute its statement until one fails: the quickest test of each function first, then the next ones, up to `--limit-s`
+seconds of tests. A time limit counts as caught and is listed separately, and so is a crash of the process.
+`results.jsonl` in KEYTAIL_MUTANTS (by default a folder in the temporary directory) has a line for each mutant; a
+stopped run continues there when it is started again, and lines of a changed test file are noted again. After a change
+of the package all results are out of date. Run it in a clone if the tree may change meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import difflib
 import functools
 import hashlib
-import itertools
 import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-import xml.etree.ElementTree as ElementTree
+import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from typing import Any
 
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
@@ -58,9 +50,12 @@ from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 from parso.python.tree import ExprStmt, Keyword
 
+from tests.mutated import Chosen, Lines, change_imports, run_tests
+
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "lib/keytail"
 PLACE = Path(os.environ.get("KEYTAIL_MUTANTS") or Path(tempfile.gettempdir()) / "keytail-mutants")
-RESULTS, SECONDS, CHECKED = (PLACE / name for name in ("results.jsonl", "seconds.json", "checked.txt"))
+RESULTS = PLACE / "results.jsonl"
 
 CORE = {
     "survivors": (
@@ -76,19 +71,11 @@ CORE = {
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
     "recovery": ("log/recover.py",),
 }  # fmt: skip
-FOLDERS = ("compact", "crash", "golden", "kernels", "log", "rebuild_index", "undo", "verify")
-# The copy changes jit.py, which these tests test.
+# Uses vector instructions and cannot run as plain Python: it is compiled, and run with these tests.
+COMPILED = {"kernels/proof/blake2b.py": "tests/kernels/test_blake2b.py::"}
+# Its kernels are not those of the core, and mutants would change how all of them are cached.
 NOT_RUN = {"tests/kernels/test_jit.py"}
-# These tests also pass with the following kernels as plain Python, which avoids compiling most of their mutants.
-PLAIN = (*(f"proof.{name}" for name in ("checks", "meaning", "markers", "records", "rest", "step", "table")), "walk")
-PLAIN_TESTS = [f"tests/compact/proof/test_{which}.py" for which in ("transactions", "prove", "legacy")]
-# Seconds of tests that all mutants are run with, and that survivors are run with.
-NEAR_S, FAR_S = 40.0, 120.0
-LONG_S = 10.0  # the assumed maximum for one test
-TEST_LIMIT_CPU_S = 60  # of one test, including the kernels that a mutant makes it compile
-COMPILING_CPU_S = 900  # of the first test, which compiles nearly all kernels
-TEST_LIMIT_S = 1800  # of a test that waits forever: a busy machine must not count as a caught mutant
-MEMORY_BYTES = 12 << 30
+LONG_CPU_S = 30  # all cases of a test together, while their lines are noted; others are not run
 
 
 class Remove(Operator):
@@ -145,13 +132,12 @@ def _names() -> list[str]:
 
 def modules() -> dict[str, str]:
     """Return each module of the core, and the part that it belongs to."""
-    package = ROOT / "lib/keytail"
     found = {}
     for part, patterns in CORE.items():
         for pattern in patterns:
-            paths = sorted(package.glob(pattern))
+            paths = sorted(PACKAGE.glob(pattern))
             assert paths, pattern
-            found.update({str(path.relative_to(package)): part for path in paths})
+            found.update({str(path.relative_to(PACKAGE)): part for path in paths})
     return found
 
 
@@ -173,7 +159,7 @@ def _spans_without_behaviour(source: str) -> Iterator[tuple[tuple[int, int], tup
 
 def _mutants_of(module: str) -> dict[tuple[int, int], list[Mutant]]:
     """Return the mutants of a module by position."""
-    source = (ROOT / "lib/keytail" / module).read_text()
+    source = (PACKAGE / module).read_text()
     without = list(_spans_without_behaviour(source))
     nodes = list(ast_nodes(get_ast(source)))
     found: dict[tuple[int, int], list[Mutant]] = defaultdict(list)
@@ -195,276 +181,218 @@ def draw(n: int, seed: str) -> list[Mutant]:
 
 
 def diff_of(mutant: Mutant) -> str:
-    source = (ROOT / "lib/keytail" / mutant.module).read_text()
+    source = (PACKAGE / mutant.module).read_text()
     lines = difflib.unified_diff(source.splitlines(), mutant.code(source).splitlines(), lineterm="", n=0)
     return "\n".join(line for line in lines if line[:3] not in ("---", "+++"))
+
+
+# Processes.
+
+
+@dataclass(frozen=True)
+class Ended:
+    number: int  # of the call
+    status: int  # as `waitstatus_to_exitcode` returns it
+    cpu_s: float
+    printed: str
+    found: Any  # what the call returned, if it ended by itself
+
+
+def in_processes(calls: Iterable[Callable[[Path], object]], jobs: int) -> Iterator[Ended]:
+    """Run each call in a fork of this process, at most `jobs` at a time, in a folder of its own."""
+    running: dict[int, tuple[int, Path]] = {}
+
+    def end_of_one() -> Ended:
+        pid, status, used = os.wait4(-1, 0)
+        number, folder = running.pop(pid)
+        try:
+            os.killpg(pid, signal.SIGKILL)  # processes that its tests left
+        except ProcessLookupError:
+            pass
+        found = folder / "found.json"
+        ended = Ended(
+            number,
+            os.waitstatus_to_exitcode(status),
+            round(used.ru_utime + used.ru_stime, 1),
+            (folder / "printed.txt").read_text(errors="replace"),
+            json.loads(found.read_text()) if found.exists() else None,
+        )
+        shutil.rmtree(folder)
+        return ended
+
+    for number, call in enumerate(calls):
+        if len(running) == jobs:
+            yield end_of_one()
+        folder = PLACE / f"run-{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        pid = os.fork()
+        if not pid:
+            _in_child(call, folder)
+        running[pid] = number, folder
+    while running:
+        yield end_of_one()
+
+
+def _in_child(call: Callable[[Path], object], folder: Path) -> None:
+    status = 1
+    try:
+        os.setsid()
+        printed = os.open(folder / "printed.txt", os.O_WRONLY | os.O_CREAT)
+        for descriptor in (1, 2):
+            os.dup2(printed, descriptor)
+        found = call(folder / "tmp")
+        (folder / "found.json").write_text(json.dumps(found))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 # Which tests.
 
 
-@functools.cache
-def _imports(path: Path) -> frozenset[Path]:
-    """Return the modules of keytail and of the tests that a module imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        dotted: list[str] = []
-        if isinstance(node, ast.Import):
-            dotted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            dotted = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in dotted:
-            place = ROOT / ("lib" if name.startswith("keytail") else "") / (name.replace(".", "/") + ".py")
-            if name.startswith(("keytail.", "tests.")) and place.is_file():
-                found.add(place)
-    return frozenset(found)
-
-
-@functools.cache
-def _distances(test: Path) -> dict[Path, int]:
-    found, wave, distance = {test: 0}, [test], 0
-    while wave:
-        distance += 1
-        wave = sorted({place for path in wave for place in _imports(path)} - found.keys())
-        found.update(dict.fromkeys(wave, distance))
-    return found
-
-
-def test_files() -> list[str]:
-    paths = sorted(path for folder in FOLDERS for path in (ROOT / "tests" / folder).rglob("test_*.py"))
+def test_files(folders: Iterable[str]) -> list[str]:
+    paths = [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))]
     return [name for path in paths if (name := str(path.relative_to(ROOT))) not in NOT_RUN]
 
 
-def tests_for(module: str, seconds: dict[str, float], caught: dict[str, int]) -> tuple[list[str], list[str]]:
-    """Return the files to run first, and those for survivors. `caught`: caught mutants of the module, by file."""
-    place, words = ROOT / "lib/keytail" / module, set(re.findall("[a-z]+", Path(module).stem))
-
-    def order(name: str) -> tuple[float, ...]:
-        alike = len(words & set(re.findall("[a-z]+", Path(name).stem)))
-        return -caught.get(name, 0), -alike, _distances(ROOT / name)[place] + seconds[name] / 10
-
-    near: list[str] = []
-    far: list[str] = []
-    for name in sorted((name for name in seconds if place in _distances(ROOT / name)), key=order):
-        for files, limit_s in ((near, NEAR_S), (far, FAR_S)):
-            if not files or sum(seconds[file] for file in files) + seconds[name] <= limit_s:
-                files.append(name)
-                break
-    return near, far
+def _kernels() -> list[str]:
+    return [_dotted(module) for module in modules() if module.startswith("kernels/") and module not in COMPILED]
 
 
-# Copies of the tree.
+def _dotted(module: str) -> str:
+    return "keytail." + module.removesuffix(".py").replace("/", ".")
 
-_DIGEST = '''
 
 @functools.cache
-def _top_of(path: str) -> dict[str, Any]:
-    """What each name at the top of a module is: a statement, or the module and the name that it is imported from."""
-    found: dict[str, Any] = {}
-    with open(path) as file:
-        body = ast.parse(file.read()).body
-    for node in body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keytail.kernels"):
-            for alias in node.names:
-                other = os.path.join(os.path.dirname(os.path.abspath(__file__)), *node.module.split(".")[2:])
-                is_module = os.path.isdir(other)
-                other = (os.path.join(other, alias.name) if is_module else other) + ".py"
-                found[alias.asname or alias.name] = (other, None if is_module else alias.name)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found[node.name] = node
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            for name in ast.walk(node):
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                    found[name.id] = node
-    return found
+def _code() -> str:
+    """Return a digest of the package."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()[:16]
 
 
-def _folder_of(function: Callable[..., Any]) -> str:
-    """By the source of the function and of all that it names: functions and values of the kernels' modules."""
-    path = function.__code__.co_filename
-    todo: list[Any] = [(path, name) for name in (function.__name__, *_top_of(path))]
-    if function.__name__ in _top_of(path):
-        del todo[1:]
-    seen: dict[Any, str] = {}
-    while todo:
-        place = path, name = todo.pop()
-        if place in seen or os.path.basename(path) in ("jit.py", "native.py"):
-            continue
-        node = _top_of(path).get(name)
-        seen[place] = ""
-        if isinstance(node, tuple):
-            todo += [(node[0], other) for other in ([node[1]] if node[1] else _top_of(node[0]))]
-        elif node is not None:
-            seen[place] = ast.dump(node)
-            todo += [(path, part.id) for part in ast.walk(node) if isinstance(part, ast.Name)]
-    texts = sorted((os.path.basename(path), str(name), text) for (path, name), text in seen.items())
-    return os.path.join(CACHE_FOLDER, hashlib.sha256(repr(texts).encode()).hexdigest()[:24])
-'''
-
-
-_IN_CONFTEST = """
-
-if os.environ.get("KEYTAIL_PLAIN"):
-    from keytail.kernels import walk
-    from keytail.kernels.opening.decoders import NOT_PLAIN
-    from keytail.kernels.proof import step
-
-    walk._memcmp = lambda a, i, b, j, n: int(bytes(a[i : i + n]) != bytes(b[j : j + n]))
-    step.decompress_plain = lambda *given: NOT_PLAIN  # the caller decompresses it then
-
-
-def pytest_runtest_logstart(nodeid, location):
-    import signal
-    # The default action ends the process, also inside a kernel.
-    signal.setitimer(signal.ITIMER_VIRTUAL, float(os.environ["KEYTAIL_LIMIT_CPU_S"]))
-"""
-
-
-def make_copy(number: int) -> Path:
-    tree = PLACE / f"tree-{number}"
-    shutil.rmtree(tree, ignore_errors=True)
-    ignored = shutil.ignore_patterns("__pycache__", "target", ".git", ".venv*", ".*_cache", "build", "spark-warehouse")
-    shutil.copytree(ROOT, tree, ignore=ignored)
-    for pattern, changes in {
-        "lib/keytail/kernels/jit.py": (
-            ("        digest.update(source.read_bytes())\n", ""),
-            ("numba.config.CACHE_DIR = CACHE_FOLDER", "numba.config.CACHE_DIR = _folder_of(function)"),
-            ("class _Folder(caching.UserProvidedCacheLocator):\n",
-             "class _Folder(caching.UserProvidedCacheLocator):\n"
-             "    def __init__(self, py_func, py_file):\n"
-             "        super().__init__(py_func, py_file)\n"
-             "        self._cache_path = numba.config.CACHE_DIR  # the same for all copies of the tree\n\n"
-             "    def get_source_stamp(self):\n"
-             "        return 0, 0\n\n"),
-            ("    options = {\"nogil\": True,",
-             "    plain = os.environ.get('KEYTAIL_PLAIN', '').split(',')\n"
-             "    if function.__module__.removeprefix('keytail.kernels.') in plain:\n"
-             "        return function\n"
-             "    options = {\"nogil\": True,"),
-            ("import hashlib\n", "import ast\nimport functools\nimport hashlib\n"),
-            ("\n\ndef kernel(", _DIGEST + "\n\ndef kernel("),
-        ),
-        "tests/conftest.py": (
-            ("import settings\n", "import Phase, settings\n"),
-            ("\n\nclass Watch:", _IN_CONFTEST + "\n\nclass Watch:"),
-            ("deadline=None)",
-             "deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate])"),
-        ),
-    }.items():  # fmt: skip
-        text = (tree / pattern).read_text()
-        for old, new in changes:
-            assert text.count(old) == 1, (pattern, old)
-            text = text.replace(old, new)
-        (tree / pattern).write_text(text)
-    return tree
-
-
-def run_tests(
-    tree: Path,
-    files: Sequence[str],
-    *options: str,
-    limit_s: float,
-    plain: bool = False,
-    test_limit_cpu_s: float = TEST_LIMIT_CPU_S,
-) -> tuple[int | None, str]:
-    """Return exit status, None for a time limit, and output. `plain`: do not compile the kernels of the proof."""
-    temporary = tree / "tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([f"{tree}/lib", str(tree)]),
-        "KEYTAIL_CACHE_DIR": str(PLACE / "kernels"),
-        "KEYTAIL_SEED": "1",
-        "KEYTAIL_LIMIT_CPU_S": str(test_limit_cpu_s),
-        "KEYTAIL_PLAIN": ",".join(PLAIN) if plain else "",
-        "TMPDIR": str(temporary),
+def _note_lines(file: str, folder: Path) -> object:
+    change_imports(_kernels(), {})
+    plugin = Lines([str(PACKAGE / module) for module in modules()], LONG_CPU_S)
+    run_tests([file], plugin, folder)
+    tests = {
+        name: {**test, "lines": {str(Path(path).relative_to(PACKAGE)): found for path, found in test["lines"].items()}}
+        for name, test in plugin.tests.items()
     }
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not interop and not spark", "-rfE",
-               "--tb=line", "--timeout", str(TEST_LIMIT_S), "--timeout-method", "thread", *options, *files]  # fmt: skip
-    with tempfile.TemporaryFile("w+", errors="replace") as printed:
-        process = subprocess.Popen(
-            command, cwd=tree, env=environment, stdout=printed, stderr=subprocess.STDOUT, process_group=0
-        )
-        resource.prlimit(process.pid, resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        try:
-            status: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        printed.seek(0)
-        return status, printed.read()
+    return {"tests": tests, "left_out": plugin.left_out}
 
 
-def measure(tree: Path) -> dict[str, float]:
-    """Return the seconds of each file of tests, all of which must pass on the copy without a mutation."""
-    if SECONDS.exists():
-        return dict(json.loads(SECONDS.read_text()))
-    print("measures the tests, which compile the kernels first", flush=True)
-    status, text = run_tests(
-        tree, test_files(), "--junit-xml", f"{tree}/tests.xml", limit_s=7200, test_limit_cpu_s=COMPILING_CPU_S
+def measure(folders: Iterable[str], jobs: int) -> dict[str, dict]:
+    """Return seconds and lines of each test in these folders that passes without compiled kernels."""
+    (PLACE / "lines").mkdir(exist_ok=True)
+    places = {}
+    for file in test_files(folders):
+        digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
+        places[file] = PLACE / "lines" / f"{file.replace('/', '-')}.{_code()}.{digest}.json"
+    todo = [file for file, place in places.items() if not place.exists()]
+    for ended in in_processes((functools.partial(_note_lines, file) for file in todo), jobs):
+        file = todo[ended.number]
+        print("measured", file, f"{ended.cpu_s} s", "" if ended.found else f"status {ended.status}", flush=True)
+        places[file].write_text(json.dumps(ended.found or {"tests": {}, "left_out": {file: ended.printed[-3000:]}}))
+    found = [json.loads(place.read_text()) for place in places.values()]
+    left_out = {name: why for file in found for name, why in file["left_out"].items()}
+    (PLACE / "left-out.json").write_text(json.dumps(left_out, indent=1))
+    tests = {name: test for file in found for name, test in file["tests"].items()}
+    print(f"{len(tests)} tests; {len(left_out)} that take long or need compiled kernels, in left-out.json", flush=True)
+    return tests
+
+
+def _statement(module: str, line: int) -> set[int]:
+    """Return the lines of the statement at this line; of one that contains others, those before these."""
+    inner = (1, 0)
+    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+            body = getattr(node, "body", None)
+            end = max(node.lineno, body[0].lineno - 1) if body else (node.end_lineno or 0)
+            if node.lineno >= inner[0] and line <= end:
+                inner = node.lineno, end
+    return {line, *range(inner[0], inner[1] + 1)}
+
+
+def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[str, float]:
+    """Return the tests that execute the mutant's statement and their seconds, in the order in which they are run.
+
+    A statement outside of functions is executed by an import: tests that execute anything of its module are run.
+    """
+    lines = _statement(mutant.module, mutant.line)
+    in_function = any(
+        isinstance(node, (ast.FunctionDef, ast.Lambda)) and node.lineno <= mutant.line <= (node.end_lineno or 0)
+        for node in ast.walk(ast.parse((PACKAGE / mutant.module).read_text()))
     )
-    if status != 0:
-        sys.exit(f"{text}\nThe tests fail on the copy without a mutation (exit status {status}).")
-    seconds = dict.fromkeys(test_files(), 0.0)
-    for case in ElementTree.parse(tree / "tests.xml").iter("testcase"):
-        dotted = case.attrib["classname"].replace(".", "/")
-        name = next((name for name in seconds if dotted.startswith(name[:-3])), None)
-        if name:  # if a test compiled kernels, that is most of its time
-            seconds[name] += min(float(case.attrib["time"]), LONG_S)
-    SECONDS.write_text(json.dumps(seconds, indent=1))
-    return seconds
-
-
-def result_of(
-    mutant: Mutant, tree: Path, first: Sequence[str], files: Sequence[str], limit_s: float
-) -> dict[str, object]:
-    """Run a mutant with `first` without compiling the kernels of the proof, then with `files`; return its result."""
-    target = tree / "lib/keytail" / mutant.module
-    source, times = target.read_text(), target.stat()
-    start_s = time.monotonic()
-    outcome, by = "survived", ""
-    try:
-        target.write_text(mutant.code(source))
-        # Python's cached bytecode is identified by the size and the modification seconds of the source: give each
-        # mutant another second.
-        os.utime(target, (next(_times_s), 0))
-        status, text = 0, ""
-        if first:
-            status, text = run_tests(tree, first, "-x", limit_s=limit_s, plain=True)
-        if status == 0:
-            status, text = run_tests(tree, files, "-x", limit_s=limit_s)
-        if status != 0:
-            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-            by = failed[1] if failed else ""
-            if status == -signal.SIGVTALRM or re.search(r"\+ Timeout \+", text):
-                outcome = "time"
-            elif (status is not None and status < 0) or "Fatal Python error" in text:
-                outcome = "crash"
-            else:
-                outcome = "caught" if failed else "unclear"
-            if outcome != "caught":
-                (PLACE / f"{outcome}-{re.sub(r'[^A-Za-z0-9_]+', '-', mutant.key)}.txt").write_text(text)
-    finally:
-        target.write_text(source)
-        os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
-    took_s = round(time.monotonic() - start_s, 1)
-    return {"key": mutant.key, "outcome": outcome, "by": by, "seconds": took_s, "diff": diff_of(mutant)}
-
-
-_times_s = itertools.count(1)
+    of_function: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for name, test in tests.items():
+        executed = test["lines"].get(mutant.module, ())
+        if mutant.module in COMPILED:
+            executed = lines if name.startswith(COMPILED[mutant.module]) else ()
+        if lines.intersection(executed) or (executed and not in_function):
+            of_function[name.partition("[")[0]].append((test["seconds"], name))
+    order = []
+    for found in of_function.values():
+        total_s = 0.0
+        for seconds, name in sorted(found):
+            total_s += seconds
+            order.append((total_s, name, seconds))
+    chosen, total_s = {}, 0.0
+    for _, name, seconds in sorted(order):
+        total_s += seconds
+        if chosen and total_s > limit_s:
+            break
+        chosen[name] = seconds
+    return chosen
 
 
 # Results.
 
 
-def results() -> dict[str, dict[str, object]]:
-    """Return the last result of each mutant."""
+def _run_mutant(mutant: Mutant, chosen: dict[str, float], folder: Path) -> object:
+    source = (PACKAGE / mutant.module).read_text()
+    change_imports(_kernels(), {_dotted(mutant.module): mutant.code(source)})
+    plugin = Chosen(chosen)
+    if not chosen:
+        return {"status": 0, "by": ""}
+    status = run_tests(sorted({name.partition("::")[0] for name in chosen}), plugin, folder, "-x")
+    return {"status": status, "by": plugin.failed}
+
+
+def _outcome(ended: Ended) -> tuple[str, str]:
+    """Return outcome and the test that failed."""
+    if not isinstance(ended.found, dict):
+        return ("time" if ended.status in (-signal.SIGVTALRM, -signal.SIGALRM) else "crash"), ""
+    by = str(ended.found["by"])
+    if ended.found["status"] == 0:
+        return "survived", ""
+    return ("caught" if by else "unclear"), by
+
+
+def run(todo: Sequence[Mutant], tests: dict[str, dict], limit_s: float, jobs: int) -> None:
+    chosen = [tests_for(mutant, tests, limit_s) for mutant in todo]
+    calls = (functools.partial(_run_mutant, *given) for given in zip(todo, chosen, strict=True))
+    for count, ended in enumerate(in_processes(calls, jobs), 1):
+        mutant = todo[ended.number]
+        outcome, by = _outcome(ended)
+        if outcome in ("time", "crash", "unclear"):
+            (PLACE / f"{outcome}-{re.sub(r'[^A-Za-z0-9_]+', '-', mutant.key)}.txt").write_text(ended.printed)
+        result = {
+            "key": mutant.key, "code": _code(), "outcome": outcome, "by": by, "cpu_s": ended.cpu_s,
+            "tests": len(chosen[ended.number]), "diff": diff_of(mutant),
+        }  # fmt: skip
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        print(f"{count}/{len(todo)}", mutant.key, outcome, by, f"{ended.cpu_s} s", flush=True)
+
+
+def results() -> dict[str, dict]:
+    """Return the last result of each mutant of this code."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {result["key"]: result for result in map(json.loads, lines)}
+    return {result["key"]: result for result in map(json.loads, lines) if result["code"] == _code()}
 
 
 def table(mutants: Sequence[Mutant]) -> None:
@@ -494,6 +422,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=200, help="mutants to draw (default 200)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--limit-s", type=float, default=60, help="seconds of tests for one mutant (default 60)")
+    parser.add_argument("--folders", default="kernels,compact,log", help="of tests (default kernels,compact,log)")
     parser.add_argument("--survivors", action="store_true", help="run those again that survived")
     parser.add_argument("--table", action="store_true", help="print the results only")
     options = parser.parse_args()
@@ -502,65 +432,16 @@ def main() -> int:
     PLACE.mkdir(parents=True, exist_ok=True)
     mutants = draw(options.n, seed)
     if not options.table:
-        for stage in (0, 1):
-            known = results()
-            again = [m for m in mutants if known.get(m.key, {}).get("outcome") in ("survived", "unclear")]
-            todo = [m for m in mutants if m.key not in known]
-            if stage or options.survivors:
-                todo += [m for m in again if options.survivors or known[m.key]["stage"] < stage]
-            run(todo, stage, options.jobs)
+        # For this process, whose forks import the package, and for those that tests start.
+        sys.path.insert(0, str(ROOT / "lib"))
+        os.environ["PYTHONPATH"] = os.pathsep.join([f"{ROOT}/lib", str(ROOT)])
+        os.environ.update({"KEYTAIL_SEED": "1", "KEYTAIL_CACHE_DIR": str(PLACE / "kernels")})
+        known = results()
+        again = ("survived", "unclear") if options.survivors else ()
+        todo = [m for m in mutants if m.key not in known or known[m.key]["outcome"] in again]
+        run(todo, measure(options.folders.split(","), options.jobs), options.limit_s, options.jobs)
     table(mutants)
     return 0
-
-
-def _is_plain(module: str) -> bool:
-    return module in {f"kernels/{name}.py" for name in PLAIN}
-
-
-def run(todo: Sequence[Mutant], stage: int, jobs: int) -> None:
-    """Run the mutants with the tests of that stage (0: near, 1: the next ones)."""
-    trees: SimpleQueue[Path] = SimpleQueue()
-    for number in range(jobs):
-        trees.put(make_copy(number))
-    lock = threading.Lock()
-    tree = trees.get()
-    seconds = measure(tree)
-    sources = [*tree.glob("lib/keytail/kernels/*.py"), *(tree / name for name in PLAIN_TESTS)]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()
-    is_checked = CHECKED.exists() and CHECKED.read_text() == digest
-    if not is_checked and any(_is_plain(mutant.module) for mutant in todo):
-        status, text = run_tests(tree, PLAIN_TESTS, limit_s=1800, plain=True)
-        if status != 0:
-            sys.exit(f"{text}\nThe tests of the proof fail without a mutation, where its kernels are not compiled.")
-        CHECKED.write_text(digest)
-    trees.put(tree)
-    caught: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-
-    def count(key: str, by: str) -> None:
-        if by:
-            caught[key.partition(":")[0]][by.partition("::")[0]] += 1
-
-    for result in results().values():
-        count(str(result["key"]), str(result["by"]))
-
-    def one(numbered: tuple[int, Mutant]) -> None:
-        number, mutant = numbered
-        tree = trees.get()
-        try:
-            files = tests_for(mutant.module, seconds, dict(caught[mutant.module]))[stage]
-            first = PLAIN_TESTS if stage == 0 and _is_plain(mutant.module) else []
-            result = result_of(mutant, tree, first, files, limit_s=4 * TEST_LIMIT_S) | {"stage": stage}
-        finally:
-            trees.put(tree)
-        with lock:
-            count(mutant.key, str(result["by"]))
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(result) + "\n")
-            words = (mutant.key, result["outcome"], result["by"], result["seconds"])
-            print(f"{number}/{len(todo)}", *words, flush=True)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, enumerate(todo, 1)))
 
 
 if __name__ == "__main__":

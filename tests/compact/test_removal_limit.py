@@ -22,6 +22,7 @@ from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
 from tests.compact.logs import RandomLog, task_for, write_log
+from tests.compact.proof.case import Case
 from tests.compact.proof.test_legacy import _example as legacy_example
 from tests.compact.proof.test_transactions import _example as transactional_example
 from tests.compact.test_rounds import files_of
@@ -208,6 +209,18 @@ def test_the_proof_rejects_a_cleaner_that_ignores_the_limit_for_old_tombstones(
         with pytest.raises(KeytailError, match="the latest record of its key is not in the output") as caught:
             clean_partition(LOCAL, task)
         assert caught.value.offset == 1
+
+
+@pytest.mark.parametrize("first_dirty", [0, 2])
+def test_the_proof_accepts_a_removed_tombstone_only_below_the_limit(first_dirty: int, tmp_path: Path) -> None:
+    log = encode_batch([Rec(1, 0, b"a", None)], delete_horizon_ms=1) + encode_batch([Rec(2, 0, b"b", b"1")])
+    case = Case([Segment(0, log), Segment(3, b"")], first_dirty=first_dirty)
+    case.removal_limit = 2
+    case.prove(tmp_path)
+    case.removal_limit = 1
+    with pytest.raises(KeytailError, match="the latest record of its key is not in the output") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == 1
 
 
 def test_the_proof_accepts_what_waits_and_rejects_what_was_removed(tmp_path: Path) -> None:

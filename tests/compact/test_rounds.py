@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.compact.test_cleaner import snapshot_entry, write_snapshot
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import Rec, crc32c, decode_log, encode_batch
 from tests.reference.cleaner import Segment
+from tests.reference.legacy import decode_any_log, encode_single
 
 NOW = 1_750_000_000_000
 
@@ -103,7 +105,7 @@ def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields:
     for batches in segments:
         log = b"".join(batches)
         sources.append(Segment(offset, log, 0, 0, NOW - 5000))
-        offset = max([offset, *(batch.last_offset + 1 for batch in decode_log(log))])
+        offset = max([offset, *(batch.last_offset + 1 for batch in decode_any_log(log))])
     facts = write_log(str(path), sources)
     log = RandomLog(sources, [], offset, {})
     config = {"segment_bytes": 1, **fields.pop("config", {})}
@@ -125,11 +127,29 @@ def test_reasons_to_end_a_later_pass_are_known_before_anything_is_replaced(tmp_p
     damaged = bytearray(encode_batch([rec(1, b"b")]))
     damaged[64] ^= 2  # the offset of its record, with a matching checksum
     damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
-    batches[1] = [bytes(damaged)]
-    task = task_of(tmp_path / "t-1", batches, 2)
-    with pytest.raises(CorruptLog, match=f"{1:020d}.log"):
-        clean_partition(LOCAL, task)
-    assert not list((tmp_path / "t-1").glob("*.clean"))
+    twice = encode_batch([rec(1, b"b"), rec(1, b"c")])
+    before_the_first = encode_batch([rec(0, b"b")], base_offset=1, last_offset=1)
+    for number, spoiled in enumerate((bytes(damaged), twice, before_the_first), 1):
+        batches[1] = [spoiled]
+        task = task_of(tmp_path / f"t-{number}", batches, 2)
+        with pytest.raises(CorruptLog, match=f"{1:020d}.log"):
+            clean_partition(LOCAL, task)
+        assert not list((tmp_path / f"t-{number}").glob("*.clean"))
+
+
+@pytest.mark.parametrize("encode", [lambda record: encode_batch([record]), encode_single], ids=["batch", "message"])
+def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_stay(
+    encode: Callable[[Rec], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [[encode(rec(0, b"a"))], [encode(rec(1, b"a"))], [encode(rec(2, b"b"))], [ACTIVE]]
+    task = task_of(tmp_path / "t-0", batches, 1)
+    first = clean_partition(LOCAL, task)
+    install(LOCAL, task, first)
+    lose(monkeypatch, 0, 1)
+    with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 1"):
+        clean_partition(LOCAL, replace(next_round(task, first), attempt="b"))
+    with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 0"):
+        clean_partition(LOCAL, task_of(tmp_path / "t-1", batches, 2))
 
 
 def test_a_pass_refuses_state_that_the_previous_one_did_not_write(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from keytail.compact.proof.prove import ProofReport, prove
 from keytail.compact.proof.state import ProofSpec
-from keytail.log.fs import LOCAL
+from keytail.log import window
+from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.window import Window
 from tests.reference import cleaner
 from tests.reference.batches import Batch
 from tests.reference.cleaner import Aborted, Segment
@@ -23,6 +26,20 @@ from tests.reference.legacy import decode_any_log
 NOW = 1_700_000_000_000
 RETENTION = 1000
 INTERVAL = 150
+
+
+class SmallWindow(Window):
+    """A window smaller than a batch, without room for its prefetched bytes: it grows only as far as is asked for."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        super().__init__(fs, 64)
+
+    def advance(self, used: int, wanted_bytes: int) -> None:
+        before = self.position + self.filled
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(window, "_HEADROOM_BYTES", 16)
+            super().advance(used, wanted_bytes)
+        assert self.position + self.filled > before, "the walk would not end"
 
 
 @dataclass

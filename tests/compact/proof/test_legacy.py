@@ -399,6 +399,20 @@ def test_a_correct_round_that_keeps_the_magic_passes(tmp_path, codec, magic, app
         case.prove(tmp_path)
 
 
+def test_the_message_that_ends_the_cleaned_range_is_in_the_output(tmp_path):
+    singles = [encode_single(record) for record in _records(0, (b"a", b"1"), (b"b", b"2"))]
+    case = Case([Segment(0, b"".join(singles), mtime_ms=NOW), Segment(2, b"")], first_dirty=0)
+    case.drop(1)
+    with pytest.raises(KeytailError, match="the batch that ends the cleaned range"):
+        case.prove(tmp_path)
+
+
+def test_the_message_at_the_first_dirty_offset_justifies_removals(tmp_path):
+    singles = [encode_single(record) for record in _records(0, (b"a", b"1"), (b"a", b"2"), (b"b", b"3"))]
+    case = Case([Segment(0, b"".join(singles)), Segment(3, b"")], first_dirty=1)
+    assert case.prove(tmp_path).records_kept == 2
+
+
 def test_a_message_that_lost_nothing_must_be_the_same_bytes(tmp_path):
     single = encode_single(Rec(0, NOW, b"a", b"1"))
     whole = encode_wrapper(_records(1, (b"b", b"1"), (b"c", b"2")), 1)

@@ -16,8 +16,8 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
-from keytail.log.window import Window
 from tests.chance import SEED, draws
+from tests.compact.proof.case import SmallWindow
 from tests.compact.reference_round import Out, Round, clean, index_bytes, newest_offsets, rebuild
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
@@ -162,7 +162,7 @@ def test_a_correct_compaction_passes(tmp_path, codec, timestamp_type):
 
 
 def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_state, "Window", lambda fs: Window(fs, 64))
+    monkeypatch.setattr(proof_state, "Window", SmallWindow)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     monkeypatch.setattr(proof_keys, "_NOTES", 1)
     monkeypatch.setattr(proof_keys, "_KEY_BYTES", 1)
@@ -615,6 +615,44 @@ def test_a_source_truncated_within_a_batch_is_corrupt(tmp_path):
             case.prove(tmp_path)
 
 
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (-1, 0)])
+def test_a_source_whose_offsets_do_not_ascend_is_corrupt(tmp_path, offsets):
+    """Two records with one offset, in the wrong order, and one before the batch's first offset."""
+    records = [Rec(offset, NOW, b"%d" % i, b"x") for i, offset in enumerate(offsets)]
+    case = Case({0: encode_batch(records, base_offset=0, last_offset=1), 2: b""}, [[0]], Round(2, 2, 2, NOW))
+    with pytest.raises(CorruptLog, match="its offset does not follow"):
+        case.prove(tmp_path)
+
+
+def test_a_missing_record_of_a_source_is_reported_with_the_offset_after_the_last_one(tmp_path):
+    record = Rec(0, NOW, b"a", b"x" * 9)
+    case = Case({0: encode_batch([record], last_offset=5), 6: b""}, [[0]], Round(0, 6, 6, NOW))
+    case.segments[0] = encode_batch([record], last_offset=5, record_count=2)
+    with pytest.raises(CorruptLog, match="a record cannot be parsed") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == 1
+
+
+def test_a_delete_horizon_may_be_0(tmp_path):
+    first = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"b", b"2")], delete_horizon_ms=0)
+    case = Case({0: first + encode_batch([Rec(2, NOW, b"a", b"3")]), 3: b""}, [[0]], Round(0, 3, 3, NOW))
+    case.prove(tmp_path)
+    _again(case.batches()[0], case.batches()[0].records, horizon=None)
+    with pytest.raises(KeytailError, match="delete horizon is missing"):
+        case.prove(tmp_path)
+
+
+def test_an_index_entry_is_due_after_more_bytes_than_the_interval(tmp_path):
+    case = _example()
+    first = case.out[0][0].data
+    entries = []
+    for interval in (len(first) - 1, len(first)):
+        case.interval = interval
+        case.prove(tmp_path)
+        entries.append(case.outputs()[0, ".index"][:8])
+    assert entries[0] != entries[1], "the second batch has an entry only if the first one exceeds the interval"
+
+
 def test_groups_must_cover_the_segments_below_the_end(tmp_path):
     for groups in ([[0, 10]], [[10], [30]], [[0], [30]], [[30], [0, 10]], [[0, 10], [30], [40]]):
         case = _example()
@@ -667,6 +705,22 @@ def test_each_timestamp_and_the_last_byte_of_each_part_count(tmp_path, codec, of
         _again(o, [*o.records[:i], spoiled, *o.records[i + 1 :]])
         with pytest.raises(KeytailError, match="a record's timestamp, key, value or headers differ"):
             case.prove(tmp_path)
+
+
+def test_only_the_batch_that_ends_the_cleaned_range_must_stay_without_records(tmp_path):
+    tombstone = encode_batch([Rec(1, NOW, b"a", None)], delete_horizon_ms=NOW - 1)
+    first = encode_batch([Rec(0, NOW, b"a", b"1")]) + tombstone
+    case = Case({0: first, 2: b""}, [[0]], Round(0, 2, 2, NOW))
+    case.prove(tmp_path)
+    [last] = case.batches()
+    assert not last.records
+    case.drop(last)
+    with pytest.raises(KeytailError, match="the batch that ends the cleaned range"):
+        case.prove(tmp_path)
+    emptied = rebuild(decode_log(tombstone)[0], (), None)  # beyond the range, no reader needs it
+    case = Case({0: encode_batch([Rec(0, NOW, b"a", b"1")]) + emptied, 2: b""}, [[0]], Round(0, 1, 1, NOW))
+    assert len(case.batches()) == 1
+    case.prove(tmp_path)
 
 
 def test_the_position_of_a_lost_record_is_reported(tmp_path):

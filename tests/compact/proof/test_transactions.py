@@ -10,9 +10,8 @@ import pytest
 from keytail.compact.proof import markers as proof_markers
 from keytail.compact.proof import state as proof_state
 from keytail.errors import CorruptLog, KeytailError
-from keytail.log.window import Window
 from tests.chance import draws
-from tests.compact.proof.case import NOW, RETENTION, Case
+from tests.compact.proof.case import NOW, RETENTION, Case, SmallWindow
 from tests.reference import cleaner
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
@@ -119,7 +118,7 @@ def test_data_of_a_producer_known_only_by_its_epoch_may_be_removed(tmp_path):
 
 def test_windows_and_tables_that_grow(tmp_path, monkeypatch):
     expected = _example().prove(tmp_path)
-    monkeypatch.setattr(proof_markers, "Window", lambda fs: Window(fs, 64))
+    monkeypatch.setattr(proof_markers, "Window", SmallWindow)
     monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 1)
     assert _example(3).prove(tmp_path).records_kept == expected.records_kept
 
