@@ -181,7 +181,7 @@ class _Extra:
         return Span(np.full(self._count, kernels.IN_EXTRA, np.int8), starts, sizes)
 
     def bytes(self) -> np.ndarray:
-        return np.frombuffer(b"".join(self._pieces), np.uint8)
+        return np.frombuffer(bytearray().join(self._pieces), np.uint8)  # writable, as other arenas
 
 
 def _contents(part: Part, spans: dict[str, Span], row: int) -> tuple[bytes | None, bytes | None]:

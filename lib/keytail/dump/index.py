@@ -195,7 +195,7 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) 
     """
     if not found:
         return {}
-    raw = np.frombuffer(b"".join(data for _, data in found), np.uint8)
+    raw = np.frombuffer(bytearray().join(data for _, data in found), np.uint8)
     largest: list[int] = []
     for part in LogReader(fs).parts_of(raw):
         assert part.records is not None

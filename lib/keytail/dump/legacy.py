@@ -78,7 +78,7 @@ def legacy_records(chunk: Chunk, first: int, end: int) -> LegacyRecords:
             problems.append((row, problem))
     return LegacyRecords(
         np.array(rows, RECORD_TABLE) if rows else np.zeros(0, RECORD_TABLE),
-        np.frombuffer(b"".join(pieces), np.uint8),
+        np.frombuffer(bytearray().join(pieces), np.uint8),
         np.array(crcs, np.int64),
         np.array(valid, np.bool_),
         problems,

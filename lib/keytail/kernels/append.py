@@ -14,7 +14,7 @@ _LEAST_BYTES = 26  # the smallest batch of any format
 _LOG_APPEND_TIME = 0x08
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _put(a, i, value, n):
     """Write the low `n` bytes of `value`, big-endian, to `a[i:i + n]`."""
     for k in range(n):

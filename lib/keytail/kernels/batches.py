@@ -32,12 +32,12 @@ _MIN_SIZE = 14
 _MAX_OFFSET = 2**63 - 1  # no record can have it: the offset after it is not representable
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def be16(a, i):
     return np.int16((np.uint16(a[i]) << np.uint16(8)) | np.uint16(a[i + 1]))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def be32(a, i):
     return np.int32(
         (np.uint32(a[i]) << np.uint32(24))
@@ -47,14 +47,14 @@ def be32(a, i):
     )
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def be64(a, i):
     hi = np.uint64(np.uint32(be32(a, i)))
     lo = np.uint64(np.uint32(be32(a, i + 4)))
     return np.int64((hi << np.uint64(32)) | lo)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _skip_varint(a, p, end, longest):
     """Return the position after a varint of at most `longest` bytes, or -1."""
     for _ in range(longest):
@@ -66,7 +66,7 @@ def _skip_varint(a, p, end, longest):
     return -1
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _small_varint(a, p, end):
     """Return a one-byte zig-zag varint, or -2: control keys and values are never longer than 63 bytes."""
     if p >= end or a[p] >= 0x80:
@@ -75,7 +75,7 @@ def _small_varint(a, p, end):
     return (b >> 1) ^ -(b & 1)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _read_control(a, p, end, row):
     """Read type and coordinator epoch of an uncompressed control batch from its first record (BATCH.md, "Control")."""
     p = _skip_varint(a, p, end, 5)

@@ -35,24 +35,24 @@ RECORD_TOO_LARGE = 8
 # to count references to the array arguments of a helper that branches, at every call.
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _span_fits(data, offsets, i):
     return (offsets[i] >= 0) & (offsets[i] <= offsets[i + 1]) & (offsets[i + 1] <= len(data))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _size(offsets, valid, i):
     """Return the bytes of a value, -1 for null."""
     return (offsets[i + 1] - offsets[i] + 1) * np.int64(valid[i]) - 1
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _field_bytes(size):
     """Return the bytes of a value of this size (-1: null) including the size in front of it."""
     return varint_bytes(size) + max(size, np.int64(0))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _put_field(target, p, data, start, size):
     p = put_varint(target, p, size)
     size = max(size, np.int64(0))

@@ -49,7 +49,7 @@ NEXT_ROW, COUNT, CODE, BAD_ROW = 0, 1, 2, 3
 MIN_RECORD_BYTES = 7  # length, attributes, two deltas, key length, value length, header count
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def read_varint(a, p, end):
     """Return (value, next position) of a zig-zag varint of at most 5 bytes; next position -1 if it does not fit."""
     if p >= end:
@@ -77,7 +77,7 @@ def _long_varint(a, p, end):
     return np.int64(0), np.int64(-1)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def read_varlong(a, p, end):
     """Return (value, next position) of a zig-zag varlong of at most 10 bytes; next position -1 if it does not fit."""
     if p >= end:
@@ -106,7 +106,7 @@ def _long_varlong(a, p, end):
     return np.int64(0), np.int64(-1)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def varint_bytes(value):
     """Return the length of the minimal zig-zag varint of an int32, or varlong of an int64."""
     v = np.uint64((value << 1) ^ (value >> 63))
@@ -117,7 +117,7 @@ def varint_bytes(value):
     return n
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def put_varint(a, p, value):
     """Write a minimal zig-zag varint of an int32, or varlong of an int64, to `a[p:]`; return the position after it."""
     v = np.uint64((value << 1) ^ (value >> 63))
@@ -129,7 +129,7 @@ def put_varint(a, p, value):
     return p + 1
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _minimal(value, length):
     if length == 1:
         return True

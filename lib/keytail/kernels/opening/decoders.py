@@ -184,6 +184,6 @@ def load_from(typingctx, address):
     return types.int64(types.int64), codegen
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def le_32(a, p):
     return np.int64(a[p]) | np.int64(a[p + 1]) << 8 | np.int64(a[p + 2]) << 16 | np.int64(a[p + 3]) << 24

@@ -135,7 +135,7 @@ def _gunzip(tools, data, start, n, out, at, room):
     return done
 
 
-@njit
+@kernel
 def decompress_plain(tools, codec, data, start, n, out, at):
     """Decompress the block `data[start:start + n]` to `out[at:]` (uint8); return its bytes, or NOT_PLAIN.
 

@@ -158,15 +158,16 @@ def _open_blocks(windows, size, q_size, tools, state):
         n = np.int64(NOT_PLAIN)
         codec = be_16(source, p + v2.ATTRIBUTES) & 7
         if codec != SNAPPY:  # its decoder is keytail's own and the writer's: an error would affect both
-            block_bytes = size - v2.HEADER_BYTES
-            n = decompress_plain(tools, codec, source, p + v2.HEADER_BYTES, block_bytes, windows.source_block, 0)
+            begin, block_bytes = p + v2.HEADER_BYTES, size - v2.HEADER_BYTES
+            n = decompress_plain(tools, codec, source, begin, block_bytes, windows.source_block, np.int64(0))
         if n < 0:
             return NEED_SOURCE_BLOCK
         state.source.block_bytes = n
     is_compared = q >= 0 and state.batch.is_whole == 0
     if is_compared and state.output.block_bytes < 0 and be_16(output, q + v2.ATTRIBUTES) & 7 != 0:
-        codec, block_bytes = be_16(output, q + v2.ATTRIBUTES) & 7, q_size - v2.HEADER_BYTES
-        n = decompress_plain(tools, codec, output, q + v2.HEADER_BYTES, block_bytes, windows.output_block, 0)
+        codec = be_16(output, q + v2.ATTRIBUTES) & 7
+        begin, block_bytes = q + v2.HEADER_BYTES, q_size - v2.HEADER_BYTES
+        n = decompress_plain(tools, codec, output, begin, block_bytes, windows.output_block, np.int64(0))
         if n < 0:
             return NEED_OUTPUT_BLOCK
         state.output.block_bytes = n

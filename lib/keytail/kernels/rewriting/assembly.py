@@ -101,9 +101,9 @@ def assemble(
                 batch.last_offset,
                 v2.HEADER_BYTES,
                 attributes,
-                -1,
+                np.int64(-1),  # not a literal, for which the function would be compiled again
                 batch.max_timestamp_ms,
-                0,
+                np.int64(0),
             )
             p += v2.HEADER_BYTES
         else:

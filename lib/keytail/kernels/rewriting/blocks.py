@@ -40,14 +40,14 @@ REBUILT = np.dtype(
 )
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def copy(target, p, source, q, n):
     """Copy `n` bytes between arrays that do not overlap; return the position after them."""
     copy_bytes(target, p, source, q, n)
     return p + n
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _move_down(array, p, q, n):
     """Move `n` bytes from `q` down to `p` in the same array; return the position after them."""
     for i in range(n):

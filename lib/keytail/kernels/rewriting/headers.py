@@ -9,7 +9,7 @@ from keytail.kernels import batch_header as v2
 from keytail.kernels.native import crc32c
 
 
-@njit(inline="always")
+@njit
 def _put_be(a, p, value, n):
     v = np.uint64(np.int64(value))  # also for -1 outside of compiled code
     for i in range(n):

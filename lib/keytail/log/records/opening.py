@@ -196,9 +196,11 @@ class BlockOpener:
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
             self._ensure_arena(limit, floor)
+            raw = chunk.raw.view()
+            raw.flags.writeable = False  # as in a proof: the decoders are then compiled once
             while True:
                 row, used = plain_kernels.open_blocks(
-                    self._decoders().tools, chunk.raw, chunk.table[:end], row, self._arenas[0], used, where, start,
+                    self._decoders().tools, raw, chunk.table[:end], row, self._arenas[0], used, where, start,
                     size,
                 )  # fmt: skip
                 if row == end:
