@@ -12,8 +12,13 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/.installed: pyproject.toml conf/constraints.txt
+# What the commands need, without the tests' packages: a demo is not to wait for those.
+$(VENV)/.commands: pyproject.toml conf/constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.commands
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints.txt -e '.[test]'
 	touch $@
 
@@ -56,7 +61,7 @@ kernels: venv  ## compile the kernels that most tests need, once, before process
 archives: venv  ## class data archives of Spark and Kafka, with which JVMs of tests start in half the time
 	$(BIN)/python -m tests.class_archives
 
-demo: venv  ## compact a copy of the golden logs and say what happened
+demo: $(VENV)/.commands  ## compact a copy of the golden logs and say what happened
 	$(BIN)/python -m tests.demo
 
 bench: venv  ## compaction, index rebuild, dump and import against Kafka's own on the same data (needs Java and Maven Central)

@@ -26,7 +26,7 @@ KEYTAIL = Path(sys.executable).with_name("keytail")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path, help="unpack here, and leave the result (default: a temporary folder)")
-    parser.add_argument("--master", default="local[*]", help="Spark master")
+    parser.add_argument("--master", help="run on Spark, with this master (default: in processes of this host)")
     options = parser.parse_args(arguments)
     if options.keep is not None:
         return demo(options.keep, options.master)
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return demo(Path(folder), options.master)
 
 
-def demo(folder: Path, master: str) -> int:
+def demo(folder: Path, master: str | None) -> int:
     print_message("1. A log dir that a real Kafka 4.3.1 broker wrote and closed")
     log_dir = unpack(folder)
     properties = log_dir.parent / "server.properties"
@@ -48,9 +48,9 @@ def demo(folder: Path, master: str) -> int:
     if planned.returncode not in (0, 3):
         return planned.returncode
 
-    print_message("3. keytail compact --execute: on Spark in this process's machine")
+    print_message(f"3. keytail compact --execute: {f'on Spark, {master}' if master else 'in processes of this host'}")
     started_s = time.monotonic()
-    flags = ["--force", "--execute", "--master", master, "--output", "json"]
+    flags = ["--force", "--execute", *(["--master", master] if master else []), "--output", "json"]
     compacted = run("compact", [*choice, *flags], capture=True)
     seconds = time.monotonic() - started_s
     if compacted.returncode not in (0, 3):
@@ -90,7 +90,7 @@ def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
     done = [row for row in rows if row["status"] == "compacted"]
     before, after = sum(row["bytes_before"] for row in done), sum(row["bytes_after"] for row in done)
     print(
-        f"\n{len(done)} of {len(rows)} partitions compacted in {seconds:.1f} s, Spark's start included: "
+        f"\n{len(done)} of {len(rows)} partitions compacted in {seconds:.1f} s: "
         f"{before:,} -> {after:,} bytes ({100 * (before - after) / max(before, 1):.0f} % less)."
     )
     print("Offsets are unchanged: where a record was removed there is a gap, as after Kafka's own cleaner.")

@@ -11,11 +11,12 @@ from tests.documentation.pages import ROOT, blocks
 from tests.documentation.running import as_compared, missing_of
 
 
-@pytest.mark.spark
-def test_the_demo_ends_as_the_readme_shows() -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [[], pytest.param(["--master", "local[2]"], marks=pytest.mark.spark)])
+def test_the_demo_ends_as_the_readme_shows(flags: list[str]) -> None:
     [shown] = [item.text for item in blocks("README.md") if "partitions compacted in" in item.text]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.demo", "--master", "local[2]"],
+        [sys.executable, "-m", "tests.demo", *flags],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
