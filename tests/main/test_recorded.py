@@ -14,6 +14,7 @@ import pytest
 from keytail.doctor import machine
 from keytail.doctor.command import OK, WARN, CheckRow
 from keytail.main.main import COMMANDS
+from keytail.run.kernels import compile_kernels
 from tests.main.recorded_cases import ON_SPARK, cases_of
 from tests.main.recording import fix_terminal, printed, root_in, text_of
 
@@ -24,7 +25,9 @@ LINES = ([], ["--version"], ["compat"], ["--nosuch"])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the root of the places, and the directory that they are copied from."""
+    """Return the root of the places, and the directory that they are copied from. The kernels are compiled: a run that
+    compiles them says so."""
+    compile_kernels(None, lambda line: None)
     return root_in(tmp_path_factory.mktemp("recorded")), tmp_path_factory.mktemp("places")
 
 

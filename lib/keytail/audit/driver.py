@@ -213,7 +213,7 @@ def _run(
         seconds = [job.size_bytes / AUDITED_BYTES_PER_S for job in jobs]
         large = any(not job.is_alone for job in jobs)
         engine = workers_of_run(
-            run, reporter, request.master, seconds, submitted=request.submitted, needs_spark=large
+            run, reporter, request.master, seconds, kernels="audit", submitted=request.submitted, needs_spark=large
         )
 
         def on_result(job: AuditJob, outcome: Any) -> None:

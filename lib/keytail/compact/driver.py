@@ -16,6 +16,7 @@ from keytail.compact.planning import plan_partition_of, report_assumptions, repo
 from keytail.compact.removal_limit import report_unhosted
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.each_partition import of_each
+from keytail.run.kernels import is_on_this_host, report_uncompiled
 from keytail.run.rows import ResultRow
 from keytail.run.session import session_of_run
 from keytail.undo.options import announce_backup, backup_of
@@ -52,6 +53,8 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         due = [row for row in rows if row.status == "would-compact"]
         report_assumptions(configuration, (row.topic for row in due))
         report_version_rules(configuration, [row.topic for row in due])
+        if due and not request.submitted and is_on_this_host(request.master):
+            report_uncompiled("compact")
         if rules.replicas:
             report_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows

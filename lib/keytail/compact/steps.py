@@ -45,7 +45,7 @@ class Steps:
     def submitted_session(self) -> Engine | None:
         """Return the engine of spark-submit's session, if there is one."""
         if self.request.submitted:
-            self.engine = session_of_run(self.run, self.request.master, submitted=True)
+            self.engine = session_of_run(self.run, self.request.master, submitted=True, kernels="compact")
         return self.engine
 
     def lock(self, places: Sequence[str]) -> None:
@@ -84,6 +84,7 @@ class Steps:
             reporter,
             self.request.master,
             [*(item.seconds for item in known), *copies_s],
+            kernels="compact",
             needs_spark=needs_spark or may_fan_out or self.request.fan_out == "always",
             extra=extra,
         )

@@ -15,6 +15,7 @@ from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.errors import UsageProblem
 from keytail.run.delta import coordinates, in_sparks_jars, session_settings
 from keytail.run.java import java_version, require_java
+from keytail.run.kernels import expected_seconds
 from keytail.run.memory import cores, map_memory_bytes, physical_bytes
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
@@ -116,11 +117,13 @@ def cache() -> CheckRow:
             found = f"other users own {jit.UNTRUSTED[0]} or may write to it: each process compiles its own"
             return CheckRow("compiled kernels", WARN, found, remedy)
         return CheckRow("compiled kernels", WARN, "no directory for their cache: each process compiles its own", remedy)
-    kept = sum(name.endswith(".nbi") for _, _, names in os.walk(jit.CACHE_FOLDER) for name in names)
-    found = f"{kept} in {jit.CACHE_FOLDER}" + ("" if jit.IS_WRITABLE else ", to which this user cannot write")
-    if kept:
+    found = f"{len(jit.names_in_cache())} in {jit.CACHE_FOLDER}"
+    found += "" if jit.IS_WRITABLE else ", to which this user cannot write"
+    seconds = expected_seconds()
+    if not seconds:
         return CheckRow("compiled kernels", OK, found)
-    return CheckRow("compiled kernels", WARN, found, "Run keytail doctor --warm, which compiles them in about a minute")
+    remedy = f"Run keytail doctor --warm: about {seconds:.0f} s, which first runs of commands would take otherwise"
+    return CheckRow("compiled kernels", WARN, f"not compiled for this user: {found}", remedy)
 
 
 def descriptors() -> CheckRow:

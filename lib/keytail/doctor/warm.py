@@ -1,8 +1,9 @@
 """Compiles the kernels in advance, into the cache from which later runs load them: `keytail doctor --warm`.
 
-Numba compiles a kernel for the types of a call. The only list of those types that cannot become outdated is the program
-itself, so small logs of every kind (batches of every codec, transactions, messages of old formats, damage) are created
-in a temporary directory, and all operations that read or write logs run on them in this process.
+Numba compiles a kernel for the types of a call. Those that are listed (run/kernels.py) are compiled side by side. The
+only list of types that cannot become outdated is the program itself, so small logs of every kind (batches of every
+codec, transactions, messages of old formats, damage) are then created in a temporary directory, and all operations that
+read or write logs run on them in this process. The list is made in the same way.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -44,6 +46,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts
 from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
+from keytail.run.kernels import RARE, compile_kernels
 from keytail.salvage.partition import Settings, salvage_partition
 from keytail.verify.task import verify_partition
 
@@ -54,24 +57,31 @@ def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
     """Return how many kernels are compiled now, and how many no step has called; those are compiled when needed."""
     for module in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):
         importlib.import_module(module.name)
+    compile_kernels(None, on_step)
     with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
-        paths = [_new_partition(home, "warm"), _transactional_partition(home), _old_partition(home)]
-        on_step("auditing")
-        for path in paths:
-            _audit(path, home)
-        for path in paths:
-            on_step(f"reading {os.path.basename(path)}")
-            _read(path)
-            on_step(f"rebuilding the indexes of {os.path.basename(path)}")
-            _rebuild(path)
-            on_step(f"compacting {os.path.basename(path)}")
-            _compact(path)
-        on_step("compacting many keys, in rounds")
-        _compact_in_rounds(_many_keys(home))
-        on_step("salvaging")
-        _salvage(paths[0])
+        for _, step in steps(home):
+            step()
     compiled = sum(bool(kernel.signatures) for kernel in jit.KERNELS)
     return compiled, len(jit.KERNELS) - compiled
+
+
+def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what commands do with small logs in `home`, in this order: the command, or RARE for what only few logs
+    need, and a function."""
+    paths = [os.path.join(home, f"{topic}-0") for topic in ("warm", "warm-transactions", "warm-old")]
+    yield "import", partial(_new_partition, home, "warm")
+    yield RARE, partial(_transactional_partition, home)
+    yield RARE, partial(_old_partition, home)
+    for path in paths:
+        yield "audit" if path == paths[0] else RARE, partial(_audit, path, home)
+    for path in paths:
+        for command, step in {
+            "verify": _verify, "lookup": _lookup, "dump": _dump, "export": _export, "rebuild-index": _rebuild,
+            "compact": _compact,
+        }.items():  # fmt: skip
+            yield command if path == paths[0] else RARE, partial(step, path)
+    yield RARE, lambda: _compact_in_rounds(_many_keys(home))
+    yield "salvage", partial(_salvage, paths[0])
 
 
 def _records(first: int, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -184,15 +194,25 @@ def _facts(path: str) -> PartitionFacts:
     return replace(facts, high_watermark=facts.log_end_offset, recovery_point=facts.log_end_offset)
 
 
-def _read(path: str) -> None:
+def _verify(path: str) -> None:
     verify_partition(LOCAL, path)
+
+
+def _lookup(path: str) -> None:
     facts = _facts(path)
     lookup_offset(LOCAL, facts, facts.log_end_offset // 2)
     lookup_time(LOCAL, facts, _NOW_MS + 15)
+
+
+def _dump(path: str) -> None:
     for as_json in (False, True):
         nothing = io.BytesIO()
         report = Report(nothing.write, lambda line: None, as_json=as_json)
         dump(LOCAL, [path], DumpOptions(print_data_log=True), report)
+
+
+def _export(path: str) -> None:
+    facts = _facts(path)
     start, end = facts.log_start_offset, facts.log_end_offset
     latest = LatestTask(path, facts.segments, start, start, end, drop_keyless=True, map_memory_bytes=1 << 20)
     for piece in slices_of(latest, find_latest(LOCAL, latest)):

@@ -13,11 +13,13 @@ from functools import partial
 
 from keytail.console import Unfailing, print_message
 from keytail.dump.command import Request
-from keytail.dump.files import DumpOptions, dump
+from keytail.dump.files import DumpOptions, dump, expanded
 from keytail.dump.report import Report
 from keytail.errors import UsageProblem, visible_lines
+from keytail.format import names
 from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.kernels import compile_kernels
 
 READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
 
@@ -39,6 +41,8 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
     if sys.stdout.isatty() if request.escape is None else request.escape:
         out = _escaping(out, as_json)
     report = Report(out, print_message, as_json=as_json)
+    if any(path.endswith(names.LOG) for path in expanded(fs, request.paths)):
+        compile_kernels(["dump"])
     try:
         dumped = dump(fs, request.paths, options, report)
         _or_lost(sys.stdout.buffer.flush)

@@ -40,6 +40,7 @@ from keytail.log.readable import readable
 from keytail.lookup.steps import lookup_time
 from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
+from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 
@@ -287,6 +288,8 @@ def _execute(
     works = [plan.work for plans in planned.values() for plan in plans if plan.work is not None]
     sizes = [(os.path.basename(work.task.partition_path), work.log_bytes) for work in works]
     with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
+        if not request.submitted and is_on_this_host(request.master):
+            compile_kernels(["export"], reporter.note)
         reporter.note("starting Spark")
         extra = session_settings(request.delta_jars)
         engine = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)

@@ -37,6 +37,7 @@ from keytail.log.recover import recover, remove_lost_scratch
 from keytail.log.writer import Limits
 from keytail.run.delta import session_settings
 from keytail.run.ended import sweep
+from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
@@ -60,6 +61,8 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
             target = find_target(fs, request)
         at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after our session has stopped
         with Reporter("import", [(f"{request.topic}-{item.number}", 0) for item in target.partitions]) as reporter:
+            if not request.submitted and is_on_this_host(request.master):
+                compile_kernels(["import"], reporter.note)
             reporter.note("starting Spark")
             spark = session_of_run(
                 run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)

@@ -17,6 +17,7 @@ NUMBA_CPU_NAME and NUMBA_CPU_FEATURES instead.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -25,8 +26,11 @@ import io
 import os
 import pickle
 import secrets
+import shutil
+import signal
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata, resources
@@ -215,6 +219,20 @@ class _Lock:
             except OSError:  # a file system without locks
                 return False
 
+    def is_taken(self) -> bool:
+        """Return whether another process has the lock now."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+
     def release(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -244,6 +262,16 @@ class _TrustedCache(caching.FunctionCache):
 
     def end_of_compiling(self) -> None:
         self._lock.release()
+
+    @as_caller()
+    def is_being_compiled(self) -> bool:
+        return self._lock.is_taken()
+
+    @as_caller()
+    def has(self, sig: Any, target_context: Any) -> bool:
+        """Return whether there is code for these types and this CPU."""
+        name = self._cache_file._load_index().get(self._index_key(sig, target_context.codegen()))
+        return name is not None and os.path.exists(self._cache_file._data_path(name))
 
     @as_caller()
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -289,40 +317,114 @@ def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = Fals
     if function is None:
         return lambda wrapped: kernel(wrapped, allocates=allocates, **options)
     options = {"nogil": True, "error_model": "numpy", "_nrt": allocates, **options}
-    made = _made(function, options)
-    if not numba.config.DISABLE_JIT and options.get("inline") != "always":
-        KERNELS.append(made)
+    made = njit(**options)(function)
+    if not is_off():
+        _give_cache(made)
+        if options.get("inline") != "always":
+            KERNELS.append(made)
     return made
 
 
-def _made(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    if CACHE_FOLDER is None or numba.config.DISABLE_JIT:
-        return njit(**options)(function)
+def is_off() -> bool:
+    """Return whether nothing is compiled (NUMBA_DISABLE_JIT)."""
+    return bool(numba.config.DISABLE_JIT)
+
+
+def _give_cache(made: Any) -> None:
+    """Give a kernel its cache, if there is a folder."""
+    made.compile = _in_one_piece(type(made).compile.__get__(made), None)
+    if CACHE_FOLDER is None:
+        return
     # Numba reads this setting once, here; it is restored so that other users of Numba in this process keep theirs.
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_FOLDER
     try:
-        made = njit(**options)(function)
-        made._cache = _TrustedCache(function) if IS_WRITABLE else _ReadOnlyCache(function)
-        made.compile = _released_after(made.compile, made._cache)
-        return made
+        made._cache = _TrustedCache(made.py_func) if IS_WRITABLE else _ReadOnlyCache(made.py_func)
+        made.compile = _in_one_piece(type(made).compile.__get__(made), made._cache)
     except RuntimeError:  # "no locator available": Numba cannot stamp the sources
-        return njit(**options)(function)
+        pass
     finally:
         numba.config.CACHE_DIR = previous
 
 
-def _released_after(compile_for: Callable[[Any], Any], cache: _TrustedCache) -> Callable[[Any], Any]:
-    """Wrap Numba's `compile`, which loads, or else compiles and saves, to release the kernel's lock afterwards."""
+def _in_one_piece(compile_for: Callable[[Any], Any], cache: _TrustedCache | None) -> Callable[[Any], Any]:
+    """Wrap Numba's `compile`, which loads, or else compiles and saves: no signal interrupts it, and the kernel's lock
+    is released afterwards."""
 
     @functools.wraps(compile_for)
     def compile_(sig: Any) -> Any:
         # Numba takes it in `compile` too, reentrantly. It is held until the kernel's lock is released: otherwise
         # another thread of this process could find that lock taken, and compile without it.
-        with global_compiler_lock:
+        with _signals_afterwards(), global_compiler_lock:
             try:
                 return compile_for(sig)
             finally:
-                cache.end_of_compiling()
+                if cache is not None:
+                    cache.end_of_compiling()
 
     return compile_
+
+
+@contextlib.contextmanager
+def _signals_afterwards() -> Iterator[None]:
+    """Handle signals that arrive within the context at its end: an exception within LLVM's calls of Python is lost, and
+    leaves a kernel without code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)
+
+
+def is_compiled(made: Any, types: tuple[Any, ...]) -> bool:
+    """Return whether this process has the code of a kernel for arguments of these Numba types, or can load it."""
+    cache = made._cache
+    return types in made.overloads or (isinstance(cache, _TrustedCache) and cache.has(types, made.targetctx))
+
+
+def is_being_compiled(made: Any) -> bool:
+    """Return whether another process is compiling this kernel for the cache."""
+    return isinstance(made._cache, _TrustedCache) and made._cache.is_being_compiled()
+
+
+@as_caller()
+def names_in_cache() -> set[str]:
+    """Return the kernels of which there is code in the cache, for whatever types and CPU, as `module:name`."""
+    found = set()
+    for folder, _, files in os.walk(CACHE_FOLDER or os.devnull):
+        package = os.path.basename(folder).rpartition("_")[0]  # Numba's name: that of the source's folder, and a digest
+        prefix = "" if package == "kernels" else f"{package}."
+        for name in files:
+            if name.endswith(".nbi"):  # module.function-line.python.nbi
+                module, _, function = name.partition("-")[0].partition(".")
+                found.add(f"{prefix}{module}:{function}")
+    return found
+
+
+@as_caller()
+def use_cache_of_this_run() -> None:
+    """Use a cache that ends with this process, and that its child processes share: there is none that this user may
+    write to."""
+    global CACHE_FOLDER, IS_WRITABLE
+    base = tempfile.mkdtemp(prefix="keytail-kernels-")
+    atexit.register(_remove, base, os.getpid())
+    os.environ["KEYTAIL_CACHE_DIR"] = base
+    CACHE_FOLDER, IS_WRITABLE = _cache_folder()
+    for made in KERNELS:
+        _give_cache(made)
+
+
+@as_caller()
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from keytail.log.listed import again_beside_a_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.lookup.command import LookupRow, Request
 from keytail.lookup.steps import Lookup, lookup_offset, lookup_time
+from keytail.run.kernels import compile_kernels
 from keytail.run.rows import status_of
 
 _PREVIEW_CHARACTERS = 60
@@ -29,9 +30,11 @@ def lookup(request: Request, fs: FileSystem = LOCAL) -> list[LookupRow]:
             "no offset or time to look up", remedy="Give one of --offset and --timestamp", slug="missing-flag"
         )
     timestamp_ms = parse_time(request.timestamp) if request.timestamp is not None else None
+    chosen = choose(fs, request.choice)
+    compile_kernels(["lookup"])
     return [
         _look(fs, log_dir, entry, request.offset, timestamp_ms, request.explain)
-        for log_dir, entry in choose(fs, request.choice).partitions
+        for log_dir, entry in chosen.partitions
     ]
 
 

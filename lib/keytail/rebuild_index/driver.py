@@ -32,6 +32,7 @@ from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_
 from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition, truncation_text
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild
 from keytail.run.engine import Engine, ThisProcess
+from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
@@ -49,7 +50,7 @@ def rebuild(
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
         engine: Engine = ThisProcess()
         if request.submitted:
-            engine = session_of_run(run, request.master, submitted=True)
+            engine = session_of_run(run, request.master, submitted=True, kernels="rebuild-index")
             if request.execute:
                 flags = flags.in_session(engine, fs, request.choice.log_dirs)
         if request.execute:
@@ -67,10 +68,12 @@ def rebuild(
             if not request.submitted and (request.master or size > HERE_BYTES or flags.path) and fs is LOCAL:
                 seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
                 engine = workers_of_run(
-                    run, reporter, request.master, seconds, needs_spark=flags.path is not None,
-                    extra=flags.session_settings(),
+                    run, reporter, request.master, seconds, kernels="rebuild-index",
+                    needs_spark=flags.path is not None, extra=flags.session_settings(),
                 )  # fmt: skip
             else:
+                if plans and not request.submitted:
+                    compile_kernels(["rebuild-index"], reporter.note)
                 reporter.watch(engine.driver_address)
             notes = {item.facts.path: item.notes for item in examined}
             rows: dict[str, RebuildRow] = {}

@@ -96,9 +96,10 @@ class Processes:
         payloads: Sequence[P],
         function: Callable[[P, str], R] | None = None,
         before_again: Callable[[P], object] = lambda payload: None,
+        on_end: Callable[[], object] = lambda: None,
     ) -> list[R | None]:
         """Call `function(payload, attempt)` for each payload, started in order; return the answers in order. Any thread
-        may call it.
+        may call it. `on_end` is called at the end of each, in another thread.
 
         A worker that dies is replaced, and its payload is tried once more, after `before_again(payload)` is called. The
         answer is None if the worker died again, or everything was cancelled. An exception of `function` ends its
@@ -106,6 +107,7 @@ class Processes:
         """
         jobs = [_Job(function, payload, before_again) for payload in payloads]
         for job in jobs:
+            job.answer.add_done_callback(lambda _: self.is_cancelled or on_end())
             self._jobs.put(job)
         return [job.answer.result() for job in jobs]
 

@@ -84,13 +84,14 @@ def session_of_run(
     submitted: bool,
     extra: Mapping[str, str] | None = None,
     rows_in_jvm: bool = False,
+    kernels: str | None = None,
 ) -> SparkEngine:
     """Return the engine of spark-submit's session if there is one, else of one of `local_session` on `master`; the
     session is stopped with `run`, unless other code of this process, such as a notebook, had started it before.
 
     A cluster marks a submitted application that never creates a session as failed. If the session ends during the run,
     the resulting errors become SparkEnded, or the signal that accompanies it. Errors that a signal caused become the
-    signal.
+    signal. Workers compile the kernels of the command `kernels` before their first task.
     """
     if submitted:
         session, log, is_own = submitted_session(), JvmLog(), True
@@ -102,7 +103,7 @@ def session_of_run(
         log = JvmLog() if jvm is None else jvm.log
         if is_own:
             run.callback(end_jvm)
-    engine = SparkEngine(session, log)
+    engine = SparkEngine(session, log, kernels)
     if is_own:
         run.callback(_stop, engine)
     run.push(partial(_raise_ended, engine))  # runs before end_jvm and _stop

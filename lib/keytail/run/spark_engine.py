@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.jvm_log import JvmLog
+from keytail.run.kernels import compile_on_worker
 from keytail.run.tasks import Outcome, Times, answer_bytes, killed, run_attempt
 from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
 from keytail.values import from_bytes
@@ -28,14 +30,16 @@ answer_schema = "id bigint, answer binary"
 class SparkEngine:
     """The engine (run/engine.py) of a Spark session, which is started and stopped by run/session.py.
 
-    `log` is the output of its JVM.
+    `log` is the output of its JVM; `kernels` is the command whose kernels workers compile before their first task, if
+    any.
     """
 
     has_workers = True
 
-    def __init__(self, session: Any, log: JvmLog | None = None) -> None:
+    def __init__(self, session: Any, log: JvmLog | None = None, kernels: str | None = None) -> None:
         self.session = session
         self.log = JvmLog() if log is None else log
+        self.kernels = kernels
 
     @property
     def concurrent_tasks(self) -> int:
@@ -71,7 +75,7 @@ class SparkEngine:
         if not payloads:
             return []
         try:
-            return _run_job(self.session, payloads, function, name)
+            return self._run_job(payloads, function, name)
         except Exception as problem:
             if stopped():
                 return [Outcome(None, lost(problem, "once")) for _ in payloads]
@@ -80,12 +84,15 @@ class SparkEngine:
         for payload in payloads:
             before_again(payload)
             try:
-                outcomes += _run_job(self.session, [payload], function, f"{name}, again")
+                outcomes += self._run_job([payload], function, f"{name}, again")
             except Exception as problem:
                 if not stopped():
                     raise_if_ended(self, problem)
                 outcomes.append(Outcome(None, lost(problem, "twice")))
         return outcomes
+
+    def _run_job(self, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
+        return _run_job(self.session, payloads, partial(_prepared, self.kernels, function), name)
 
     def cancel(self) -> None:
         self.log.silence()
@@ -113,6 +120,13 @@ def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R
         shared.destroy()
     answers = {row["id"]: from_bytes(row["answer"]) for row in rows}
     return [answers[number] for number in range(len(payloads))]
+
+
+def _prepared(kernels: str | None, function: Callable[[P, str], R], payload: P, attempt: str) -> R:
+    """Call `function` in a worker that has the kernels of the command `kernels`."""
+    if kernels is not None:
+        compile_on_worker(kernels)
+    return function(payload, attempt)
 
 
 def name_jobs(context: Any, name: str) -> None:

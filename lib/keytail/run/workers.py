@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from keytail.run.engine import Engine
+from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.memory import cores
 from keytail.run.processes import Processes
 from keytail.run.rates import is_worth_spark, run_seconds
@@ -32,12 +33,16 @@ def workers_of_run(
     master: str | None,
     each_s: Sequence[float],
     *,
+    kernels: str,
     submitted: bool = False,
     needs_spark: bool = False,
     extra: Mapping[str, str] | None = None,
 ) -> Engine:
     """Return the engine, which is closed with `run`. `each_s` is the expected duration of each task in seconds; `extra`
-    are settings for a session that is started."""
+    are settings for a session that is started. The kernels of the command `kernels` are compiled before the tasks: on
+    this host first, on others by the first tasks there."""
+    if not submitted and is_on_this_host(master):
+        compile_kernels([kernels], reporter.note)
     if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
         seconds = run_seconds(each_s, cores())
         reporter.note(f"running without Spark: {f'about {seconds:.0f} s of work' if seconds >= 1 else 'a short run'}")
@@ -45,6 +50,6 @@ def workers_of_run(
     else:
         if not submitted:
             reporter.note("starting Spark")
-        engine = session_of_run(run, master, submitted=submitted, extra=extra)
+        engine = session_of_run(run, master, submitted=submitted, extra=extra, kernels=kernels)
     reporter.watch(engine.driver_address)
     return engine

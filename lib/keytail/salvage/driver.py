@@ -22,6 +22,7 @@ from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.kernels import compile_kernels
 from keytail.run.rows import status_of
 from keytail.run.watching import sending_progress
 from keytail.salvage.command import Request, SalvageRow
@@ -43,6 +44,7 @@ def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
     rows = []
     sizes = [(os.path.basename(entry.path), _log_bytes(fs, entry.path)) for _, entry in chosen.partitions]
     with Reporter("salvage", sizes) as reporter:
+        compile_kernels(["salvage"], reporter.note)
         reporter.watch()
         for log_dir, entry in chosen.partitions:
             start_ms = time.time_ns() // 1_000_000

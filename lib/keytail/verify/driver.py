@@ -25,6 +25,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.batching import in_bundles
 from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
+from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, VERIFIED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.tasks import Outcome, run_attempt
@@ -107,10 +108,13 @@ def verify(
         state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter, on_row)
         seconds = [task.size_bytes / VERIFIED_BYTES_PER_S for task in tasks]
         if not request.submitted and request.master is None and size <= HERE_BYTES:
+            compile_kernels(["verify"], reporter.note)
             reporter.watch()
             verify_here(tasks, state.on_result)
         else:
-            engine = workers_of_run(run, reporter, request.master, seconds, submitted=request.submitted)
+            engine = workers_of_run(
+                run, reporter, request.master, seconds, kernels="verify", submitted=request.submitted
+            )
             verify_all(engine, tasks, state.on_result)
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 

@@ -1,0 +1,193 @@
+"""Compiles the kernels that a command needs before its tasks, side by side in processes, once for each host and user.
+
+`kernels.json` lists the kernels that each command calls, with the types of their arguments, slowest first, and what
+compiling each one took; `python -m tests.run.list_kernels` creates it by running the steps of doctor/warm.py. Kernels
+listed as RARE are needed by few logs: they are compiled when they are called, or by `doctor --warm`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+from importlib import resources
+from typing import Any, NamedTuple
+
+from keytail.acting_user import as_caller
+from keytail.console import print_message
+from keytail.run.memory import cores
+from keytail.run.processes import Processes
+
+RARE = "rare"
+_LIST = "kernels.json"
+# Seconds between two reports of progress.
+_PACE_S = 5.0
+
+
+class Listed(NamedTuple):
+    """A kernel (`module:name` in keytail.kernels) with the types of its arguments, as `type_of` reads them."""
+
+    kernel: str
+    types: list[Any]
+    commands: list[str]
+    seconds: float
+
+
+@functools.cache
+@as_caller()
+def _listed() -> tuple[Listed, ...]:
+    return tuple(Listed(**item) for item in json.loads(resources.files("keytail.run").joinpath(_LIST).read_text()))
+
+
+def kernels_of(commands: Collection[str] | None) -> list[Listed]:
+    """Return the kernels that these commands need, all if None, slowest first."""
+    return [item for item in _listed() if commands is None or not {*commands}.isdisjoint(item.commands)]
+
+
+def type_of(spec: Any) -> Any:
+    """Return the Numba type of an argument: `int64`; `uint8[1C]`, an array with dimensions, layout and, if read-only,
+    `r`; `format.batch:BATCH_TABLE[1C]`, a dtype of keytail; or a list of a tuple's class (empty: plain) and its types.
+    """
+    from numba import types  # noqa: PLC0415 (brings in the compiler)
+    from numba.np.numpy_support import from_dtype  # noqa: PLC0415
+
+    if isinstance(spec, list):
+        kind = pkgutil.resolve_name(f"keytail.{spec[0]}") if spec[0] else tuple
+        return types.BaseTuple.from_types([type_of(item) for item in spec[1:]], kind)
+    found = re.fullmatch(r"([\w.:]+)(?:\[(\d)([CFA])(r?)\])?", spec)
+    assert found is not None, spec
+    name, dimensions, layout, read_only = found.groups()
+    item = from_dtype(pkgutil.resolve_name(f"keytail.{name}")) if ":" in name else getattr(types, name)
+    return item if layout is None else types.Array(item, int(dimensions), layout, readonly=bool(read_only))
+
+
+def _missing(listed: Iterable[Listed]) -> list[tuple[Any, tuple[Any, ...], float]]:
+    """Return kernel, types and seconds of what this process can neither run nor load."""
+    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
+
+    found = []
+    for item in listed:
+        kernel = pkgutil.resolve_name(f"keytail.kernels.{item.kernel}")
+        types = tuple(map(type_of, item.types))
+        if not jit.is_compiled(kernel, types):
+            found.append((kernel, types, item.seconds))
+    return found
+
+
+def expected_seconds(commands: Collection[str] | None = None) -> float:
+    """Return about how long compiling the kernels that have no file in the cache takes on this host.
+
+    Only file names are compared, so that no kernel is loaded. Code for another CPU counts as compiled.
+    """
+    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
+
+    present = jit.names_in_cache()
+    return _seconds([item.seconds for item in kernels_of(commands) if item.kernel not in present])
+
+
+def report_uncompiled(command: str) -> None:
+    """Report on standard error if a run of this command, on this host, would have to compile its kernels first."""
+    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
+
+    seconds = expected_seconds([command])
+    if not seconds:
+        return
+    if not jit.IS_WRITABLE:
+        _warn_of_no_cache(seconds)
+        return
+    print_message(
+        f"keytail: kernels are not compiled for this user: about {seconds:.0f} s more. Run `keytail doctor --warm` "
+        "before the broker is stopped"
+    )
+
+
+def _seconds(each: Collection[float]) -> float:
+    return max(*each, sum(each) / cores()) if each else 0.0
+
+
+def is_on_this_host(master: str | None) -> bool:
+    """Return whether tasks run on the driver's host, by Spark's master; None stands for `local[*]`."""
+    return master is None or master.startswith("local")
+
+
+def note_on_standard_error(line: str) -> None:
+    """The `note` of a command that has no other display of progress."""
+    print_message(f"keytail: {line}")
+
+
+def compile_kernels(
+    commands: Collection[str] | None, note: Callable[[str], object] = note_on_standard_error
+) -> int:
+    """Compile the kernels of these commands (None: of all) that the cache lacks; return how many there were.
+
+    `note` is called with lines about the progress. Call it in the main thread, before other threads start: it forks.
+    A signal ends the processes. Without a cache that this user may write to, a warning is printed, and the kernels are
+    compiled for this run alone.
+    """
+    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
+
+    missing = [] if jit.is_off() else _missing(kernels_of(commands))
+    if not missing:
+        return 0
+    if not jit.IS_WRITABLE:
+        _warn_of_no_cache(_seconds([seconds for *_, seconds in missing]))
+        jit.use_cache_of_this_run()
+        missing = _missing(kernels_of(commands))  # those of a cache that can only be read too
+    count, total = min(cores(), len(missing)), len(missing)
+    left_s = _seconds([seconds for *_, seconds in missing])
+    note(f"compiling {total} kernels, which later runs load from {jit.CACHE_FOLDER}: about {left_s:.0f} s")
+    start_s = last_s = time.monotonic()
+    ended = 0
+
+    def on_end() -> None:
+        nonlocal ended, last_s
+        ended += 1
+        if (now_s := time.monotonic()) - last_s >= _PACE_S:
+            last_s = now_s
+            note(f"{ended} of {total} kernels are compiled (at {now_s - start_s:.0f} s)")
+
+    with Processes(count, lambda number, attempt: _compile_here(*missing[number][:2])) as workers:
+        workers.run(range(total), on_end=on_end)
+    note(f"compiled {total} kernels in {time.monotonic() - start_s:.0f} s")
+    return total
+
+
+def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:
+    """Compile in a process that does nothing else."""
+    gc.disable()  # a tenth of the time
+    kernel.compile(types)
+
+
+def compile_on_worker(command: str) -> None:
+    """Compile what is missing in this process, a Spark worker, together with the other workers of its host: each takes
+    a kernel that no other one is compiling, and in the end waits for the others."""
+    if command in _done_here:
+        return
+    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
+
+    missing = [] if jit.is_off() else _missing(kernels_of([command]))
+    for is_last in (False, True):
+        for kernel, types, _ in missing:
+            if is_last or not jit.is_being_compiled(kernel):
+                kernel.compile(types)
+    _done_here.add(command)
+
+
+_done_here: set[str] = set()
+
+
+def _warn_of_no_cache(seconds: float) -> None:
+    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
+
+    if jit.UNTRUSTED:  # reported when it was found
+        return
+    where = f"{jit.CACHE_FOLDER}, to which this user cannot write" if jit.CACHE_FOLDER else "no directory"
+    print_message(
+        f"keytail: there is {where} for compiled kernels, so each run compiles them itself: about {seconds:.0f} s. Set "
+        "KEYTAIL_CACHE_DIR to a directory to which only this user and root may write",
+        "warning",
+    )
