@@ -7,7 +7,7 @@ AIRFLOW := .venv-airflow
 # Some images set this for their own size. Each of the many processes of the tests would then compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser help venv airflow-venv test check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image reference golden clean
+.PHONY: browser bundle help venv airflow-venv test check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image reference golden clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -105,6 +105,27 @@ ENGINE ?= docker
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' lib/keytail/__init__.py)
 image:  ## an image for executors; ENGINE=podman or buildah; ARGS='--build-arg UID=1001' and others of conf/Dockerfile
 	$(ENGINE) build -f conf/Dockerfile -t keytail:$(VERSION) --build-arg VERSION=$(VERSION) $(ARGS) .
+
+ARCH ?= $(shell uname -m)
+FOR_PYTHON ?= $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+EXTRAS ?=
+BUNDLE = build/keytail-$(VERSION)-python$(FOR_PYTHON)-linux-$(ARCH)
+PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
+# pip takes only the tags that it is given, and wheels have different ones. Debian 10 and RHEL 8 have glibc 2.28.
+TAGS = $(foreach tag,manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014,--platform $(tag)_$(ARCH))
+bundle: venv  ## wheels for hosts without a network, as a .tar; make bundle ARCH=aarch64 FOR_PYTHON=3.12 EXTRAS=[report]
+	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)/wheels
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(BUNDLE)/wheels .
+	case "$(EXTRAS)" in *spark*|*delta*|*all*) \
+		$(PIP) wheel --no-deps --wheel-dir $(BUNDLE)/wheels "$$(grep ^pyspark== conf/constraints.txt)";; esac  # has no wheel
+	$(PIP) download --dest $(BUNDLE)/wheels --find-links $(BUNDLE)/wheels --only-binary=:all: $(TAGS) \
+		--implementation cp --python-version $(FOR_PYTHON) -c conf/constraints.txt \
+		"$$(echo $(BUNDLE)/wheels/keytail-*.whl)$(EXTRAS)"
+	cp conf/install-bundle.sh $(BUNDLE)/install.sh
+	echo "$(FOR_PYTHON)" > $(BUNDLE)/python-version
+	echo "$(EXTRAS)" > $(BUNDLE)/extras
+	tar -C build -cf $(BUNDLE).tar $(notdir $(BUNDLE)) && rm -r $(BUNDLE)
+	@echo "$(BUNDLE).tar: unpack it on the host, and there: sh $(notdir $(BUNDLE))/install.sh /opt/keytail"
 
 reference: venv  ## generate the pages REFERENCE, ERRORS and ROWS from the program
 	$(BIN)/python -m keytail.main.reference > lib/keytail/main/REFERENCE.md

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from jobs import beside_spark
 
+from tests.command_line import Run
+
 JOBS = sorted(set((Path(__file__).parents[1] / "jobs").glob("*.py")) - {Path(beside_spark.__file__)})
 
 
@@ -69,3 +71,18 @@ def test_a_job_needs_no_other_file_where_keytail_is_installed(job: Path, tmp_pat
     done = subprocess.run([sys.executable, str(alone), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "spark-submit jobs/" in done.stdout
+
+
+def test_the_jobs_are_found_beside_the_package_or_in_the_source_tree(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/test_release.py installs the wheel and runs a job of it."""
+    assert run("jobs-dir").stdout == f"{JOBS[0].parent}\n"
+    installed = tmp_path / "site-packages/keytail"
+    (installed / "jobs").mkdir(parents=True)
+    monkeypatch.setattr("keytail.__file__", str(installed / "__init__.py"))
+    missing = run("jobs-dir")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert "[jobs-not-installed]" in missing.stderr
+    (installed / "jobs/compact.py").touch()
+    assert run("jobs-dir").stdout == f"{installed / 'jobs'}\n"

@@ -24,6 +24,10 @@ from tests.image import given, step, tracked
 ROOT = Path(__file__).parents[1]
 # Needed only for development.
 NOT_RELEASED = (".ci/", ".gitignore")
+_PIP = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
+_OF_VENV = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence")
+_NOT_FOR_SPARK = ("Dockerfile", "constraints.txt", "constraints-airflow.txt", "install-bundle.sh")
+NOT_IN_THE_WHEEL = {f"keytail/conf/{name}" for name in _NOT_FOR_SPARK}
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def clean(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the `bin` of an environment that has only the wheel and its dependencies."""
-    home = tmp_path_factory.mktemp("clean")
+    return _installed(built, tmp_path_factory.mktemp("clean"), extras="")
+
+
+@pytest.fixture(scope="module")
+def with_spark(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the `bin` of an environment that has the wheel with its extra for Spark."""
+    return _installed(built, tmp_path_factory.mktemp("with_spark"), extras="spark")
+
+
+def _installed(built: Built, home: Path, extras: str) -> Path:
     for source, folder in ((built.wheel, home / "wheel"), (ROOT / "conf/constraints.txt", home / "conf")):
         folder.mkdir()
         shutil.copy(source, folder)
-    _as_in_the_image(home, "pip install", EXTRAS="")
+    if not extras:  # the image's step also links to Spark
+        _run([sys.executable, "-m", "venv", home / "venv"], home)
+        _run([home / "venv/bin/pip", "install", "-c", home / "conf/constraints.txt", built.wheel], home, **_PIP)
+    else:
+        _as_in_the_image(home, "pip install", EXTRAS=extras)
     _run([home / "venv/bin/python", "-m", "pip", "check"], home)
     return home / "venv/bin"
 
@@ -71,7 +88,7 @@ def _as_in_the_image(home: Path, *words: str, **arguments: str) -> None:
                          ("/wheel ", f"{home}/wheel ")):  # fmt: skip
         command = re.sub(rf"(?<![\w/]){folder}", str(here), command)
     path = f"{home}/venv/bin:{os.environ['PATH']}"
-    _run(["sh", "-c", command], home, PATH=path, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_COMPILE="1", **arguments)
+    _run(["sh", "-c", command], home, PATH=path, **_PIP, **arguments)
 
 
 @pytest.mark.soak("test_image.py: what the image is given; the environment here is made by the image's step")
@@ -91,10 +108,12 @@ def test_the_images_wheel_is_this_one(built: Built, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> None:
     wanted = {name.removeprefix("lib/") for name in tracked() if name.startswith("lib/")}
+    wanted |= {f"keytail/{name}" for name in tracked() if name.startswith(("jobs/", "conf/"))} - NOT_IN_THE_WHEEL
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
         facts = message_from_bytes(wheel.read(metadata))
+        assert wheel.read("keytail/conf/log4j2.properties") == wheel.read("keytail/run/log4j2.properties")
     assert wanted <= names
     assert "keytail/py.typed" in names
     assert {name.split("/")[0] for name in names - wanted} == {metadata.split("/")[0]}
@@ -121,15 +140,34 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.one_of("the compact job under spark-submit")
 def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: Path) -> None:
-    """Compacts under spark-submit with the job of this tree; `verify` of this environment checks the result."""
+    """Compacts without Spark, with less than 350 MiB of packages; `verify` of this environment checks the result."""
     assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
+    [packages] = clean.parent.glob("lib/python*/site-packages")
+    brought = [path for path in packages.iterdir() if not path.name.startswith(_OF_VENV)]
+    files = [file for path in brought for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 350 << 20
     golden.unpack(tmp_path)
     flags = ["--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json"]
-    [spark] = clean.parent.glob("lib/python*/site-packages/pyspark")
-    command = [clean / "spark-submit", "--master", "local[2]", ROOT / "jobs/compact.py", *flags, "--execute"]
-    rows = json.loads(_run(command, tmp_path, SPARK_HOME=str(spark), SPARK_CONF_DIR=str(ROOT / "conf")))
+    rows = json.loads(_run([clean / "keytail", "compact", *flags, "--execute"], tmp_path))
+    assert [row["status"] for row in rows] == ["compacted"] * 3
+    verify = [sys.executable, "-m", "keytail.main.main", "verify"]
+    assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
+    checks = json.loads(_run([clean / "keytail", "doctor", "--output", "json"], tmp_path))
+    assert ["pip install 'keytail[spark]'" in row["found"] for row in checks if row["check"] == "Spark"] == [True]
+
+
+@pytest.mark.long
+@pytest.mark.one_of("the compact job under spark-submit")
+def test_a_job_of_the_wheel_compacts_what_a_broker_wrote(with_spark: Path, tmp_path: Path) -> None:
+    """Compacts under spark-submit as the image does; `verify` of this environment checks the result."""
+    home = with_spark.parents[1]
+    _as_in_the_image(home, "jobs-dir")
+    golden.unpack(tmp_path)
+    flags = ["--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json"]
+    [spark] = with_spark.parent.glob("lib/python*/site-packages/pyspark")
+    command = [with_spark / "spark-submit", "--master", "local[2]", home / "jobs/compact.py", *flags, "--execute"]
+    rows = json.loads(_run(command, tmp_path, SPARK_HOME=str(spark), SPARK_CONF_DIR=str(home / "conf")))
     assert [row["status"] for row in rows] == ["compacted"] * 3
     verify = [sys.executable, "-m", "keytail.main.main", "verify"]
     assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}

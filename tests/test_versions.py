@@ -63,7 +63,7 @@ def test_the_image_has_supported_versions() -> None:
     assert python in PYTHONS
     assert int(java) == int(sparks_java) == OLDEST_JAVA
     assert spark == PINNED["pyspark"]
-    assert f"pyspark=={spark}" in PROJECT["project"]["dependencies"]
+    assert f"pyspark=={spark}" in PROJECT["project"]["optional-dependencies"]["spark"]
 
 
 def test_what_is_here_is_found(tmp_path: Path) -> None:

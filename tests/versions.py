@@ -92,7 +92,7 @@ def smoke(python: str, wheel: Path, home: Path, javas: Mapping[int, str]) -> lis
 
     run(python, "-m", "venv", home / "venv")
     pip = [home / "venv/bin/python", "-m", "pip", "--disable-pip-version-check"]
-    run(*pip, "install", "--quiet", "-c", ROOT / "conf/constraints.txt", f"{wheel}[avro,history,report]")
+    run(*pip, "install", "--quiet", "-c", ROOT / "conf/constraints.txt", f"{wheel}[all]")
     run(*pip, "check")
     keytail, done = home / "venv/bin/keytail", []
     for java in (None, *javas):

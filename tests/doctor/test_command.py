@@ -70,7 +70,8 @@ def told(code: str, *arguments: str, **variables: str) -> tuple[dict[str, list[s
 
 
 MACHINE = [
-    "Python", "Java", "Spark", "Delta's jars", "checksum and hash", "compiled kernels", "file descriptors", "memory",
+    "Python", "Java", "Spark", "Delta's jars", "keytail[history]", "keytail[object-store]", "keytail[avro]",
+    "keytail[report]", "checksum and hash", "compiled kernels", "file descriptors", "memory",
 ]  # fmt: skip
 
 
@@ -119,6 +120,12 @@ def test_conflicting_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     versions |= {"pyspark": "4.1.0", "pyspark-client": ""}
     assert (row := machine.spark()).status == "warn"
     assert row.remedy == "pip install pyspark==4.2.0"
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_an_untested_architecture_is_named(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: architecture)
+    assert ("not been tested on ARM64" in machine.native().found) == (architecture == "aarch64")
 
 
 @pytest.mark.parametrize(

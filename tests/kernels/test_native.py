@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import crc32c as crc32c_wheel
 import numpy as np
@@ -211,6 +213,19 @@ def test_a_wheel_whose_function_gives_other_values_means_the_fallback(cache):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("crc=fallback hash=fallback False keytail-fallback-128\n")
+
+
+def test_the_instructions_of_arm64_are_used_where_the_wheel_finds_them(monkeypatch):
+    """The names are those of the wheel for aarch64; no test runs there."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
+    right = kind(lambda crc, data, n: crc32c_wheel.crc32c(ctypes.string_at(data, n), crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF)
+    wrong = kind(lambda crc, data, n: 0)
+    names = {"_crc32c_arm64_probe": lambda: 1, "_crc32c_hw_arm64": right, "_crc32c_sw_slicing_by_8": right}
+    monkeypatch.setattr(native, "_library", lambda *_: SimpleNamespace(**names))
+    assert native._native_crc()[0] == "_crc32c_hw_arm64"
+    for other in ({"_crc32c_arm64_probe": lambda: 0}, {"_crc32c_hw_arm64": wrong}):
+        monkeypatch.setattr(native, "_library", lambda *_, other=other: SimpleNamespace(**names | other))
+        assert native._native_crc()[0] == "_crc32c_sw_slicing_by_8"
 
 
 def test_other_arrays_are_refused_when_compiled():

@@ -401,6 +401,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             ),
         ),
     ),
+    "jobs-dir": (Case("installed without jobs", "nothing", ("jobs-dir",), both=False),),
 }  # fmt: skip
 
 # By the command, or by what several commands share.

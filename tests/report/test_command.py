@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -283,7 +284,7 @@ def test_a_page_in_the_log_dir_of_another_broker_is_wrong_usage(run: Run, log_di
 def test_missing_packages_end_a_run_before_it_starts(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_module, "NEEDED", ("no_such_package",))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     result = run("plan", "--log-dirs", log_dir, "--report", tmp_path / "page.html")
     assert result.exit_code == 2
     assert "pip install 'keytail[report]'" in result.stderr

@@ -15,9 +15,8 @@ import pytest
 from keytail.cli.masking import HIDDEN, masked, masked_arguments, shown
 from keytail.compact.detail import Part
 from keytail.compact.map_phase.key_counts import HOTTEST, MOST_KEY_BYTES, KeyCounts
-from keytail.errors import Refused, UsageProblem
+from keytail.errors import Refused
 from keytail.report import drawings, keys, sums
-from keytail.report import page as module
 from keytail.report.facts import Finding, Partition
 from keytail.report.page import page
 from keytail.run.rows import ResultRow
@@ -381,9 +380,3 @@ def test_shown_keys_are_escaped() -> None:
         assert shown_as in words, shown_as
     assert "hunter2" not in text
     assert "Keys are shown" not in page(report_of(one_of_each()))
-
-
-def test_missing_packages_are_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NEEDED", ("jinja2", "no_such_package"))
-    with pytest.raises(UsageProblem, match=r"no_such_package.*pip install 'keytail\[report\]'"):
-        module.refuse_without_packages()

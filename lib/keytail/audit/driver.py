@@ -22,10 +22,12 @@ from keytail.audit.stages import Alone, Audit
 from keytail.audit.stages import audit as compared
 from keytail.cli.progress import Reporter
 from keytail.cli.replicas import Replica, refuse_other_topic, replicas_of
+from keytail.cli.rows import human_bytes
 from keytail.cli.selection import Choice, pick
 from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
 from keytail.console import print_message
 from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
+from keytail.extras import SPARK, require
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.cluster.metadata import read_topic_id
@@ -212,6 +214,8 @@ def _run(
     with contextlib.ExitStack() as run, Reporter("audit", sizes) as reporter:
         seconds = [job.size_bytes / AUDITED_BYTES_PER_S for job in jobs]
         large = any(not job.is_alone for job in jobs)
+        if large:
+            require(f"audit of partitions with more than {human_bytes(ALONE_BYTES)} in all replicas", SPARK)
         engine = workers_of_run(
             run, reporter, request.master, seconds, kernels="audit", submitted=request.submitted, needs_spark=large
         )

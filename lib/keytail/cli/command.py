@@ -12,12 +12,21 @@ from typing import Any
 
 from keytail.cli.output_options import RowsOutput
 from keytail.cli.statuses import Status, declare
+from keytail.extras import DELTA, SPARK, Needs
 
 # For examples.
 BROKER = "--config /etc/kafka/server.properties"
 
 def _empty(rows: Sequence[Any], request: Any) -> str:
     return ""
+
+
+def extras_of_flags(request: Any) -> Needs:
+    """Yield what the flags that many commands share need: --master and --ledger."""
+    if getattr(request, "master", None) is not None:
+        yield "--master", SPARK
+    if getattr(getattr(request, "ledger", None), "path", None) is not None:
+        yield "--ledger", DELTA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +37,15 @@ class Command:
     the exit status. With `reports_rows` it has a parameter `on_row`, to call with each row as it ends, and then the
     report of a run that ends early has these rows.
 
-    `show`, `next_step` and `exit_status` are called with the rows and the request, `title` and `log_dirs` with the
-    request.
+    `show`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `title` and `log_dirs`
+    with the request.
     """
 
     name: str
     help: str
     request: type[Any]  # the dataclass of its flags: flags.py
     run: str
+    extras: Callable[[Any], Needs] = extras_of_flags  # what needs optional packages; required before `run` is imported
     only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all
     examples: tuple[str, ...] = ()  # most frequent first
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # by what they are about; the fields are documented

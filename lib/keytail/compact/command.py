@@ -9,7 +9,7 @@ from typing import Annotated
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import BROKER, Command
+from keytail.cli.command import BROKER, Command, extras_of_flags
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.output_options import ReportFile, RowsAndFiles, RowsAndReport
@@ -21,6 +21,7 @@ from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.errors import UsageProblem
+from keytail.extras import OBJECT_STORE, SPARK, Needs
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
 from keytail.log.fs import FileSystem
 from keytail.run.memory import cores, map_memory_bytes
@@ -269,6 +270,17 @@ def _outside_of(request: Request) -> tuple[str, ...]:
     return (*request.choice.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
 
 
+def _extras(request: Request) -> Needs:
+    from keytail.compact.out_of_place.object_store import is_store  # noqa: PLC0415 (--help needs no log code)
+
+    yield from extras_of_flags(request)
+    if request.fan_out == "always":
+        yield "--fan-out always", SPARK
+    for target in request.output_dirs:
+        if is_store(target):
+            yield f"--output-dir {target}", OBJECT_STORE
+
+
 _STATUSES = {
     "would-compact": Status("in a plan: `--execute` would compact it", "done"),
     "compacted": Status("done", "done"),
@@ -302,6 +314,7 @@ COMPACT = Command(
     "Without --execute this is a dry run, like `plan`.",
     request=Request,
     run="keytail.compact.driver:run",
+    extras=_extras,
     examples=(
         f"keytail compact {BROKER}",
         f"keytail compact {BROKER} --execute",

@@ -19,6 +19,7 @@ from keytail.compact.planning import Planned, plan_partition_of
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
 from keytail.errors import KeytailError, Refused, in_words
+from keytail.extras import SPARK
 from keytail.log.fs import FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -78,7 +79,13 @@ class Steps:
             reporter.watch(self.engine.driver_address)
             return self.engine
         known = [item for item in expected if item is not None]
-        may_fan_out = self.request.fan_out != "never" and any(item.way == "maybe fan-out" for item in known)
+        may_fan_out = self.request.fan_out == "auto" and any(item.way == "maybe fan-out" for item in known)
+        if may_fan_out and self.request.master is None and SPARK.missing():
+            may_fan_out = False
+            reporter.note(
+                "Spark is not installed: a partition with more keys than fit into --map-memory is compacted as far as "
+                f"its map reaches, and the next run continues. To compact it in one run: {SPARK.install}"
+            )
         return workers_of_run(
             self.run,
             reporter,

@@ -81,6 +81,7 @@ DOCTOR = Command(
     "checks whether all executors have the same packages, and the same log dirs at the same paths.",
     request=Request,
     run="keytail.doctor.driver:doctor",
+    extras=lambda request: (),  # it reports what is missing
     examples=(
         f"keytail doctor {BROKER}",
         "keytail doctor --warm",

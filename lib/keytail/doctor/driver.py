@@ -26,8 +26,8 @@ def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
     paths, now_ms = request.log_dirs, time.time_ns() // 1_000_000
     if request.warm:
         _warm()
-    rows = [machine.python(), machine.java(), machine.spark(), machine.delta(request.delta_jars), machine.native()]
-    rows += [machine.cache(), machine.descriptors(), machine.memory()]
+    rows = [machine.python(), machine.java(), machine.spark(), machine.delta(request.delta_jars), *machine.extras()]
+    rows += [machine.native(), machine.cache(), machine.descriptors(), machine.memory()]
     work_as_owner(fs, [path for path in paths if fs.exists(path)])
     rows += log_dirs(fs, paths, now_ms, request.configuration) if paths else [clock(now_ms, None)]
     return rows + (_executors(request.master, paths) if request.master else [])

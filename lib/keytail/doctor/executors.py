@@ -9,9 +9,8 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
-from keytail.acting_user import as_caller
+from keytail.extras import installed
 from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
 
@@ -36,8 +35,8 @@ def look(log_dirs: Sequence[str], attempt: str = "") -> Seen:
     from keytail.kernels import native  # noqa: PLC0415 (only where work is done)
 
     packages = ("keytail", "numba", "numpy", "pyarrow", "pyspark")
-    with as_caller():
-        versions = tuple(f"{name} {metadata.version(name)}" for name in packages)
+    found = installed(*packages)
+    versions = tuple(f"{name} {found.get(name, 'not installed')}" for name in packages)
     return Seen(
         host=os.uname().nodename,
         python=platform.python_version(),

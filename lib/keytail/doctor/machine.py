@@ -13,6 +13,7 @@ from pathlib import Path
 from keytail.cli import rows as show
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.errors import UsageProblem
+from keytail.extras import DELTA, EXTRAS, SPARK, Extra, installed
 from keytail.run.delta import coordinates, in_sparks_jars, session_settings
 from keytail.run.java import java_version, require_java
 from keytail.run.kernels import expected_seconds
@@ -37,6 +38,8 @@ def java() -> CheckRow:
     try:
         path = require_java()
     except UsageProblem as problem:
+        if SPARK.missing():
+            return CheckRow("Java", OK, f"{problem.what}; only Spark needs it, which is not installed")
         return CheckRow("Java", FAIL, problem.what, problem.remedy or "")
     version = java_version(path)
     if version is None:
@@ -56,19 +59,20 @@ def java() -> CheckRow:
 
 
 def spark() -> CheckRow:
-    try:
-        found = metadata.version("pyspark")
-    except metadata.PackageNotFoundError:
-        return CheckRow("Spark", FAIL, "pyspark is not installed", "Install keytail with its dependencies")
-    if _version("pyspark-client"):
+    if SPARK.missing():
+        return _of_extra("Spark", SPARK)
+    versions = installed("pyspark", "pyspark-client")
+    found = versions.get("pyspark", "of an unknown version")  # without pip, as under spark-submit
+    if versions.get("pyspark-client"):
         return CheckRow(
             "Spark",
             FAIL,
-            f"pyspark {found} and pyspark-client {_version('pyspark-client')}, which contain the same files",
+            f"pyspark {found} and pyspark-client {versions['pyspark-client']}, which contain the same files",
             "Create this environment again without pyspark-client, and use a separate one for programs that need it, "
             "such as Airflow",
         )
-    wanted = next((item for item in metadata.requires("keytail") or [] if item.startswith("pyspark==")), "")
+    required = (item.partition(";")[0].strip() for item in metadata.requires("keytail") or [])
+    wanted = next((item for item in required if item.startswith("pyspark==")), "")
     if wanted and wanted != f"pyspark=={found}":
         return CheckRow("Spark", WARN, f"pyspark {found}; tested with {wanted}", f"pip install {wanted}")
     home = os.environ.get("SPARK_HOME")
@@ -77,6 +81,8 @@ def spark() -> CheckRow:
 
 def delta(jars: str | None) -> CheckRow:
     """Check the jars that `export` and `--ledger` need; `jars` is a folder that replaces Maven."""
+    if DELTA.missing():
+        return _of_extra("Delta's jars", DELTA)
     name = coordinates()
     if jars is not None:
         try:
@@ -98,10 +104,30 @@ def delta(jars: str | None) -> CheckRow:
     )
 
 
+def extras() -> list[CheckRow]:
+    """Check the extras that have no check of their own."""
+    return [_of_extra(f"keytail[{extra.name}]", extra) for extra in EXTRAS if extra not in (SPARK, DELTA)]
+
+
+def _of_extra(check: str, extra: Extra) -> CheckRow:
+    """Check whether the extra is installed. That it is not is no fault, but that only a part of it is."""
+    missing = extra.missing()
+    if extra.packages[0] in missing:
+        return CheckRow(check, OK, f"not installed; {extra.install} adds {extra.adds}")
+    if missing:
+        return CheckRow(
+            check, WARN, f"without {', '.join(missing)}, which {extra.packages[0]} needs here", f"Run {extra.install}"
+        )
+    versions = installed(*extra.packages)
+    return CheckRow(check, OK, ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
 def native() -> CheckRow:
     from keytail.kernels import native as found_here  # noqa: PLC0415 (brings in the compiler)
 
     found = f"{found_here.CHOICE} ({found_here.CRC_FUNCTION or 'no C function'}, {found_here.HASH_NAME})"
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        found += "; keytail has not been tested on ARM64"
     if found_here.NATIVE:
         return CheckRow("checksum and hash", OK, found)
     remedy = "Install the wheels of crc32c and xxhash for this machine: runs are then faster, with the same results"
@@ -139,13 +165,6 @@ def memory() -> CheckRow:
     share = show.human_bytes(map_memory_bytes(cores()))
     found = f"{show.human_bytes(physical_bytes())}, {cores()} cores: {share} for the map of one task (--map-memory)"
     return CheckRow("memory", OK, found)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _limit(number: int) -> str:

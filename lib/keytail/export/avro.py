@@ -19,6 +19,7 @@ import numpy as np
 
 from keytail.acting_user import as_caller
 from keytail.errors import UsageProblem
+from keytail.extras import AVRO, SPARK, require
 from keytail.format.columns import BytesColumn
 
 FRAME_BYTES = 5
@@ -138,14 +139,10 @@ def _of(schemas: AvroSchemas) -> _Readers:
 
 
 def _fastavro() -> Any:
-    try:
-        import fastavro  # noqa: PLC0415 (optional)
-    except ModuleNotFoundError as missing:
-        raise UsageProblem(
-            "Avro needs the Python package fastavro, on the driver and on every executor",
-            remedy="Install it with: pip install 'keytail[avro]'",
-            slug="missing-python-package",
-        ) from missing
+    require("Avro", AVRO)
+    require("Avro", SPARK)
+    import fastavro  # noqa: PLC0415 (optional)
+
     return fastavro
 
 

@@ -16,6 +16,7 @@ from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.export.formats import Format, FormatName, Formats
+from keytail.extras import DELTA
 from keytail.run.rows import OfPartition
 
 _what_flag = o.panel("What to export")
@@ -175,6 +176,7 @@ EXPORT = Command(
     "Only reads the log dirs. An existing table gets what is new. Without --execute it prints what it would do.",
     request=Request,
     run="keytail.export.driver:export",
+    extras=lambda request: [("export", DELTA)],
     examples=("keytail export --log-dirs /var/lib/kafka --topic-list users --to /lake --key-format utf8 --execute",),
     rows={"": ExportRow},
     statuses={

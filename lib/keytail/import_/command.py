@@ -17,6 +17,7 @@ from keytail.cli.selection import chosen_log_dirs
 from keytail.cli.statuses import FAILURES, Status
 from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_notes, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
+from keytail.extras import DELTA, SPARK, Needs
 from keytail.import_.source import Columns, Source
 from keytail.run.rows import OfPartition
 
@@ -226,6 +227,10 @@ def next_step(rows: Sequence[ImportRow], request: Request) -> str:
     return "Next: start the brokers." if any(row.status == "imported" for row in rows) else ""
 
 
+def _extras(request: Request) -> Needs:
+    yield ("--format delta", DELTA) if request.source.format == "delta" else ("import", SPARK)
+
+
 IMPORT = Command(
     name="import",
     help="Write a table of records into partition directories, at the speed of the disk, for a broker to serve "
@@ -233,6 +238,7 @@ IMPORT = Command(
     "Bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts the records for each partition.",
     request=Request,
     run="keytail.import_.driver:import_records",
+    extras=_extras,
     examples=(
         "keytail import orders.parquet --topic orders --log-dirs /var/lib/kafka --codec zstd",
         "keytail import orders.parquet --topic orders --log-dirs /var/lib/kafka --codec zstd --execute",

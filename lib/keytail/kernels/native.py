@@ -7,6 +7,7 @@ uses it; if one is missing or differs, that of `fallback.py` replaces it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -50,12 +51,13 @@ def _native_crc() -> tuple[str, int] | None:
     if library is None:
         return None
     candidates = ["_crc32c_sw_slicing_by_8"]
-    try:
+    with contextlib.suppress(AttributeError):  # a build without the Intel functions
         if library._crc32c_intel_probe():
             library.crc32c_init_hw_adler()
             candidates.insert(0, "_crc32c_hw_adler")
-    except AttributeError:  # a build without the Intel functions
-        pass
+    with contextlib.suppress(AttributeError):  # a build without the ARM functions
+        if library._crc32c_arm64_probe():
+            candidates.insert(0, "_crc32c_hw_arm64")
     for name in candidates:
         function = getattr(library, name, None)
         if function is None:

@@ -16,6 +16,8 @@ from keytail.cli.statuses import Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_rows
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
+from keytail.extras import DELTA, Needs
+from keytail.extras import HISTORY as HISTORY_EXTRA
 from keytail.ledger.of_run import LedgerFlags, is_uri
 from keytail.run.rows import OfPartition
 
@@ -230,12 +232,27 @@ def _print_run(run: RunRow) -> None:
     print_line("")
 
 
+def extras_of_reader(command: str, master: str | None) -> Needs:
+    """Yield what a command that reads a ledger needs: the package deltalake, or else Spark with Delta."""
+    if master is not None:
+        yield "--master", DELTA
+    elif HISTORY_EXTRA.missing() and DELTA.missing():
+        yield command, HISTORY_EXTRA
+
+
+def _extras(request: Request) -> Needs:
+    if request.maintain:
+        yield "--maintain", DELTA
+    yield from extras_of_reader("history", request.master)
+
+
 HISTORY = Command(
     name="history",
     help="Show what runs did, from the ledger that was given to them: all runs, one run, or partitions over time.\n\n"
     "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
     request=Request,
     run="keytail.ledger.history:history",
+    extras=_extras,
     examples=(
         "keytail history --ledger /var/lib/keytail/ledger",
         "keytail history --ledger /var/lib/keytail/ledger --run 3f2a91c0",

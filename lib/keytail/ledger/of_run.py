@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +21,7 @@ from keytail.cli.masking import masked, masked_arguments
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.stopping import Stopped
 from keytail.errors import ErrorText
+from keytail.extras import installed
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from keytail.ledger.write import Ledger
     from keytail.run.engine import Engine
 
+_PACKAGES = ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")
 # A key for spark-submit, as in conf/spark-delta.conf; Spark accepts only keys that begin with `spark`.
 _CONF_KEY = "spark.keytail.ledger"
 R = TypeVar("R", bound=Any)
@@ -202,8 +203,7 @@ def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: F
 
 @as_caller()
 def versions() -> Mapping[str, str]:
-    packages = {name: version(name) for name in ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")}
-    return {"keytail": __version__, "python": platform.python_version(), **packages}
+    return {"keytail": __version__, "python": platform.python_version(), **installed(*_PACKAGES)}
 
 
 def given_settings(configuration: Configuration) -> dict[str, str]:

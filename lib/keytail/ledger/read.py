@@ -5,7 +5,6 @@ The first needs no JVM. Both return the same rows as plain values: those of each
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from keytail.errors import KeytailError, UsageProblem
+from keytail.extras import HISTORY
 from keytail.ledger.tables import TABLES
 from keytail.run.ended import first_line
 
@@ -22,7 +22,7 @@ Filters = Mapping[str, str | Collection[str]]
 
 
 def needs_spark() -> bool:
-    return importlib.util.find_spec("deltalake") is None
+    return bool(HISTORY.missing())
 
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:

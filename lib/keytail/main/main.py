@@ -32,6 +32,7 @@ from keytail.dump.command import DUMP
 from keytail.expire.command import EXPIRE
 from keytail.export.command import EXPORT
 from keytail.import_.command import IMPORT
+from keytail.jobs_dir.command import JOBS_DIR
 from keytail.ledger.command import HISTORY
 from keytail.lookup.command import LOOKUP
 from keytail.main.running import SUBMITTED, function_of
@@ -53,7 +54,7 @@ COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
         PLAN, COMPACT, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT, SALVAGE, UNDO,
-        HISTORY, REPORT, DOCTOR,
+        HISTORY, REPORT, DOCTOR, JOBS_DIR,
     )
 }  # fmt: skip
 

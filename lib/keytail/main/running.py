@@ -22,6 +22,7 @@ from keytail.cli.stopping import Stopped, stoppable
 from keytail.cli.streams import end_of_output
 from keytail.cli.whole_file import refuse_one_file_for_two
 from keytail.errors import KeytailError, UsageProblem, in_words
+from keytail.extras import require
 from keytail.report.writing import Page, reporting
 from keytail.run.ended import SparkEnded
 
@@ -93,6 +94,8 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
             slug="master-under-spark-submit",
         )
     request = request_of(command.request, flags, given)
+    for for_what, extra in command.extras(request):
+        require(for_what, extra)
     known = {name: getattr(request, name) for name in ("execute", "now_ms", "configuration") if hasattr(request, name)}
     page = Page(command.name, title=command.title(request) if command.title else "", **known)
     log_dirs = command.log_dirs(request) if command.log_dirs else _log_dirs(request)

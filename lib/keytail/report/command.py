@@ -9,7 +9,9 @@ import typer
 
 from keytail.cli import options as o
 from keytail.cli.command import Command
-from keytail.ledger.command import LedgerPath, Run
+from keytail.extras import REPORT as REPORT_EXTRA
+from keytail.extras import Needs
+from keytail.ledger.command import LedgerPath, Run, extras_of_reader
 
 ReportFile = Annotated[
     str, typer.Argument(metavar="FILE.html", help="File for the page, outside of every log dir.", show_default=False)
@@ -33,12 +35,18 @@ class Request:
     delta_jars: o.DeltaJars = None
 
 
+def _extras(request: Request) -> Needs:
+    yield "report", REPORT_EXTRA
+    yield from extras_of_reader("report", request.master)
+
+
 REPORT = Command(
     name="report",
     help="Write what one or more runs did as one HTML page, from the ledger that was given to them.\n\n"
     "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
     request=Request,
     run="keytail.report.of_ledger:write_report",
+    extras=_extras,
     examples=("keytail report --ledger /var/lib/keytail/ledger --run 3f2a91c0 /tmp/run.html",),
     output=None,
 )

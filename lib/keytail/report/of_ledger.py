@@ -18,7 +18,6 @@ from keytail.log.fs import LOCAL
 from keytail.report.command import Request
 from keytail.report.facts import Report
 from keytail.report.of_rows import partitions
-from keytail.report.page import refuse_without_packages
 from keytail.report.writing import write_page
 
 _EXIT = {"done": 0, "partly": 3, "failed": 1}
@@ -32,7 +31,6 @@ def write_report(request: Request) -> int:
         )
     since_ms = None if request.since is None else parse_time(request.since, "--since")
     refuse_file(LOCAL, request.file, (), "FILE.html")
-    refuse_without_packages()
     flags = ledger_at(request.ledger, request.delta_jars)
     write_page(request.file, report_of_ledger(flags, request.run_id, since_ms, master=request.master))
     print_message(f"keytail: the report is {request.file}")

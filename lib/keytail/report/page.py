@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import importlib.util
 import json
 import re
 import shlex
@@ -16,11 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from keytail.acting_user import as_caller
 from keytail.cli.masking import masked, masked_arguments, shown
 from keytail.cli.rows import change, human_bytes, human_time
 from keytail.durations import duration_text
-from keytail.errors import UsageProblem
 from keytail.report import drawings, keys, sums
 from keytail.report.facts import Partition, Report
 
@@ -31,19 +28,6 @@ MOST_ROWS = 500  # in a table; the raw rows include all
 MOST_REASONS = 100
 MOST_NAMES = 2000  # in one reason
 MOST_SLOWEST = 15
-NEEDED = ("jinja2",)
-
-
-@as_caller()
-def refuse_without_packages() -> None:
-    """Raise UsageProblem if packages are missing that only reports need."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageProblem(
-            f"a report needs Python packages that are not installed: {' and '.join(missing)}",
-            remedy="Install them with: pip install 'keytail[report]'",
-            slug="missing-python-package",
-        )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from keytail.cli.stopping import Stopped
 from keytail.cli.whole_file import refuse_file, write_whole
 from keytail.console import print_message
 from keytail.errors import KeytailError, UsageProblem, in_words
+from keytail.extras import REPORT, require
 from keytail.ledger.of_run import given_settings, versions
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
@@ -65,10 +66,8 @@ def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSys
     if path is None:
         yield page
         return
-    from keytail.report.page import refuse_without_packages  # noqa: PLC0415 (--help stays fast)
-
     refuse_file(fs, path, log_dirs, "--report")
-    refuse_without_packages()
+    require("--report", REPORT)
     start_ms = _now_ms()
     try:
         yield page

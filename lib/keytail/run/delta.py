@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, UsageProblem
+from keytail.extras import DELTA, require
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -82,6 +83,7 @@ def in_sparks_jars() -> str | None:
 
 def coordinates() -> str:
     """Return the Maven package of the installed delta-spark for the installed Spark, as `io.delta:NAME:VERSION`."""
+    require("Delta", DELTA)
     from delta import configure_spark_with_delta_pip  # noqa: PLC0415 (brings in pyspark.sql)
     from pyspark.sql import SparkSession  # noqa: PLC0415 (as the line above)
 

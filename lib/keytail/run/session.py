@@ -19,6 +19,7 @@ from typing import Any
 
 from keytail.acting_user import as_caller, popen_as_caller
 from keytail.errors import KeytailError
+from keytail.extras import SPARK, require
 from keytail.run.delta import IVY_NOISE, jars_problem
 from keytail.run.ended import (
     SparkEnded,
@@ -93,6 +94,7 @@ def session_of_run(
     the resulting errors become SparkEnded, or the signal that accompanies it. Errors that a signal caused become the
     signal. Workers compile the kernels of the command `kernels` before their first task.
     """
+    require("Spark", SPARK)
     if submitted:
         session, log, is_own = submitted_session(), JvmLog(), True
         log.redirect(session)

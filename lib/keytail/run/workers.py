@@ -1,7 +1,8 @@
 """Choose what runs the tasks of a run: Spark or, for small work, child processes.
 
 The tasks and the handling of their answers are the same in both cases. Spark is used if it was requested, by
-spark-submit or `--master`, or if the work takes long or is of a kind that requires it (run/rates.py).
+spark-submit or `--master`, or if the work is of a kind that requires it; and, where it is installed, if the work takes
+long (run/rates.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from keytail.extras import SPARK
 from keytail.run.engine import Engine
 from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.memory import cores
@@ -43,9 +45,11 @@ def workers_of_run(
     this host first, on others by the first tasks there."""
     if not submitted and is_on_this_host(master):
         compile_kernels([kernels], reporter.note)
-    if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
+    is_long = is_worth_spark(each_s, cores())
+    if not submitted and master is None and not needs_spark and not (is_long and not SPARK.missing()):
         seconds = run_seconds(each_s, cores())
-        reporter.note(f"running without Spark: {f'about {seconds:.0f} s of work' if seconds >= 1 else 'a short run'}")
+        expected = f"about {seconds:.0f} s of work" if seconds >= 1 else "a short run"
+        reporter.note(f"running without Spark{', which is not installed' if is_long else ''}: {expected}")
         engine: Engine = run.enter_context(Processes(cores()))
     else:
         if not submitted:

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Installs keytail from the wheels beside this script, without a network: sh install.sh DIR [PYTHON]
+# DIR: the new environment, such as /opt/keytail. PYTHON: of the version that the bundle is for; default python3.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+target=${1:?"usage: sh install.sh DIR [PYTHON]"}
+python=${2:-python3}
+wanted=$(cat "$here/python-version")
+found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+if [ "$found" != "$wanted" ]; then
+    echo "install.sh: the bundle is for Python $wanted, and $python is Python $found: give its path after DIR" >&2
+    exit 2
+fi
+"$python" -m venv "$target"
+"$target/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --find-links "$here/wheels" \
+    "keytail$(cat "$here/extras")"
+"$target/bin/keytail" --version

@@ -1,0 +1,82 @@
+"""The optional packages: which extra of pyproject.toml brings which, and the error if one is not installed.
+
+Commands that need no Spark run without any of them. A command that needs an extra states it (`Command.extras`), and it
+is required before anything is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+from keytail.acting_user import as_caller
+from keytail.errors import UsageProblem
+
+# The module of a package where the two have different names.
+_MODULES = {"delta-spark": "delta"}
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of pyproject.toml, with the packages that keytail imports. The first one comes with this extra alone, or
+    with another one that requires it. `adds`: the commands and flags that need it.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    adds: str
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'keytail[{self.name}]'"
+
+    @as_caller()
+    def missing(self) -> list[str]:
+        """Return the packages that are not installed. Imports none of them."""
+        return [name for name in self.packages if importlib.util.find_spec(_MODULES.get(name, name)) is None]
+
+
+SPARK = Extra(
+    "spark",
+    ("pyspark", "pyarrow", "pandas"),
+    "--master, spark-submit, SQL, import, fan-out, and audit of large partitions",
+)
+DELTA = Extra("delta", ("delta-spark", "pyspark", "pyarrow", "pandas"), "export, --ledger, and import of Delta tables")
+HISTORY = Extra("history", ("deltalake", "pyarrow"), "history and report without starting Spark")
+OBJECT_STORE = Extra("object-store", ("pyarrow",), "--output-dir in an object store")
+AVRO = Extra("avro", ("fastavro",), "export of Avro")
+REPORT = Extra("report", ("jinja2",), "--report and report")
+EXTRAS = (SPARK, DELTA, HISTORY, OBJECT_STORE, AVRO, REPORT)
+
+# What needs an extra, and the extra.
+Needs = Iterable[tuple[str, Extra]]
+
+
+class MissingExtra(UsageProblem):
+    """A command or a flag needs packages that are not installed."""
+
+    default_slug = "missing-python-package"
+
+
+def require(for_what: str, extra: Extra) -> None:
+    """Raise MissingExtra if a package of the extra is not installed. `for_what` is the command or flag that needs it.
+    """
+    if missing := extra.missing():
+        raise MissingExtra(
+            f"{for_what} needs Python packages that are not installed: {', '.join(missing)}",
+            remedy=f"Install them with: pip install 'keytail[{extra.name}]'",
+        )
+
+
+@as_caller()
+def installed(*packages: str) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions

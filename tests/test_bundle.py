@@ -1,0 +1,69 @@
+"""`make bundle` makes an archive of which keytail can be installed, and runs, where there is no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import keytail
+from tests import golden
+from tests.image import ROOT, tracked
+
+PYTHON = "{}.{}".format(*sys.version_info)
+
+
+def offline(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a network namespace that has no network, without settings of pip. Where this user may not create
+    one, only a proxy that does not exist keeps pip from the network."""
+    alone = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        alone = ["env", "http_proxy=http://127.0.0.1:9", "https_proxy=http://127.0.0.1:9"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHONPATH"))}
+    return subprocess.run([*alone, *command], cwd=cwd, env=kept, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a bundle that is made in a copy of the tree, with the environment of this test."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in tracked():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    (tree / "venv").mkdir()
+    (tree / "venv/.installed").touch()
+    make = ["make", "bundle", "VENV=venv", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(make, cwd=tree, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    [archive] = tree.glob("build/*.tar")
+    assert [path.name for path in tree.glob("build/*")] == [archive.name]
+    assert archive.name.startswith(f"keytail-{keytail.__version__}-python{PYTHON}-linux-")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tree / "unpacked", filter="data")
+    return tree / "unpacked" / archive.stem
+
+
+@pytest.mark.long
+def test_it_is_installed_and_runs_without_a_network(unpacked: Path, tmp_path: Path) -> None:
+    done = offline("sh", unpacked / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"keytail {keytail.__version__}\n"), done.stderr
+    golden.unpack(tmp_path)
+    flags = ("--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json")
+    done = offline(tmp_path / "env/bin/keytail", "compact", *flags, "--execute", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["status"] for row in json.loads(done.stdout)] == ["compacted"] * 3
+
+
+@pytest.mark.long
+def test_another_python_is_refused(unpacked: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(unpacked, tmp_path / "bundle", ignore=shutil.ignore_patterns("wheels"))
+    (copy / "python-version").write_text("3.99\n")
+    done = offline("sh", copy / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "env").exists()) == (2, False)
+    assert f"the bundle is for Python 3.99, and {sys.executable} is Python {PYTHON}" in done.stderr
