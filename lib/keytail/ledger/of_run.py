@@ -1,16 +1,22 @@
-"""`--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however the run ends."""
+"""`--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however the run ends.
+
+The ledger is written by Spark if the run has a session anyway, else by the deltalake package. A session is started for
+it alone where that is not installed, and for paths that are not on this host: their credentials and their way to commit
+are settings of Spark.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import os
 import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -60,6 +66,16 @@ class LedgerFlags:
         refuse_in_log_dirs(fs, path, log_dirs, "--ledger")
         return replace(self, path=path)
 
+    def why_spark(self) -> str:
+        """Return why a run that needs no Spark starts it to write the ledger; empty if it does not start it."""
+        if self.path is None:
+            return ""
+        if is_uri(self.path) and urlsplit(self.path).scheme != "file":
+            return "the ledger is written by Spark, because it is not on a local path"
+        if needs_spark():
+            return "the ledger is written by Spark, because deltalake is not installed: pip install 'keytail[history]'"
+        return ""
+
     def session_settings(self) -> dict[str, str]:
         """Return the settings that a session started for this run needs for Delta."""
         if self.path is None:
@@ -82,6 +98,12 @@ LedgerByFlags = Annotated[LedgerFlags, FromFlags(LedgerFlags)]
 def is_named_by(engine: Engine) -> bool:
     """Return whether the conf of spark-submit's session names a ledger."""
     return bool(engine.session.sparkContext.getConf().get(_CONF_KEY))
+
+
+@as_caller()
+def needs_spark() -> bool:
+    """Return whether only Spark can read and write ledgers here."""
+    return importlib.util.find_spec("deltalake") is None
 
 
 def is_uri(path: str) -> bool:
@@ -148,7 +170,7 @@ class Run:
 
 @contextlib.contextmanager
 def recording(
-    flags: LedgerFlags, engine: Engine | None, run: Run, *, on_note: Callable[[str], None], fs: FileSystem = LOCAL
+    flags: LedgerFlags, engine: Engine, run: Run, *, on_note: Callable[[str], None], fs: FileSystem = LOCAL
 ) -> Iterator[Recording]:
     """Open the ledger of one run and record it from its intent to its end; the locks of its log dirs must be held.
 
@@ -159,7 +181,6 @@ def recording(
         yield Recording()
         return
     from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in pyarrow, for runs with a ledger)
-    assert engine is not None  # a ledger needs Spark
     ledger = Ledger(engine, flags.path, run.run_id, run.command, on_note=on_note)
     ledger.open()
     _repair(ledger, run.log_dirs, run.shared_storage, fs)
@@ -202,7 +223,10 @@ def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: F
 
 @as_caller()
 def versions() -> Mapping[str, str]:
-    packages = {name: version(name) for name in ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")}
+    packages = {}
+    for name in ("pyspark", "delta-spark", "deltalake", "numba", "numpy", "pyarrow"):
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {"keytail": __version__, "python": platform.python_version(), **packages}
 
 

@@ -7,7 +7,7 @@ spark-submit or `--master`, or if the work takes long or is of a kind that requi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from keytail.run.engine import Engine
@@ -34,10 +34,10 @@ def workers_of_run(
     *,
     submitted: bool = False,
     needs_spark: bool = False,
-    extra: Mapping[str, str] | None = None,
+    extra: Callable[[], Mapping[str, str]] | None = None,
 ) -> Engine:
     """Return the engine, which is closed with `run`. `each_s` is the expected duration of each task in seconds; `extra`
-    are settings for a session that is started."""
+    returns settings for a session that is started."""
     if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
         seconds = run_seconds(each_s, cores())
         reporter.note(f"running without Spark: {f'about {seconds:.0f} s of work' if seconds >= 1 else 'a short run'}")
@@ -45,6 +45,6 @@ def workers_of_run(
     else:
         if not submitted:
             reporter.note("starting Spark")
-        engine = session_of_run(run, master, submitted=submitted, extra=extra)
+        engine = session_of_run(run, master, submitted=submitted, extra=extra and extra())
     reporter.watch(engine.driver_address)
     return engine
