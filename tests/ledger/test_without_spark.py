@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from keytail.ledger.of_run import LedgerFlags
 from keytail.ledger.read import read_rows
 from keytail.ledger.tables import Stamp, partition_fields
 from keytail.ledger.write import LedgerTable
-from keytail.run.engine import ThisProcess
+from keytail.run.processes import Processes
 from keytail.run.rows import ResultRow
 from tests.chance import SEED
 from tests.command_line import Run
@@ -40,8 +41,9 @@ from tests.log_dirs import random_records, write_log_dir
 
 
 @pytest.fixture(scope="module")
-def engine() -> ThisProcess:
-    return ThisProcess()
+def engine() -> Iterator[Processes]:
+    with Processes(2) as processes:
+        yield processes
 
 
 @pytest.fixture
