@@ -1,5 +1,4 @@
-"""A whole segment is missing in one replica: what is lost is told from what was cleaned, with checkpoints and without.
-"""
+"""A whole segment is missing in one replica: what was lost and what was cleaned, with and without checkpoints."""
 
 from __future__ import annotations
 
