@@ -393,8 +393,12 @@ def test_spark_and_deltalake_write_the_same_tables(
         ledger.begin(command="compact", arguments=["it's"], log_dirs=[str(log_dir)], versions={}, now_ms=0, config={})
         ledger.intend(1, [ResultRow("t", number, str(log_dir), "would-compact", first_dirty_offset=number)])
     for table in ledger_tables.TABLES:
-        rows = read_rows(path, table, {})
-        assert rows == read_rows(path, table, {}, spark)
+        found = [
+            sorted(read_rows(path, table, {}, reader), key=lambda row: (row["at"], row["event"], row["run_id"]))
+            for reader in (None, spark)
+        ]
+        assert found[0] == found[1]
+        assert len(found[0]) == (0 if table == "segments" else 7)
         actions = [json.loads(line) for line in (tmp_path / "ledger" / table / LOG).read_text().splitlines()]
         kept = next(action["metaData"] for action in actions if "metaData" in action)
         fields = json.loads(kept["schemaString"])["fields"]
