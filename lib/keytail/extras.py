@@ -45,8 +45,8 @@ SPARK = Extra(
     ("pyspark", "pyarrow", "pandas"),
     "--master, spark-submit, SQL, import, fan-out, and audit of large partitions",
 )
-DELTA = Extra("delta", ("delta-spark", "pyspark", "pyarrow", "pandas"), "export, --ledger, and import of Delta tables")
-HISTORY = Extra("history", ("deltalake", "pyarrow"), "history and report without starting Spark")
+DELTA = Extra("delta", ("delta-spark", "pyspark", "pyarrow", "pandas"), "export, Delta tables as a source, --ledger on Spark")
+HISTORY = Extra("history", ("deltalake", "pyarrow"), "--ledger, history and report without starting Spark")
 OBJECT_STORE = Extra("object-store", ("pyarrow",), "--output-dir in an object store")
 AVRO = Extra("avro", ("fastavro",), "export of Avro")
 REPORT = Extra("report", ("jinja2",), "--report and report")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from keytail.audit.compare import ReplicaLog, cleaning_limits, compared_range
+from keytail.audit.compare import ReplicaLog, compared_range
 from keytail.audit.scan import AuditTask
 from tests.reference import audit as twin
 from tests.reference.batches import Batch, Rec, encode_batch, encode_marker
@@ -198,13 +198,14 @@ def logs_of(replicas: list[Replica], home: Path) -> tuple[ReplicaLog, ...]:
 def task_of(replicas: list[Replica], home: Path, *, shards: int = 1, examples: int = 1000) -> tuple[AuditTask, int]:
     logs = logs_of(replicas, home)
     first, end = compared_range(logs)
-    return AuditTask("t", 0, logs, end, cleaning_limits(logs), shards, examples, 12345), first
+    return AuditTask("t", 0, logs, end, shards, examples, 12345), first
 
 
 def expected(replicas: list[Replica], task: AuditTask) -> twin.Found:
-    return twin.audit(
-        [replica.batches() for replica in replicas], [r.log_start for r in replicas], task.end_offset, *task.limits
-    )
+    starts = [replica.log_start for replica in replicas]
+    segments = [[(s.base_offset, decode_any_log(s.log)) for s in replica.segments] for replica in replicas]
+    limits = twin.limits(segments, starts, [replica.cleaned_to for replica in replicas])
+    return twin.audit([replica.batches() for replica in replicas], starts, task.end_offset, limits)
 
 
 def plant(rng: random.Random, replicas: list[Replica], kind: str, end: int) -> int | None:

@@ -125,6 +125,20 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
     assert foreign(case.private, 0) == []
 
 
+@pytest.mark.long
+def test_a_ledger_is_written_where_only_root_can(case: Case) -> None:
+    """By threads of the deltalake package. run/test_owner.py does it by Spark."""
+    flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger")
+    for command in (("rebuild-index", *flags), ("compact", *COMPACT, *flags), ("compact", *COMPACT, *flags)):
+        done = owned.keytail(*command)
+        assert done.returncode == 0, done.stderr
+        assert "Spark" not in done.stderr.replace("running without Spark", "")
+    reported = owned.keytail("history", "--ledger", case.private / "ledger", "--output", "json")
+    assert [run["status"] for run in json.loads(reported.stdout)] == ["done"] * 3
+    assert foreign(case.log_dir, BROKER) == []
+    assert foreign(case.private, 0) == []
+
+
 def test_the_copy_of_compact_output_dir_is_the_owners(case: Case) -> None:
     done = keytail("compact", "--log-dirs", case.log_dir, *COMPACT, "--output-dir", case.own / "copy", "--execute")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import random
 import shutil
@@ -32,6 +33,7 @@ from keytail.ledger.tables import Stamp, partition_fields
 from keytail.ledger.write import Ledger, LedgerTable
 from keytail.log.fs import FileSystem
 from keytail.log.recover import recover
+from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import ResultRow, exit_status
 from keytail.run.spark_engine import SparkEngine
 from tests.chance import SEED
@@ -40,6 +42,7 @@ from tests.log_dirs import snapshot
 
 pytestmark = pytest.mark.spark
 
+LOG = "_delta_log/00000000000000000000.json"
 EVERY_POINT = os.environ.get("KEYTAIL_FAULTS") == "all"
 
 
@@ -171,7 +174,7 @@ def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_i
     one_run(engine, once, log_dir, tasks, dying)
     points = dying.seen
     assert len(points) > 30
-    [intended, concluded] = [at for at, name in enumerate(points) if name == "after partitions"]
+    [intended, *_, concluded] = [at for at, name in enumerate(points) if name == "after partitions"]
     rng = random.Random(SEED)
     drawn = {rng.choice((rng.randrange(intended + 1, concluded), intended, concluded - 1, concluded))}
     chosen = range(len(points)) if EVERY_POINT else sorted(drawn)
@@ -373,6 +376,63 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
     for reader in (None, spark):
         with pytest.raises(UsageProblem, match="no ledger"):
             read_rows(f"{path}/nowhere", "runs", {}, reader)
+
+
+@pytest.mark.parametrize("by_spark", [True, False], ids=["Spark first", "deltalake first"])
+def test_spark_and_deltalake_write_the_same_tables(
+    engine: SparkEngine, spark: Any, tmp_path: Path, by_spark: bool
+) -> None:
+    """Whichever creates them, adds a column, appends in turn, or repairs what the other one left open."""
+    path, log_dir = str(tmp_path / "ledger"), tmp_path / "logs"
+    log_dir.mkdir()
+    engines: list[Engine] = [engine, ThisProcess()] if by_spark else [ThisProcess(), engine]
+    for number, writer in enumerate(engines * 2):
+        ledger = Ledger(writer, path, f"run-{number}")
+        ledger.open()
+        repair(ledger, [str(log_dir)])
+        ledger.begin(command="compact", arguments=["it's"], log_dirs=[str(log_dir)], versions={}, now_ms=0, config={})
+        ledger.intend(1, [ResultRow("t", number, str(log_dir), "would-compact", first_dirty_offset=number)])
+    for table in ledger_tables.TABLES:
+        found = [
+            sorted(read_rows(path, table, {}, reader), key=lambda row: (row["at"], row["event"], row["run_id"]))
+            for reader in (None, spark)
+        ]
+        assert found[0] == found[1]
+        assert len(found[0]) == (0 if table == "segments" else 7)
+        actions = [json.loads(line) for line in (tmp_path / "ledger" / table / LOG).read_text().splitlines()]
+        kept = next(action["metaData"] for action in actions if "metaData" in action)
+        fields = json.loads(kept["schemaString"])["fields"]
+        columns = {name: comment for name, (_, comment) in ledger_tables.TABLES[table].items()}
+        assert {field["name"]: field["metadata"]["comment"] for field in fields} == columns
+        assert (kept["partitionColumns"], kept["configuration"]) == (["day"], {"keytail.ledger.version": "1"})
+        [protocol] = [action["protocol"] for action in actions if "protocol" in action]
+        assert protocol == {"minReaderVersion": 1, "minWriterVersion": 2}
+    repaired = [(row.run_id, row.status, row.repaired_by) for row in runs(path).values()]
+    assert repaired == [(f"run-{n}", "interrupted", f"run-{n + 1}" if n < 3 else None) for n in range(4)]
+    for number in range(3):
+        assert partitions(path, f"run-{number}")[f"t-{number}"].repaired_by == f"run-{number + 1}"
+
+
+def test_spark_maintains_what_deltalake_wrote_and_deltalake_continues(
+    spark: Any, engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = Stamp("one", "here", 0)
+    table = LedgerTable(None, path, "runs", "one")
+    for number in range(12):  # with a checkpoint of the table
+        table.append([{**stamp.fields(), "event": "intent", "now_ms": number}])
+    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
+    [row] = maintain(engine, path, datetime.date(1970, 1, 2), None, execute=True)
+    assert (row.status, row.rows, row.files_before, row.files_after) == ("maintained", 12, 12, 1)
+    table.append([{**stamp.fields(), "event": "intent", "now_ms": 12}])
+    assert sorted(item["now_ms"] for item in read_rows(path, "runs", {}, spark)) == list(range(13))
+
+
+def test_an_append_that_the_other_writer_made_is_not_repeated(spark: Any, path: str) -> None:
+    """Both number appends in the same way, and know the numbers of the other."""
+    stamp = Stamp("one", "here", 0)
+    for writer in (spark, None, spark):
+        LedgerTable(writer, path, "runs", "one").append([{**stamp.fields(), "event": "intent"}])
+    assert len(read_rows(path, "runs", {})) == 1
 
 
 def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,10 +59,59 @@ class Found:
     early: Counter[str] = field(default_factory=Counter)
 
 
+def limits(
+    logs: Sequence[Sequence[tuple[int, Sequence[Batch]]]], starts: Sequence[int], checkpoints: Sequence[int | None]
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return for each replica what cleaning is known, and what is possible: the offset below which it removed records,
+    and the last one that superseded them.
+
+    `logs` are the base offset and the batches of each segment of each replica.
+    """
+    shown = [max((_shown(*segment) for segment in log), default=0) for log in logs]
+    highest = max(s if c is None else c for s, c in zip(shown, checkpoints, strict=True))
+    found = []
+    everywhere = {
+        (r.offset, r.key)
+        for log, start in zip(logs, starts, strict=True)
+        for _, batches in log for b in batches for r in b.records
+        if r.offset >= start and r.key is not None and not b.control and not b.transactional
+    }  # fmt: skip
+    for log, start, own, checkpoint in zip(logs, starts, shown, checkpoints, strict=True):
+        if checkpoint is not None:
+            fetched = min(own, highest)
+            known = (checkpoint, checkpoint) if checkpoint >= fetched else (fetched, highest)
+            found.append((known, (highest, highest - 1)))
+            continue
+        records = [(r, b) for _, batches in log for b in batches if not b.control for r in b.records]
+        records = [(r, b) for r, b in records if r.offset >= start]
+        first = [r.offset for r, _ in records if r.key is None]
+        oldest: dict[bytes | None, int] = {}
+        for r, b in records:
+            if not b.transactional:
+                oldest.setdefault(r.key, r.offset)
+        first += [offset for offset, key in everywhere if offset > oldest.get(key, offset)]
+        possible = max(own, highest, min(first, default=2**63 - 1))
+        found.append(((own, possible), (possible, possible - 1)))
+    return found
+
+
+def _shown(base: int, batches: Sequence[Batch]) -> int:
+    """Return up to where one segment shows that it was cleaned."""
+    shown, expected = 0, base
+    for batch in batches:
+        if batch.base_offset > expected:
+            shown = batch.base_offset
+        expected = batch.last_offset + 1
+        offsets = set(range(batch.base_offset, expected))
+        if offsets != {r.offset for r in batch.records} or getattr(batch, "delete_horizon_ms", None) is not None:
+            shown = expected
+    return shown
+
+
 def audit(
-    logs: Sequence[Sequence[Batch]], starts: Sequence[int], end: int, limit: int, keyless_limit: int
+    logs: Sequence[Sequence[Batch]], starts: Sequence[int], end: int, cleaned: Sequence[Sequence[tuple[int, int]]]
 ) -> Found:
-    """Compare replicas without damage, whose logs begin at `starts`; cleaning may have reached `limit`."""
+    """Compare replicas without damage, whose logs begin at `starts`; `cleaned` are their limits."""
     held = [
         {r.offset: Held(r, b) for b in log for r in b.records if r.offset >= start}
         for log, start in zip(logs, starts, strict=True)
@@ -99,7 +148,7 @@ def audit(
                 and not (offset in item and (item[offset].key, item[offset].control is None) == key)
             ]
             if lacking:
-                _explain(same[0], lacking, held, actions, end, limit, keyless_limit, found, bool(others))
+                _explain(same[0], lacking, held, actions, end, cleaned, found, bool(others))
     _transactions(held, starts, end, found)
     for counter in (found.divergences, found.explained, found.early):
         for name in [name for name, count in counter.items() if count == 0]:
@@ -129,32 +178,42 @@ def _marker_results(held: Sequence[dict[int, Held]]) -> Any:
     return fate
 
 
-def _explain(h, lacking, held, actions, end, limit, keyless_limit, found, is_other) -> None:
+def _explain(h, lacking, held, actions, end, cleaned, found, is_other) -> None:
     offset = h.rec.offset
     if h.control is not None:
         found.explained["marker"] += 1
         return
-    if h.batch.transactional and actions(h) == ABORT:
-        found.explained["aborted"] += 1
-        return
-    order = ["superseded", "deleted", "keyless", "lost"]
+    order = ["superseded", "deleted", "aborted", "keyless", "cleaning-unknown", "lost"]
     worst, early = 0, False
     of_key = [
         [x for x in item.values() if x.is_plain and x.rec.key == h.rec.key and actions(x) == COMMIT] for item in held
     ]
-    tombs = [x.rec.offset for item in of_key for x in item if x.rec.value is None and x.rec.offset < end]
+    tombs = [x.rec.offset for item in of_key for x in item if x.rec.value is None and offset <= x.rec.offset < end]
     for number in lacking:
-        reason = "lost"
         own = [x.rec.offset for x in of_key[number]]
-        if h.rec.key is None:
-            reason = "keyless" if offset < keyless_limit else "lost"
-        elif offset < limit:
-            if own and max(own) > offset:
+        reasons = []
+        for limit, last in cleaned[number]:
+            reason = "lost"
+            if offset >= limit:
+                pass
+            elif h.batch.transactional and actions(h) == ABORT:
+                reason = "aborted"
+            elif h.rec.key is None:
+                reason = "keyless"
+            elif any(offset < x <= last for x in own):
                 reason = "superseded"
-            elif not own and tombs and offset <= max(tombs) < limit:
+            elif any(x > offset for x in own) and (last >= end or any(x <= last for x in tombs)):
+                reason = "superseded"
+            elif not own and any(x <= last for x in tombs):
                 reason = "deleted"
-                older = [x.rec.offset for item in of_key for x in item if x.rec.offset < offset]
-                early = early or (h.rec.value is None and bool(older))
+            elif any(offset < x.rec.offset <= last for item in of_key for x in item):
+                reason = "superseded" if not own or max(own) > offset else "lost"
+            reasons.append(reason)
+        known, possible = reasons
+        if known == "deleted":
+            older = [x.rec.offset for item in of_key for x in item if x.rec.offset < offset]
+            early = early or (h.rec.value is None and bool(older))
+        reason = known if known != "lost" or possible == "lost" else "cleaning-unknown"
         worst = max(worst, order.index(reason))
     if order[worst] == "lost":
         found.divergences["lost"] += not is_other

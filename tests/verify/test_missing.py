@@ -85,10 +85,19 @@ def test_without_a_trace_it_is_found_if_every_other_offset_has_its_record(log: P
     assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "two in a row are one gap"
 
 
+@pytest.mark.parametrize("clean_shutdown", [True, False])
+def test_a_copy_without_checkpoints_is_judged_by_its_log(log: Path, clean_shutdown: bool) -> None:
+    """Nor does it have .kafka_cleanshutdown: it is no log dir that a broker left."""
+    assert found(log, Claims(clean_shutdown)) == []
+    remove(log, 300)
+    assert found(log, Claims(clean_shutdown)) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
+    without_a_record(log)
+    assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "it was cleaned"
+
+
 # What a healthy log may look like, although offsets in its middle have no batch.
 HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
     "it was cleaned": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
-    "nothing is known of it": (lambda d: remove(d, 300), Claims()),
     "below the log start": (lambda d: remove(d, 300), replace(KNOWN, log_start=400)),
     "retention began at the front": (lambda d: [remove(d, base) for base in (0, 100, 200)], KNOWN),
     "recovered at the next start": (lambda d: remove(d, 300), Claims(False, recovery_point=200, high_watermark=END)),
@@ -167,7 +176,8 @@ def test_golden_logs_lack_nothing_even_if_the_cleaners_checkpoint_is_lost(tmp_pa
     assert facts.partitions
     for entry in facts.partitions:
         claims = claims_of(facts, entry.topic, entry.partition)
-        for item in (claims, replace(claims, cleaner=None), replace(claims, clean_shutdown=not claims.clean_shutdown)):
+        others = replace(claims, cleaner=None), replace(claims, clean_shutdown=not claims.clean_shutdown)
+        for item in (claims, *others, Claims(), Claims(clean_shutdown=False)):
             kinds = {finding.kind for finding in verify_partition(LOCAL, entry.path, item)}
             assert not kinds & {"segment-missing", "offsets-missing"}, entry.path
 

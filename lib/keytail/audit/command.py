@@ -74,7 +74,11 @@ class AuditRow(OfPartition):
         tuple[dict[str, Any], ...],
         "each with `kind`, `offset`, and what the replicas have there; up to `--examples N` of a kind",
     ] = ()
-    explained: Annotated[dict[str, int] | None, "records that only some replicas have, by reason"] = None
+    explained: Annotated[
+        dict[str, int] | None,
+        "records that only some replicas have, by reason; whether `cleaning-unknown` and `unknown` are lost is not "
+        "known",
+    ] = None
     dropped_early: Annotated[
         dict[str, int] | None,
         "tombstones and markers that one replica removed while another has what they delete",

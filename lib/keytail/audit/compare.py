@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from keytail.format.batch import DELETE_HORIZON
 from keytail.kernels.audit import differences, reasons
 
-NO_LIMIT = 2**63 - 1
 MOST_REPLICAS = 62  # of one partition: one bit each
 
 # Differences of what is at one offset, and of two records of one key there, in the order of the kernels' numbers.
@@ -25,7 +27,7 @@ DIFFERENCES = (
 )
 assert len(DIFFERENCES) == differences.DIFFERENCES
 # Why a record that other replicas have is missing; "lost": no reason.
-REASONS = ("superseded", "deleted", "aborted", "marker", "keyless", "unknown", "lost")
+REASONS = ("superseded", "deleted", "aborted", "marker", "keyless", "cleaning-unknown", "unknown", "lost")
 assert len(REASONS) == reasons.REASONS
 
 
@@ -66,16 +68,47 @@ def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
     return starts[1], end
 
 
-def cleaning_limits(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
-    """Return the offsets below which cleaning may have removed records, and records without a key.
+def shown_cleaned_to(table: np.ndarray, end_offset: int | None) -> int:
+    """Return the offset below which these batches of one segment (BATCH_TABLE) show that a cleaner removed records; 0
+    if they do not show it.
 
-    Both are the highest offset that any replica has been cleaned to: a replica that lost its disk has fetched what
-    another one had cleaned. If a replica has no checkpoint file (a copy of some directories), the first is unknown and
-    thus NO_LIMIT; keyless records above the second still count as lost, since only a compacted topic may lose them.
+    Only cleaning leaves batches with fewer records than offsets, batches with a delete horizon, and offsets without a
+    batch inside a segment. `end_offset` is that of the previous batch, or the segment's base offset; None if the batch
+    before could not be read. Offsets without a batch between two segments show nothing: a segment may be missing.
     """
-    known = [replica.cleaned_to for replica in replicas if replica.cleaned_to is not None]
-    keyless = max(known, default=0)
-    return (keyless if len(known) == len(replicas) else NO_LIMIT), keyless
+    base, last = table["base_offset"], table["last_offset"]
+    is_cleaned = table["record_count"] <= last - base
+    is_cleaned |= (table["magic"] == 2) & (table["attributes"] & DELETE_HORIZON != 0)
+    is_after_gap = np.zeros(len(table), bool)
+    is_after_gap[1:] = base[1:] > last[:-1] + 1
+    is_after_gap[0] = end_offset is not None and base[0] > end_offset
+    ends = last[is_cleaned] + 1, base[is_after_gap]
+    return max(int(offsets.max(initial=0)) for offsets in ends)
+
+
+def cleaning_limits(
+    replicas: Sequence[ReplicaLog], shown: Sequence[int], first_removable: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets below which cleaning may have removed records of each replica, and the last offset of a record
+    that may have superseded them. Both are int64[2, replicas]: what is known, and what is possible.
+
+    `shown`: how far the log of each replica shows that it was cleaned (`shown_cleaned_to`). `first_removable`: the
+    first offset at which it shows that it was not: of a record without a key, or of a record after an older one of its
+    key. A replica that lost its disk has fetched what another one had cleaned: this is known as far as its own log
+    shows it, and possible up to the highest offset that any replica was cleaned to.
+    """
+    limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
+    highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))
+    for n, replica in enumerate(replicas):
+        if replica.cleaned_to is None:
+            possible = max(shown[n], first_removable[n], highest)
+            limits[:, n] = shown[n], possible
+            last[:, n] = possible, possible - 1
+        else:
+            fetched = min(shown[n], highest)
+            limits[:, n] = max(replica.cleaned_to, fetched), highest
+            last[:, n] = replica.cleaned_to if fetched <= replica.cleaned_to else highest, highest - 1
+    return limits, last
 
 
 def epoch_spans(replicas: Sequence[ReplicaLog], first: int, end: int) -> list[tuple[int, int, int]]:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from keytail.audit.command import AuditRow, Request
-from keytail.audit.compare import MOST_REPLICAS, ReplicaLog, cleaning_limits, compared_range
+from keytail.audit.compare import MOST_REPLICAS, ReplicaLog, compared_range
 from keytail.audit.compare import status_of as status_of_audit
 from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, Audit
@@ -160,7 +160,7 @@ def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> Aud
         return replace(row, status="skipped", error=ErrorText(what), replicas=reported)
     size = sum(log.size_bytes for log in logs)
     task = AuditTask(
-        row.topic, row.partition, logs, end, cleaning_limits(logs), shards_for(size), examples, secrets.randbits(63)
+        row.topic, row.partition, logs, end, shards_for(size), examples, secrets.randbits(63)
     )
     return AuditJob(task, first, size)
 
@@ -267,7 +267,7 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
         explained=dict(sorted(found.explained.items())),
         dropped_early=dict(sorted(found.early.items())),
         not_compared=gaps,
-        notes=tuple(_notes(job)),
+        notes=tuple(_notes(job, found)),
     )
 
 
@@ -278,13 +278,20 @@ def _summary(divergences: dict[str, int], gaps: int) -> str:
     return ", ".join(parts)
 
 
-def _notes(job: AuditJob) -> list[str]:
+def _notes(job: AuditJob, found: Audit) -> list[str]:
     task, notes = job.task, []
-    for log in task.replicas:
+    for log, shown in zip(task.replicas, found.shown, strict=True):
         if log.log_end_offset > task.end_offset:
             notes.append(f"{log.name} continues to offset {log.log_end_offset}; this part is not compared")
         if log.cleaned_to is None:
-            notes.append(
-                f"{log.name} has no cleaner-offset-checkpoint: cleaning may have removed records up to its log end"
-            )
+            how_far = f"its log shows that it was cleaned up to offset {shown}, or further"
+            never = "nothing in its log shows that it was ever cleaned"
+            notes.append(f"{log.name} has no cleaner-offset-checkpoint; {how_far if shown else never}")
+    unknown = found.explained.get("cleaning-unknown", 0)
+    if unknown:
+        notes.append(
+            f"whether {unknown:,} missing records are lost is unknown: cleaning may have removed them, but neither a "
+            "checkpoint nor the log of the replica that lacks them shows it. If a replica is a copy of some "
+            "directories, audit the whole log dir, with its cleaner-offset-checkpoint"
+        )
     return notes

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keytail.audit.cells import pack_entries, pack_places
-from keytail.audit.compare import ReplicaLog
+from keytail.audit.compare import ReplicaLog, shown_cleaned_to
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
@@ -52,20 +52,29 @@ class Gap:
 
 
 @dataclass(frozen=True)
+class FromAllShards:
+    """What missing records are explained with, and one shard does not know: the `markers` of all transactions
+    (producer, offset, kind; sorted), and `first_removable` of each replica (`cleaning_limits`)."""
+
+    markers: np.ndarray
+    first_removable: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class AuditTask:
     """One partition to be audited; small, picklable. `spans`: offset ranges in which shards search for common records.
+    `from_all` is given in a second run.
     """
 
     topic: str
     partition: int
     replicas: tuple[ReplicaLog, ...]
     end_offset: int
-    limits: tuple[int, int]
     shards: int
     examples: int
     seed: int
     spans: tuple[tuple[int, int], ...] = ()
-    markers: np.ndarray | None = None  # of all replicas' transactions, in a second run
+    from_all: FromAllShards | None = None
 
     @property
     def log_starts(self) -> np.ndarray:
@@ -141,17 +150,21 @@ class _Scan:
         self._filled = 0
         self._scratch = np.empty(1 << 12, np.uint8)
         self._gaps: list[Gap] = []
+        self._cleaned_to = 0  # as the batches show
         self.records = 0
 
     def cells(self) -> Iterator[Cell]:
         position, last = 0, self._base - 1
+        is_next = True  # whether the next batch follows the one that ends at `last`
         while position < self._size_bytes:
             try:
                 for chunk in self._reader.chunks_without_prefetch(self._path, self._size_bytes, start=position):
                     good = self._in_order(chunk, last)
                     if len(good.table):
                         yield from self._take(good)
-                        last = int(good.table["last_offset"][-1])
+                        shown = shown_cleaned_to(good.table, last + 1 if is_next else None)
+                        self._cleaned_to = max(self._cleaned_to, shown)
+                        last, is_next = int(good.table["last_offset"][-1]), True
                     position = chunk.position + len(good.raw)
                     if len(good.table) < len(chunk.table):
                         raise CorruptLog(
@@ -165,9 +178,9 @@ class _Scan:
                 resumed = self._after(damage, position, last)
                 if resumed is None:
                     break
-                position = resumed
+                position, is_next = resumed, False
         yield from self._give()
-        counted = (self._replica, self.records, tuple(self._gaps))
+        counted = (self._replica, self.records, self._cleaned_to, tuple(self._gaps))
         known = to_bytes(counted)
         for shard in range(self._task.shards):
             yield Cell(shard, GAPS << _KIND_BITS | self._order, known)
@@ -281,7 +294,7 @@ class _Scan:
 
     def _events(self, chunk: Chunk) -> Iterator[Cell]:
         """Yield cells of the transactional data batches that have records, and of markers, to a shard by producer."""
-        if self._task.markers is not None:  # the second run has them
+        if self._task.from_all is not None:  # the second run has them
             return
         table = chunk.table
         control = (table["attributes"] & CONTROL) != 0

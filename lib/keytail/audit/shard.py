@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from keytail.audit.cells import unpack_entries, unpack_places
-from keytail.audit.compare import DIFFERENCES, REASONS
+from keytail.audit.compare import DIFFERENCES, REASONS, cleaning_limits
 from keytail.audit.compare import PLACES as PLACE_KINDS
-from keytail.audit.scan import EVENTS, GAPS, PLACES, AuditTask, Gap, order_kind, order_replica
+from keytail.audit.scan import EVENTS, GAPS, PLACES, AuditTask, FromAllShards, Gap, order_kind, order_replica
 from keytail.errors import KeytailError
 from keytail.format.control import ControlType
 from keytail.kernels.audit import differences, entries, reasons
@@ -32,12 +32,15 @@ _NO_MARKERS = np.empty((0, 3), np.int64)
 class ShardFindings:
     """The findings of one shard. `lost`: offset, mask of the replicas that lack it, words of the record. `elsewhere`:
     offsets at which replicas have different records, in the form of examples. `in_span`: for each of the spans of
-    AuditTask, whether replicas have a common record in it.
+    AuditTask, whether replicas have a common record in it. `shown`, `first_removable`: by replica, as in
+    `cleaning_limits`; the second is that of this shard's records.
 
-    `needs_markers`: missing records can be explained only with the markers of all producers.
+    `needs_all_shards`: missing records can be explained only with what all shards know together.
     """
 
     records: list[int]
+    shown: list[int]
+    first_removable: list[int] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     common: int = 0
     divergences: Counter[str] = field(default_factory=Counter)
@@ -49,7 +52,7 @@ class ShardFindings:
     transactions: Counter[str] = field(default_factory=Counter)
     transaction_examples: list[dict[str, Any]] = field(default_factory=list)
     markers: np.ndarray = field(default_factory=lambda: _NO_MARKERS)
-    needs_markers: bool = False
+    needs_all_shards: bool = False
     in_span: tuple[bool, ...] = ()
 
 
@@ -82,14 +85,15 @@ def compare(
     """Return the findings of one shard. `cells` are given by order: gaps, events, then the records of each replica in
     their order."""
     replicas = len(task.replicas)
-    found = ShardFindings([0] * replicas)
+    found = ShardFindings([0] * replicas, [0] * replicas)
     events: list[np.ndarray] = []
     places, records_ = _Parts(replicas, entries.PLACE_WORDS), _Parts(replicas, entries.WORDS)
     for order, data in cells:
         kind = order_kind(order)
         if kind == GAPS:
-            replica, records, gaps = from_bytes(data)
+            replica, records, cleaned_to, gaps = from_bytes(data)
             found.records[replica] += records
+            found.shown[replica] = max(found.shown[replica], cleaned_to)
             found.gaps += gaps
         elif kind == EVENTS:
             events.append(np.frombuffer(bytes(data), np.int64).reshape(-1, reasons.EVENT_COLUMNS))
@@ -100,6 +104,7 @@ def compare(
     item = _Shard(task, found, records_)
     others, found.elsewhere = _compare_places(task, places)
     item.merge()
+    item.find_removable()
     item.explain()
     found.divergences += others
     found.transactions, found.transaction_examples, found.markers = _settle(task, item.gaps, events)
@@ -190,29 +195,42 @@ class _Shard:
     def _replica_of(self, at: int) -> str:
         return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
 
+    def find_removable(self) -> None:
+        """Find how far no cleaner can have come in each replica without a checkpoint, by the keys of this shard."""
+        if self.task.from_all is not None:
+            return
+        for number, replica in enumerate(self.task.replicas):
+            offset = 0
+            if replica.cleaned_to is None:
+                slots = _slots(int(self.end[number] - self.begin[number]))
+                offset = reasons.first_removable(self.entries, self.begin, self.end, number, slots)
+            self.found.first_removable.append(offset)
+
     def explain(self) -> None:
         """Find the reason for each missing record; records without a reason are lost."""
         n = len(self.missing_at)
         if n == 0:
             return
-        if self.task.markers is None and (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
-            self.found.needs_markers = True
+        if self.task.from_all is None and self._needs_all_shards():
+            self.found.needs_all_shards = True
             return
-        markers = _NO_MARKERS if self.task.markers is None else self.task.markers
+        from_all = self.task.from_all or FromAllShards(_NO_MARKERS, tuple(self.found.first_removable))
+        limits, last = cleaning_limits(self.task.replicas, self.found.shown, from_all.first_removable)
+        markers = from_all.markers
         replicas = len(self.task.replicas)
-        slots = np.zeros(1 << max(4, (2 * n).bit_length()), np.int64)
+        slots = _slots(n)
         keys = np.empty((n, 2), np.int64)
         used = reasons.index_keys(self.entries, self.missing_at, slots, keys)
-        newest = np.full((used, replicas), -1, np.int64)
-        oldest, tombstone = np.full(used, 2**63 - 1, np.int64), np.full(used, -1, np.int64)
+        newest, oldest = np.full((used, replicas), -1, np.int64), np.full(used, 2**63 - 1, np.int64)
+        later, anywhere, tombstones = (np.full((2, used, replicas), -1, np.int64) for _ in range(3))
         reasons.note_keys(
-            self.entries, self.begin, self.end, self.task.end_offset, markers, slots, keys, newest, oldest, tombstone
-        )
+            self.entries, self.begin, self.end, self.task.end_offset, last, markers, slots, keys, newest, oldest,
+            later, anywhere, tombstones,
+        )  # fmt: skip
         verdicts, early = np.empty(n, np.int8), np.empty(n, np.uint8)
-        limit, keyless_limit = self.task.limits
         reasons.judge(
-            self.entries, self.missing_at, self.missing_in, replicas, limit, keyless_limit, self.gaps, markers, slots,
-            keys, newest, oldest, tombstone, verdicts, early,
+            self.entries, self.missing_at, self.missing_in, replicas, self.task.end_offset, limits, last, self.gaps,
+            markers, slots, keys, newest, oldest, later, anywhere, tombstones, verdicts, early,
         )  # fmt: skip
         for number, reason in enumerate(REASONS):
             count = int(np.count_nonzero(verdicts == number))
@@ -221,6 +239,23 @@ class _Shard:
         for m in np.flatnonzero(verdicts == reasons.LOST)[:MOST_LOST]:
             words = self.entries[self.missing_at[m]].tolist()
             self.found.lost.append((words[entries.OFFSET], int(self.missing_in[m]), words))
+
+
+    def _needs_all_shards(self) -> bool:
+        """Whether there are transactions, or a replica without a checkpoint lacks a record above what its log shows to
+        be cleaned."""
+        if (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
+            return True
+        offsets = self.entries[self.missing_at, entries.OFFSET]
+        return self.task.shards > 1 and any(
+            replica.cleaned_to is None and bool((offsets[self.missing_in >> number & 1 != 0] >= shown).any())
+            for number, (replica, shown) in enumerate(zip(self.task.replicas, self.found.shown, strict=True))
+        )
+
+
+def _slots(n: int) -> np.ndarray:
+    """Return an empty hash table for `n` keys."""
+    return np.zeros(1 << max(4, (2 * n).bit_length()), np.int64)
 
 
 def _settle(

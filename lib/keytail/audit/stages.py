@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from keytail.audit.compare import epoch_spans
-from keytail.audit.scan import AuditTask, Cell, Gap, pieces_of, scan
+from keytail.audit.scan import AuditTask, Cell, FromAllShards, Gap, pieces_of, scan
 from keytail.audit.shard import Examples, ShardFindings, compare, of_lost
 from keytail.log.fs import FileSystem
 
@@ -57,7 +57,8 @@ class Alone:
 
 @dataclass
 class Audit:
-    """The findings about one partition. `records`: number per replica; `common`: number that two or more replicas have.
+    """The findings about one partition. `records`: number per replica; `common`: number that two or more replicas have;
+    `shown`: the offset up to which the log of each replica shows that it was cleaned.
     """
 
     first_offset: int
@@ -69,6 +70,7 @@ class Audit:
     early: Counter[str] = field(default_factory=Counter)
     examples: list[dict[str, Any]] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    shown: list[int] = field(default_factory=list)
 
 
 def audit(task: AuditTask, first_offset: int, stages: Stages) -> Audit:
@@ -76,10 +78,12 @@ def audit(task: AuditTask, first_offset: int, stages: Stages) -> Audit:
     spans = epoch_spans(task.replicas, first_offset, task.end_offset)
     task = replace(task, spans=tuple((start, end) for _, start, end in spans))
     findings = _run(task, stages)
-    if any(finding.needs_markers for finding in findings):
+    if any(finding.needs_all_shards for finding in findings):
         markers = np.concatenate([finding.markers for finding in findings])
         order = np.lexsort((markers[:, 1], markers[:, 0]))
-        again = _run(replace(task, markers=np.ascontiguousarray(markers[order])), stages)
+        removable = np.min([finding.first_removable for finding in findings], axis=0)
+        from_all = FromAllShards(np.ascontiguousarray(markers[order]), tuple(removable.tolist()))
+        again = _run(replace(task, from_all=from_all), stages)
         findings = [
             replace(second, transactions=first.transactions, transaction_examples=first.transaction_examples)
             for first, second in zip(findings, again, strict=True)
@@ -99,6 +103,7 @@ def _together(
     result = Audit(first_offset, task.end_offset)
     result.gaps = list(findings[0].gaps)
     result.records = list(findings[0].records)
+    result.shown = list(findings[0].shown)
     examples = Examples(task)
     for finding in findings:
         result.common += finding.common

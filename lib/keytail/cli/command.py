@@ -12,7 +12,7 @@ from typing import Any
 
 from keytail.cli.output_options import RowsOutput
 from keytail.cli.statuses import Status, declare
-from keytail.extras import DELTA, SPARK, Needs
+from keytail.extras import SPARK, Needs
 
 # For examples.
 BROKER = "--config /etc/kafka/server.properties"
@@ -23,10 +23,11 @@ def _empty(rows: Sequence[Any], request: Any) -> str:
 
 def extras_of_flags(request: Any) -> Needs:
     """Yield what the flags that many commands share need: --master and --ledger."""
-    if getattr(request, "master", None) is not None:
+    has_master = getattr(request, "master", None) is not None
+    if has_master:
         yield "--master", SPARK
     if getattr(getattr(request, "ledger", None), "path", None) is not None:
-        yield "--ledger", DELTA
+        yield "--ledger", request.ledger.extra(has_master or request.submitted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,12 +65,15 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if not tasks and flags.path is None:
             return _in_order(planned, (), request)
         sizes = [(os.path.basename(task.partition_path), _log_bytes(task)) for task in tasks]
+        why_spark = "" if submitted else flags.why_spark()
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
+            if why_spark and request.master is None:
+                reporter.note(why_spark)
             engine = steps.start(
                 reporter,
                 (plan.expected(request.map_memory()) for plan in planned),
-                needs_spark=flags.path is not None,
-                extra=None if submitted else flags.session_settings(),
+                needs_spark=bool(why_spark),
+                extra=None if submitted else flags.session_settings,
             )
             run_id_of_ledger = run_id_at(rules.now_ms, run_id)
             about = Run("compact", run_id_of_ledger, rules.now_ms, log_dirs, configuration, request.shared_storage)

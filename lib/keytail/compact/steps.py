@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from keytail.cli.configuration import Configuration
@@ -69,11 +69,11 @@ class Steps:
         *,
         copies_s: Sequence[float] = (),
         needs_spark: bool = False,
-        extra: Mapping[str, str] | None = None,
+        extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
         """Return the engine: that of the submitted session, else Spark, or local processes where they are faster.
 
-        `copies_s` is the expected duration of each copy in seconds, `extra` are settings for a session.
+        `copies_s` is the expected duration of each copy in seconds, `extra` returns settings for a session.
         """
         if self.engine is not None:
             reporter.watch(self.engine.driver_address)

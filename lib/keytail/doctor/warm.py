@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 import keytail.kernels
-from keytail.audit.compare import ReplicaLog, cleaning_limits, compared_range
+from keytail.audit.compare import ReplicaLog, compared_range
 from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, audit
 from keytail.compact.cleaner import clean_partition, install, next_round
@@ -105,7 +105,7 @@ def _audit(path: str, home: str) -> None:
         for name, item in (("a", facts), ("b", other))
     )  # fmt: skip
     first, end = compared_range(logs)
-    audit(AuditTask("warm", 0, logs, end, cleaning_limits(logs), 2, 1, 1), first, Alone(LOCAL))
+    audit(AuditTask("warm", 0, logs, end, 2, 1, 1), first, Alone(LOCAL))
 
 
 def _directory(home: str, topic: str) -> str:

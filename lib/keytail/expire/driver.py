@@ -32,6 +32,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.recover import recover
+from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
@@ -63,9 +64,11 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
         choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
-        engine = session_of_run(run, None, submitted=True) if request.submitted else None
-        if engine is not None and request.execute:
-            flags = flags.in_session(engine, fs, request.choice.log_dirs)
+        engine: Engine = ThisProcess()
+        if request.submitted:
+            engine = session_of_run(run, None, submitted=True)
+            if request.execute:
+                flags = flags.in_session(engine, fs, request.choice.log_dirs)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.choice.log_dirs)
@@ -81,8 +84,9 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
             rows = []
             sizes = [(os.path.basename(item.facts.path), item.bytes_to_read) for item in examined]
             with Reporter("expire", sizes) as reporter:
-                if engine is None and flags.path is not None:
-                    reporter.note("starting Spark, for the ledger")
+                why_spark = "" if request.submitted else flags.why_spark()
+                if why_spark:
+                    reporter.note(f"starting Spark: {why_spark}")
                     engine = session_of_run(run, None, submitted=False, extra=flags.session_settings())
                 run_id = run_id_at(now_ms, secrets.token_hex(4))
                 about = Run(

@@ -17,8 +17,8 @@ from keytail.errors import ErrorText, UsageProblem, of_stored
 from keytail.format import names
 from keytail.ledger.command import MaintainRow, PartitionRow, Request, RunRow, ledger_at
 from keytail.ledger.maintain import maintain as maintain_tables
-from keytail.ledger.of_run import LedgerFlags
-from keytail.ledger.read import needs_spark, read_rows
+from keytail.ledger.of_run import LedgerFlags, needs_spark
+from keytail.ledger.read import read_rows
 from keytail.ledger.tables import INTENT, OUTCOME
 from keytail.run.engine import Engine
 from keytail.run.session import session_of_run

@@ -43,7 +43,7 @@ def _maintain(ledger: Ledger, table: str, oldest: datetime.date | None, execute:
         place = ledger.path_of(table)
         delta = DeltaTable.forPath(ledger.engine.session, place)
         files, size = _files(delta)
-        frame = ledger.read(table)
+        frame = ledger.engine.session.read.format("delta").load(place)
         rows = frame.count()
         old = frame.where(frame.day < oldest).count() if oldest else 0
         if not execute:

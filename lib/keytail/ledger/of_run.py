@@ -1,4 +1,9 @@
-"""`--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however the run ends."""
+"""`--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however the run ends.
+
+The ledger is written by Spark if the run has a session anyway, else by the deltalake package. A session is started for
+it alone where that is not installed, and for paths that are not on this host: their credentials and their way to commit
+are settings of Spark.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from keytail.cli.masking import masked, masked_arguments
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.stopping import Stopped
 from keytail.errors import ErrorText
-from keytail.extras import installed
+from keytail.extras import DELTA, HISTORY, Extra, installed
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
     from keytail.ledger.write import Ledger
     from keytail.run.engine import Engine
 
-_PACKAGES = ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")
+_PACKAGES = ("pyspark", "delta-spark", "deltalake", "numba", "numpy", "pyarrow")
 # A key for spark-submit, as in conf/spark-delta.conf; Spark accepts only keys that begin with `spark`.
 _CONF_KEY = "spark.keytail.ledger"
 R = TypeVar("R", bound=Any)
@@ -61,6 +66,24 @@ class LedgerFlags:
         refuse_in_log_dirs(fs, path, log_dirs, "--ledger")
         return replace(self, path=path)
 
+    def extra(self, has_session: bool) -> Extra:
+        """Return the extra of what writes the ledger, in a run with a session of Spark or without."""
+        by_spark = has_session or self._is_remote() or (needs_spark() and not DELTA.missing())
+        return DELTA if by_spark else HISTORY
+
+    def _is_remote(self) -> bool:
+        return self.path is not None and is_uri(self.path) and urlsplit(self.path).scheme != "file"
+
+    def why_spark(self) -> str:
+        """Return why a run that needs no Spark starts it to write the ledger; empty if it does not start it."""
+        if self.path is None:
+            return ""
+        if self._is_remote():
+            return "the ledger is written by Spark, because it is not on a local path"
+        if needs_spark():
+            return "the ledger is written by Spark, because deltalake is not installed: pip install 'keytail[history]'"
+        return ""
+
     def session_settings(self) -> dict[str, str]:
         """Return the settings that a session started for this run needs for Delta."""
         if self.path is None:
@@ -83,6 +106,11 @@ LedgerByFlags = Annotated[LedgerFlags, FromFlags(LedgerFlags)]
 def is_named_by(engine: Engine) -> bool:
     """Return whether the conf of spark-submit's session names a ledger."""
     return bool(engine.session.sparkContext.getConf().get(_CONF_KEY))
+
+
+def needs_spark() -> bool:
+    """Return whether only Spark can read and write ledgers here."""
+    return bool(HISTORY.missing())
 
 
 def is_uri(path: str) -> bool:
@@ -149,7 +177,7 @@ class Run:
 
 @contextlib.contextmanager
 def recording(
-    flags: LedgerFlags, engine: Engine | None, run: Run, *, on_note: Callable[[str], None], fs: FileSystem = LOCAL
+    flags: LedgerFlags, engine: Engine, run: Run, *, on_note: Callable[[str], None], fs: FileSystem = LOCAL
 ) -> Iterator[Recording]:
     """Open the ledger of one run and record it from its intent to its end; the locks of its log dirs must be held.
 
@@ -160,7 +188,6 @@ def recording(
         yield Recording()
         return
     from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in pyarrow, for runs with a ledger)
-    assert engine is not None  # a ledger needs Spark
     ledger = Ledger(engine, flags.path, run.run_id, run.command, on_note=on_note)
     ledger.open()
     _repair(ledger, run.log_dirs, run.shared_storage, fs)

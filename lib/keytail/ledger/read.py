@@ -6,23 +6,20 @@ The first needs no JVM. Both return the same rows as plain values: those of each
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow
 import pyarrow.compute as pc
 
+from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, UsageProblem
-from keytail.extras import HISTORY
-from keytail.ledger.tables import TABLES
+from keytail.ledger.tables import INTENT, OUTCOME, TABLES
 from keytail.run.ended import first_line
 
 # A column, and the text or one of the texts that it must be equal to.
 Filters = Mapping[str, str | Collection[str]]
-
-
-def needs_spark() -> bool:
-    return bool(HISTORY.missing())
 
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
@@ -31,9 +28,28 @@ def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> lis
 
     A column that an older table lacks is null. Raises UsageProblem if there is no ledger.
     """
+    if spark is None:
+        wanted = " AND ".join(f'"{key}" IN ({_literals(value)})' for key, value in filters.items())
+        return _rows(path, table, partial(_by_deltalake, query=f"SELECT * FROM found WHERE {wanted or 'true'}"))
+    return _rows(path, table, partial(_by_spark, spark, filters=filters))
+
+
+def intents_without_outcome(path: str, table: str, keys: Sequence[str], spark: Any = None) -> list[dict[str, Any]]:
+    """Return, as `read_rows`, the rows of intents for which there is no outcome with the same `keys`."""
+    equal = " AND ".join(f"intents.{key} = outcomes.{key}" for key in keys)
+    query = (
+        f"SELECT intents.* FROM (SELECT * FROM {{found}} WHERE event = '{INTENT}') AS intents "
+        f"LEFT ANTI JOIN (SELECT * FROM {{found}} WHERE event = '{OUTCOME}') AS outcomes ON {equal}"
+    )
+    if spark is None:
+        return _rows(path, table, partial(_by_deltalake, query=query.format(found="found")))
+    return _rows(path, table, partial(_by_spark, spark, query=query))
+
+
+def _rows(path: str, table: str, read: Callable[[str], pyarrow.Table]) -> list[dict[str, Any]]:
     place = os.path.join(path, table)
     try:
-        found = _by_deltalake(place, filters) if spark is None else _by_spark(spark, place, filters)
+        found = read(place)
     except KeytailError:
         raise
     except Exception as problem:
@@ -42,14 +58,13 @@ def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> lis
     return [{**row, **missing} for row in found.to_pylist(maps_as_pydicts="lossy")]
 
 
-def _by_deltalake(place: str, filters: Filters) -> pyarrow.Table:
-    """Query by deltalake's own engine: with Arrow's datasets threads of Arrow may outlive the interpreter, and abort
-    it."""
+@as_caller()
+def _by_deltalake(place: str, query: str) -> pyarrow.Table:
+    """Query the table `found` by deltalake's own engine: with Arrow's datasets threads of Arrow may outlive the
+    interpreter, and abort it."""
     from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
 
     table = DeltaTable(place.replace("s3a://", "s3://", 1))  # Hadoop's name for the same store
-    wanted = " AND ".join(f'"{key}" IN ({_literals(value)})' for key, value in filters.items())
-    query = f"SELECT * FROM found WHERE {wanted or 'true'}"
     return pyarrow.table(QueryBuilder().register("found", table).execute(query).read_all())
 
 
@@ -58,9 +73,11 @@ def _literals(value: Any) -> str:
     return ", ".join("'" + str(item).replace("'", "''") + "'" for item in values)
 
 
-def _by_spark(spark: Any, place: str, filters: Filters) -> pyarrow.Table:
+def _by_spark(spark: Any, place: str, filters: Filters | None = None, query: str = "") -> pyarrow.Table:
     frame = spark.read.format("delta").load(place)
-    for key, value in filters.items():
+    if query:
+        frame = spark.sql(query, found=frame)
+    for key, value in (filters or {}).items():
         frame = frame.where(frame[key].isin(list(value)) if _is_many(value) else frame[key] == value)
     found = frame.toArrow()
     return found.set_column(

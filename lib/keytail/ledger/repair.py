@@ -14,7 +14,7 @@ from typing import Any
 
 from keytail.errors import ErrorText
 from keytail.format import names
-from keytail.ledger.tables import INTENT, OUTCOME
+from keytail.ledger.tables import OUTCOME
 from keytail.ledger.write import Ledger
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
@@ -38,17 +38,16 @@ class Unfinished:
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
     """Write outcomes for intents on these log dirs that have none; return how many. A path identifies a log dir only on
     one host: intents of other hosts are ignored, unless the log dirs are `shared_storage`."""
-    hosts = None if shared_storage else ledger.host
-    name_jobs(ledger.engine.session.sparkContext, "ledger: what earlier runs left open")
-    open_partitions = _without_outcome(ledger.read("partitions"), _OF_PARTITION, hosts)
-    open_partitions = open_partitions.where(open_partitions.log_dir.isin(sorted(log_dirs)))
-    columns = [*_OF_PARTITION, "command", "bundle", *_KNOWN_BEFORE]
-    unfinished = [_unfinished(row) for row in open_partitions.select(*columns).collect()]
+    host = None if shared_storage else ledger.host
+    if ledger.engine.session is not None:
+        name_jobs(ledger.engine.session.sparkContext, "ledger: what earlier runs left open")
+    open_partitions = _without_outcome(ledger, "partitions", _OF_PARTITION, host)
+    unfinished = [_unfinished(row) for row in open_partitions if row["log_dir"] in log_dirs]
     for item in unfinished:
         row, made = as_on_disk(fs, item.row, item.command, ledger.run_id)
         of_run = {"run_id": item.run_id, "command": item.command, "repaired_by": ledger.run_id}
         ledger.conclude(item.bundle, [row], {row.name: made}, **of_run)
-    return len(unfinished) + _repair_runs(ledger, set(log_dirs), hosts)
+    return len(unfinished) + _repair_runs(ledger, set(log_dirs), host)
 
 
 def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -> tuple[ResultRow, Sequence[int]]:
@@ -84,12 +83,8 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
     return row, sorted(base for base in bases if is_done and base < cleaned_to)
 
 
-def _without_outcome(frame: Any, keys: Sequence[str], host: str | None) -> Any:
-    intents = frame.where(frame.event == INTENT)
-    if host is not None:
-        intents = intents.where(intents.host == host)
-    outcomes = frame.where(frame.event == OUTCOME).select(*keys)
-    return intents.join(outcomes, list(keys), "left_anti")
+def _without_outcome(ledger: Ledger, table: str, keys: Sequence[str], host: str | None) -> list[dict[str, Any]]:
+    return [row for row in ledger.intents_without_outcome(table, keys) if host in (None, row["host"])]
 
 
 def _unfinished(row: Any) -> Unfinished:
@@ -100,9 +95,8 @@ def _unfinished(row: Any) -> Unfinished:
 
 def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
     """Conclude only runs whose log dirs are all among these: the locks prove nothing about others."""
-    open_runs = _without_outcome(ledger.read("runs"), ["run_id"], host)
-    lost = [row.asDict(recursive=True) for row in open_runs.where(open_runs.run_id != ledger.run_id).collect()]
-    lost = [row for row in lost if set(row["log_dirs"] or ()) <= log_dirs]
+    open_runs = _without_outcome(ledger, "runs", ["run_id"], host)
+    lost = [row for row in open_runs if row["run_id"] != ledger.run_id and set(row["log_dirs"] or ()) <= log_dirs]
     error = f"run {ledger.run_id} found that the run recorded no outcome"
     message = {"event": OUTCOME, "status": "interrupted", "error": error, "repaired_by": ledger.run_id}
     ledger.append("runs", [{**row, **message} for row in lost])

@@ -18,6 +18,8 @@ import tenacity
 
 from keytail.acting_user import as_caller
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, UsageProblem, stored
+from keytail.ledger.on_spark import SparkTable
+from keytail.ledger.read import intents_without_outcome
 from keytail.ledger.tables import (
     INTENT,
     OUTCOME,
@@ -28,15 +30,15 @@ from keytail.ledger.tables import (
     partition_fields,
     segment_fields,
 )
+from keytail.ledger.without_spark import DeltalakeTable
 from keytail.run.contents import SegmentPlace, read_contents
 from keytail.run.delta import alone
 from keytail.run.ended import first_line, text_of
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
-from keytail.run.spark_engine import name_jobs
 
 _VERSION_PROPERTY = "keytail.ledger.version"
-# Delta's errors for concurrent writers, after which a retry mostly succeeds.
+# Delta's errors for concurrent writers, after which a retry mostly succeeds; CommitFailedError is that of deltalake.
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
 _ATTEMPTS = 8
 # Statuses of rows whose sizes before and after are added up for the run.
@@ -46,10 +48,10 @@ Row = Mapping[str, Any]
 
 
 def _has_met_another(problem: BaseException) -> bool:
-    return any(word in text_of(problem) for word in _MET)
+    return type(problem).__name__ == "CommitFailedError" or any(word in text_of(problem) for word in _MET)
 
 
-def _is_of_spark(problem: BaseException) -> bool:
+def _is_of_delta(problem: BaseException) -> bool:
     return isinstance(problem, Exception) and not isinstance(problem, KeytailError)
 
 
@@ -72,17 +74,18 @@ class _Waiting:
 
 
 class LedgerTable:
-    """One table, as one run appends to it. Rows that threads add during an append are written together by the next one.
+    """One table, as one run appends to it: by Spark if the run has a session, else by the deltalake package. Rows that
+    threads add during an append are written together by the next one.
 
     Appends are numbered, and Delta receives the number: if an append is retried although it succeeded in spite of an
     error, it adds nothing.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
-        self._spark = spark
         self._folder = path
         self.path = os.path.join(path, name)
         self.name = name
+        self._table = DeltalakeTable(self.path) if spark is None else SparkTable(spark, self.path)
         self._app_id = f"keytail-{name}-{run_id}"
         self._appends = 0
         self._waiting: list[_Waiting] = []
@@ -96,19 +99,14 @@ class LedgerTable:
         everything is retried.
         """
         with alone(self._folder):
-            again(self._ensure, _is_of_spark)
+            again(self._ensure, _is_of_delta)
 
+    @as_caller()
     def _ensure(self) -> None:
-        from delta.tables import DeltaTable  # noqa: PLC0415 (brings in pyspark.sql)
-
-        builder = DeltaTable.createIfNotExists(self._spark).location(self.path)
         columns = TABLES[self.name]
-        for name, (kind, comment) in columns.items():
-            builder = builder.addColumn(name, kind, comment=comment)
-        builder.partitionedBy("day").property(_VERSION_PROPERTY, str(VERSION)).execute()
-        table = DeltaTable.forPath(self._spark, self.path)
-        self._check_version(table)
-        found = {field.name: field.dataType.simpleString() for field in table.toDF().schema.fields}
+        self._table.create(columns, {_VERSION_PROPERTY: str(VERSION)})
+        properties, found = self._table.description()
+        self._check_version(properties.get(_VERSION_PROPERTY))
         for name, (kind, _) in columns.items():
             if name in found and found[name] != kind:
                 raise UsageProblem(
@@ -117,13 +115,11 @@ class LedgerTable:
                     remedy="Give --ledger a separate folder",
                     slug="ledger-schema-mismatch",
                 )
-        missing = [f"`{name}` {kind}" for name, (kind, _) in columns.items() if name not in found]
+        missing = {name: column for name, column in columns.items() if name not in found}
         if missing:
-            self._spark.sql(f"ALTER TABLE delta.`{self.path}` ADD COLUMNS ({', '.join(missing)})")
+            self._table.add_columns(missing)
 
-    def _check_version(self, table: Any) -> None:
-        properties = table.detail().select("properties").first()["properties"]
-        version = properties.get(_VERSION_PROPERTY)
+    def _check_version(self, version: str | None) -> None:
         if version is None or int(version) > VERSION:
             made = "is not a ledger's" if version is None else f"was created by a newer keytail (version {version})"
             raise UsageProblem(
@@ -134,7 +130,7 @@ class LedgerTable:
             )
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append rows; return when they are committed. Raises Spark's error if they cannot be."""
+        """Append rows; return when they are committed. Raises Delta's error if they cannot be."""
         own = _Waiting(list(rows))
         if not own.rows:
             return
@@ -158,12 +154,9 @@ class LedgerTable:
     @as_caller()
     def _write(self, rows: Sequence[Row]) -> None:
         self._appends += 1
-        frame = self._spark.createDataFrame(as_arrow(self.name, rows)).coalesce(1)
-        writer = frame.write.format("delta").mode("append")
-        writer = writer.option("txnAppId", self._app_id).option("txnVersion", self._appends)
-        name_jobs(self._spark.sparkContext, f"ledger: {self.name}")
+        table = as_arrow(self.name, rows)
         with alone(self._folder):
-            again(lambda: writer.save(self.path))
+            again(lambda: self._table.append(table, self._app_id, self._appends))
 
 
 @dataclass
@@ -253,9 +246,9 @@ class Ledger:
         """Append rows that were created elsewhere (repair.py)."""
         self._tables[table].append(rows)
 
-    def read(self, table: str) -> Any:
-        """Return a DataFrame of all rows."""
-        return self.engine.session.read.format("delta").load(self.path_of(table))
+    def intents_without_outcome(self, table: str, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the rows of intents for which there is no outcome with the same `keys`."""
+        return intents_without_outcome(self.path, table, keys, self.engine.session)
 
     def path_of(self, table: str) -> str:
         return self._tables[table].path

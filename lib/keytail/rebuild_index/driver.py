@@ -65,11 +65,14 @@ def rebuild(
         size = sum(plan.log_bytes for plan in plans)
         sizes = [(os.path.basename(plan.facts.path), plan.log_bytes) for plan in plans]
         with Reporter("rebuild-index", sizes) as reporter:
-            if not request.submitted and (request.master or size > HERE_BYTES or flags.path) and fs is LOCAL:
+            why_spark = "" if request.submitted else flags.why_spark()
+            if not request.submitted and (request.master or size > HERE_BYTES or why_spark) and fs is LOCAL:
+                if why_spark and request.master is None:
+                    reporter.note(why_spark)
                 seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
                 engine = workers_of_run(
                     run, reporter, request.master, seconds, kernels="rebuild-index",
-                    needs_spark=flags.path is not None, extra=flags.session_settings(),
+                    needs_spark=bool(why_spark), extra=flags.session_settings,
                 )  # fmt: skip
             else:
                 if plans and not request.submitted:

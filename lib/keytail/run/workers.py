@@ -8,7 +8,7 @@ long (run/rates.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from keytail.extras import SPARK
@@ -38,11 +38,11 @@ def workers_of_run(
     kernels: str,
     submitted: bool = False,
     needs_spark: bool = False,
-    extra: Mapping[str, str] | None = None,
+    extra: Callable[[], Mapping[str, str]] | None = None,
 ) -> Engine:
     """Return the engine, which is closed with `run`. `each_s` is the expected duration of each task in seconds; `extra`
-    are settings for a session that is started. The kernels of the command `kernels` are compiled before the tasks: on
-    this host first, on others by the first tasks there."""
+    returns settings for a session that is started. The kernels of the command `kernels` are compiled before the tasks:
+    on this host first, on others by the first tasks there."""
     if not submitted and is_on_this_host(master):
         compile_kernels([kernels], reporter.note)
     is_long = is_worth_spark(each_s, cores())
@@ -54,6 +54,6 @@ def workers_of_run(
     else:
         if not submitted:
             reporter.note("starting Spark")
-        engine = session_of_run(run, master, submitted=submitted, extra=extra, kernels=kernels)
+        engine = session_of_run(run, master, submitted=submitted, extra=extra and extra(), kernels=kernels)
     reporter.watch(engine.driver_address)
     return engine

@@ -48,7 +48,7 @@ class MissingSegments:
             shown = [offset for offset in sorted(left) if base < offset and first <= offset < next_base]
             for offset in shown:
                 self._scope.findings.add("segment-missing", left[offset], offset=offset, **facts)
-            alone = not shown and len(gaps) == 1 and not self._scope.is_recovered(base)
+            alone = not shown and len(gaps) == 1 and not self._is_after_a_crash(base)
             if alone and self._was_never_compacted(below=first):
                 log = names.segment_file(next_base, names.LOG)
                 self._scope.findings.add("offsets-missing", log, 0, first, **facts)
@@ -73,12 +73,16 @@ class MissingSegments:
             return names.PARTITION_METADATA in self._scope.files
         return suffix in names.INDEX_SUFFIXES
 
+    def _is_after_a_crash(self, base: int) -> bool:
+        """Return whether a broker had not yet written the segment at `base` to disk for certain when it was killed. Of
+        a copy without checkpoints nothing says so: it was not a broker that left it."""
+        return self._scope.claims.recovery_point is not None and self._scope.is_recovered(base)
+
     def _was_never_compacted(self, below: int) -> bool:
-        """Return whether the partition has no cleaner checkpoint although it has others, each segment has a record at
-        every offset, and below the offset `below` there is a record that a cleaner would have removed."""
-        claims = self._scope.claims
-        is_known = claims.recovery_point is not None or claims.high_watermark is not None
-        return is_known and claims.cleaner is None and self._are_dense and self._has_removable(below)
+        """Return whether the partition has no cleaner checkpoint (a copy of some directories has none), each segment
+        has a record at every offset, and below the offset `below` there is a record that a cleaner would have removed.
+        """
+        return self._scope.claims.cleaner is None and self._are_dense and self._has_removable(below)
 
     def _has_removable(self, below: int) -> bool:
         """Return whether a record in a segment with a base offset below `below` has no key, or the key of another

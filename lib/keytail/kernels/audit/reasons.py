@@ -23,7 +23,11 @@ from keytail.kernels.proof.markers import next_marker
 from keytail.kernels.transactions import ABORT, COMMIT
 
 # Reasons why a record is missing from a replica, the most serious last.
-SUPERSEDED, DELETED, ABORTED, MARKER, DROPPED_KEYLESS, UNKNOWN, LOST, REASONS = range(8)
+SUPERSEDED, DELETED, ABORTED, MARKER, DROPPED_KEYLESS, CLEANING_UNKNOWN, UNKNOWN, LOST, REASONS = range(9)
+
+# Rows of the limits of cleaning: what is known of it, and what is possible.
+KNOWN, POSSIBLE = range(2)
+_NOWHERE = np.int64(2**63 - 1)
 
 # Columns of transaction events, kinds of findings on transactions, and columns of these findings.
 E_PRODUCER, E_OFFSET, E_KIND, E_REPLICA, EVENT_COLUMNS = range(5)
@@ -70,14 +74,66 @@ def index_keys(entries, missing_at, slots, keys):
 
 
 @kernel
-def note_keys(entries, begin, end, end_offset, markers, slots, keys, newest, oldest, tombstone):
+def first_removable(entries, begin, end, replica, slots):
+    """Return the first offset that no cleaner of the replica has reached: it has this record and the record has no key,
+    or it has an older record of its key. The largest number if there is none.
+
+    The record may be missing in the replica, if another one has it. Records in transactions are left out: aborted ones
+    supersede nothing. `slots` is zeroed, and its length is a power of two and more than twice the number of the
+    replica's entries.
+    """
+    found = _NOWHERE
+    for i in range(begin[replica], end[replica]):
+        what = entries[i, WHAT]
+        if what & IS_CONTROL == 0 and (what & KEYLESS or (what & IS_TRANSACTIONAL == 0 and _add(slots, entries, i))):
+            found = entries[i, OFFSET]
+            break
+    for r in range(begin.shape[0]):
+        for i in range(begin[r], end[r]):
+            if r == replica or entries[i, OFFSET] >= found:
+                break
+            if entries[i, WHAT] & (IS_CONTROL | KEYLESS | IS_TRANSACTIONAL):
+                continue
+            at = _place(slots, entries, i)
+            if slots[at] != 0 and entries[slots[at] - 1, OFFSET] < entries[i, OFFSET]:
+                found = entries[i, OFFSET]
+    return found
+
+
+@njit
+def _place(slots, entries, i):
+    """Return the slot of the key of entry `i`, or the free slot for it, in a table of numbers of entries + 1."""
+    mask = slots.shape[0] - 1
+    at = np.int64(mixed(entries[i, LOW])) & mask
+    while slots[at] != 0:
+        other = slots[at] - 1
+        if entries[other, LOW] == entries[i, LOW] and entries[other, HIGH] == entries[i, HIGH]:
+            break
+        at = (at + 1) & mask
+    return at
+
+
+@njit
+def _add(slots, entries, i):
+    """Add entry `i` to the table, unless it has an entry of the same key; return whether it has one."""
+    at = _place(slots, entries, i)
+    if slots[at] != 0:
+        return True
+    slots[at] = i + 1
+    return False
+
+
+@kernel
+def note_keys(entries, begin, end, end_offset, last, markers, slots, keys, newest, oldest, later, anywhere, tombstones):
     """Note what the replicas hold of each numbered key, in committed transactions and outside of transactions.
 
-    `newest[key, replica]` is the last offset in that replica; `oldest[key]` is the first offset in any replica,
-    `tombstone[key]` that of the last tombstone below `end_offset`. The caller initialises all to -1, `oldest` to the
-    largest number.
+    `newest[key, replica]` is the last offset in that replica; `oldest[key]` is the first offset in any replica. For
+    both limits of each replica (`last`, int64[2, replicas], inclusive), `later[limit, key, replica]` is the last offset
+    in that replica, `anywhere` that in any replica, and `tombstones` that of the last tombstone in any replica below
+    `end_offset`. The caller initialises all to -1, `oldest` to the largest number.
     """
-    for r in range(begin.shape[0]):
+    replicas = begin.shape[0]
+    for r in range(replicas):
         for i in range(begin[r], end[r]):
             what = entries[i, WHAT]
             if what & (IS_CONTROL | KEYLESS):
@@ -90,19 +146,44 @@ def note_keys(entries, begin, end, end_offset, markers, slots, keys, newest, old
                 continue
             newest[key, r] = max(newest[key, r], offset)
             oldest[key] = min(oldest[key], offset)
-            if what & NULL and offset < end_offset:
-                tombstone[key] = max(tombstone[key], offset)
+            for which in range(2):
+                if offset <= last[which, r]:
+                    later[which, key, r] = max(later[which, key, r], offset)
+                for other in range(replicas):
+                    if offset <= last[which, other]:
+                        anywhere[which, key, other] = max(anywhere[which, key, other], offset)
+                        if what & NULL and offset < end_offset:
+                            tombstones[which, key, other] = max(tombstones[which, key, other], offset)
+
+
+@njit
+def _by_cleaning(offset, is_all_seen, newest, later, anywhere, tombstone):
+    """Return why a cleaner has removed a record of a key, or LOST if it would not have.
+
+    `newest` is the last record of the key in the replica. As far as the cleaner came, `later` is the last one in the
+    replica, `anywhere` that in any replica, and `tombstone` the last tombstone in any. A record that the cleaner did
+    not reach explains nothing, except after a tombstone, or if a tombstone may not have been seen. A later record that
+    is missing too is what the replica has lost, unless an older one shows that the cleaner did not come so far.
+    """
+    if later > offset or (newest > offset and (tombstone >= offset or not is_all_seen)):
+        return SUPERSEDED
+    if newest < 0 and tombstone >= offset:
+        return DELETED
+    if anywhere > offset and (newest < 0 or newest > offset):
+        return SUPERSEDED
+    return LOST
 
 
 @kernel
 def judge(
-    entries, missing_at, missing_in, replicas, limit, keyless_limit, gaps, markers, slots, keys, newest, oldest,
-    tombstone, verdicts, early,
+    entries, missing_at, missing_in, replicas, end_offset, limits, last, gaps, markers, slots, keys, newest, oldest,
+    later, anywhere, tombstones, verdicts, early,
 ):  # fmt: skip
     """Determine why each missing record is missing: the most serious reason of all replicas that lack it.
 
-    Cleaning removes records below `limit`, and records without a key below `keyless_limit`. `early[m]` is 1 for a
-    tombstone that one replica has removed while another still has older records of its key.
+    Cleaning has removed records below `limits` (int64[2, replicas]); `last` to `tombstones` as for
+    `note_keys`. `early[m]` is 1 for a tombstone that one replica has removed while another still has older records of
+    its key.
     """
     for m in range(missing_at.shape[0]):
         at = missing_at[m]
@@ -113,31 +194,38 @@ def judge(
             kind = (what >> 8 & 0xFF) - 1
             verdicts[m] = MARKER if kind in (ABORT, COMMIT) else LOST
             continue
+        always = np.int64(LOST)  # the reason to remove it that needs no other record
         if what & IS_TRANSACTIONAL and _fate(markers, entries[at, PRODUCER], offset) == ABORT:
-            verdicts[m] = ABORTED
-            continue
+            always = np.int64(ABORTED)
+        elif what & KEYLESS:
+            always = np.int64(DROPPED_KEYLESS)
         key = np.int64(-1)
         if what & KEYLESS == 0:
             key = slots[_slot(slots, keys, entries[at, LOW], entries[at, HIGH])] - 1
         for r in range(replicas):
             if missing_in[m] >> r & 1 == 0:
                 continue
-            reason = LOST
-            if key < 0:
-                if offset < keyless_limit:
-                    reason = DROPPED_KEYLESS
-            elif offset < limit:
-                if newest[key, r] > offset:
-                    reason = SUPERSEDED
-                elif newest[key, r] < 0 and offset <= tombstone[key] < limit:
-                    reason = DELETED
-                    if what & NULL and oldest[key] < offset:
-                        early[m] = 1
-                else:
-                    for g in range(gaps.shape[0]):
-                        if gaps[g, 0] == r and gaps[g, 2] > offset:
-                            reason = UNKNOWN
-            worst = max(worst, np.int64(reason))
+            reason = np.int64(LOST)
+            for which in range(2):
+                if offset >= limits[which, r]:
+                    continue
+                found = always
+                if always == LOST:
+                    is_all_seen = last[which, r] < end_offset and gaps.shape[0] == 0
+                    found = np.int64(_by_cleaning(
+                        offset, is_all_seen, newest[key, r], later[which, key, r], anywhere[which, key, r],
+                        tombstones[which, key, r],
+                    ))  # fmt: skip
+                if found != LOST:
+                    reason = found if which == KNOWN else np.int64(CLEANING_UNKNOWN)
+                    break
+            if reason == DELETED and what & NULL and oldest[key] < offset:
+                early[m] = 1
+            if reason == LOST and always == LOST and offset < limits[POSSIBLE, r]:
+                for g in range(gaps.shape[0]):
+                    if gaps[g, 0] == r and gaps[g, 2] > offset:
+                        reason = np.int64(UNKNOWN)
+            worst = max(worst, reason)
         verdicts[m] = worst
 
 

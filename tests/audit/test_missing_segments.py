@@ -1,0 +1,260 @@
+"""A whole segment is missing in one replica: what was lost and what was cleaned, with and without checkpoints."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keytail.audit.command import AuditRow, Request
+from keytail.audit.compare import shown_cleaned_to
+from keytail.audit.driver import audit as audit_replicas
+from keytail.audit.stages import Alone, Audit, audit
+from keytail.format.batch import BATCH_TABLE, DELETE_HORIZON
+from keytail.log.fs import LOCAL
+from tests import golden
+from tests.audit.logs import NOW, Replica, expected, random_segments, task_of, variants
+from tests.chance import SEED, draws
+from tests.command_line import Run
+from tests.golden import older
+from tests.reference.batches import Rec, encode_batch
+from tests.reference.cleaner import Segment
+from tests.reference.legacy import decode_any_log
+
+BY_CLEANING = ("superseded", "deleted", "aborted", "keyless")
+
+
+def found(replicas: list[Replica], home: Path, shards: int = 1) -> Audit:
+    """Audit the replicas, and compare the counts with those of the reference model."""
+    task, first = task_of(replicas, home, shards=shards)
+    result, model = audit(task, first, Alone(LOCAL)), expected(replicas, task)
+    counts = dict(result.divergences), dict(result.explained), dict(result.early), result.common
+    assert counts == (dict(model.divergences), dict(model.explained), dict(model.early), model.common)
+    return result
+
+
+def lost_offsets(result: Audit) -> set[int]:
+    return {item["offset"] for item in result.examples if item["kind"] == "lost"}
+
+
+def remove_one(rng: random.Random, replica: Replica) -> Segment | None:
+    """Remove a segment with records that is neither the first nor the last one; return it."""
+    inner = [s for s in replica.segments[1:-1] if s.base_offset > replica.log_start and s.log]
+    if not inner:
+        return None
+    segment = rng.choice(inner)
+    replica.segments.remove(segment)
+    return segment
+
+
+def data_offsets(replicas: list[Replica], segment: Segment, end: int) -> set[int]:
+    """Return the offsets of the records that only the segment's replica has lost: no markers, below `end`."""
+    return {
+        record.offset
+        for batch in decode_any_log(segment.log)
+        if not batch.control
+        for record in batch.records
+        if record.offset < end and any(other.log_start <= record.offset for other in replicas)
+    }
+
+
+@pytest.mark.parametrize("case", range(draws(60)))
+def test_without_checkpoints_healthy_replicas_do_not_differ(case: int, tmp_path: Path) -> None:
+    print("seed", SEED, "case", case)
+    rng = random.Random(SEED * 1000 + case)
+    replicas = variants(rng, random_segments(rng, keyless=case % 3 == 0), rng.choice([2, 2, 3]))
+    for replica in replicas:
+        if rng.random() < 0.6:
+            replica.cleaned_to = None
+    for shards in (1, 3):
+        assert not found(replicas, tmp_path, shards).divergences
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["checkpoints", "no checkpoints"])
+@pytest.mark.parametrize("case", range(draws(40)))
+def test_nothing_is_explained_by_a_cleaning_that_did_not_happen(case: int, known: bool, tmp_path: Path) -> None:
+    """Nothing was ever cleaned: with checkpoints every record is lost, without them no record is explained."""
+    print("seed", SEED, "case", case)
+    rng = random.Random(f"{SEED} {case} {known}")
+    segment = None
+    while segment is None:
+        segments = random_segments(rng, keyless=rng.random() < 0.3)
+        base = segments[0].base_offset
+        replicas = [Replica(list(segments), base, 0 if known else None) for _ in range(rng.choice([2, 3]))]
+        number = rng.randrange(len(replicas))
+        segment = remove_one(rng, replicas[number])
+    task, _ = task_of(replicas, tmp_path)
+    truth = data_offsets([r for r in replicas if r is not replicas[number]], segment, task.end_offset)
+    for shards in (1, 4):
+        result = found(replicas, tmp_path, shards)
+        assert not set(result.explained) & set(BY_CLEANING)
+        unknown = result.explained["cleaning-unknown"]
+        assert lost_offsets(result) <= truth
+        assert result.divergences["lost"] + unknown == len(truth)
+        if known or first_removable(replicas[number]) <= segment.base_offset:
+            assert unknown == 0, "nothing above a record that a cleaner would have removed was cleaned"
+
+
+def first_removable(replica: Replica) -> int:
+    seen: set[bytes] = set()
+    for batch in replica.batches():
+        for record in batch.records:
+            if batch.control or (batch.transactional and record.key is not None):
+                continue
+            if record.key is None or record.key in seen:
+                return record.offset
+            seen.add(record.key)
+    return 2**63 - 1
+
+
+@pytest.mark.parametrize("case", range(draws(60)))
+def test_a_missing_segment_of_a_cleaned_replica(case: int, tmp_path: Path) -> None:
+    """Only records of the missing segment are lost, and all of them above the offset that a cleaner reached."""
+    print("seed", SEED, "case", case)
+    rng = random.Random(f"{SEED} {case}")
+    segment = None
+    while segment is None:
+        replicas = variants(rng, random_segments(rng, keyless=rng.random() < 0.3), rng.choice([2, 3]))
+        number = rng.randrange(len(replicas))
+        segment = remove_one(rng, replicas[number])
+    cleaned_to = [replica.cleaned_to or 0 for replica in replicas]
+    for replica in replicas:
+        if rng.random() < 0.5:
+            replica.cleaned_to = None
+    others = [replica for replica in replicas if replica is not replicas[number]]
+    task, first = task_of(replicas, tmp_path)
+    truth = data_offsets(others, segment, task.end_offset)
+    for shards in (1, 3):
+        result = found(replicas, tmp_path, shards)
+        lost = lost_offsets(result)
+        assert lost <= truth
+        if all(replica.cleaned_to is not None for replica in replicas):
+            in_others = {r.offset for o in others for b in o.batches() for r in b.records if r.offset >= o.log_start}
+            assert {offset for offset in truth & in_others if offset >= max(first, *cleaned_to)} <= lost
+
+
+def single(*offsets: int, keys: bytes = b"k") -> bytes:
+    return b"".join(encode_batch([Rec(offset, NOW, keys, b"%d" % offset)]) for offset in offsets)
+
+
+def log(*segments: tuple[int, bytes], cleaned_to: int | None = None) -> Replica:
+    return Replica([Segment(base, data, mtime_ms=NOW) for base, data in segments], 0, cleaned_to)
+
+
+WHOLE = ((0, single(0, 1)), (2, single(2, 3)), (4, single(4, 5)), (6, single(6)))
+
+
+def test_what_a_replica_without_a_checkpoint_shows(tmp_path: Path) -> None:
+    """A gap between segments may be a missing one; a gap inside a segment is of a cleaner."""
+    whole = log(*WHOLE)
+    missing = found([whole, log(*WHOLE[:1], *WHOLE[2:])], tmp_path)
+    assert (dict(missing.divergences), dict(missing.explained), missing.shown) == ({"lost": 2}, {}, [0, 0])
+    by_cleaner = found([whole, log((0, single(3)), *WHOLE[2:])], tmp_path)
+    assert (dict(by_cleaner.divergences), dict(by_cleaner.explained)) == ({}, {"superseded": 3})
+    assert by_cleaner.shown == [0, 3]
+    both = found([whole, log((0, single(3)), *WHOLE[3:])], tmp_path)
+    assert (dict(both.divergences), dict(both.explained)) == ({"lost": 2}, {"superseded": 3})
+
+
+def test_what_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path) -> None:
+    """A cleaner may remove all records of the end of a segment, or the segment was removed: the log is the same."""
+    cut = [(0, single(0, keys=b"c")), (3, single(3, keys=b"a"))]
+    whole = [(0, single(0, keys=b"c") + single(1, 2, keys=b"a")), (3, single(3, keys=b"a"))]
+    result = found([log(*whole), log(*cut)], tmp_path)
+    assert (dict(result.divergences), dict(result.explained)) == ({}, {"cleaning-unknown": 2})
+    result = found([log(*whole, cleaned_to=0), log(*cut, cleaned_to=0)], tmp_path)
+    assert dict(result.divergences) == {"lost": 2}
+
+
+def test_a_replica_that_fetched_from_a_cleaned_one_shows_it_or_it_is_unknown(tmp_path: Path) -> None:
+    """Its own checkpoint is 0. What it fetched after the cleaning has the gaps of the cleaner."""
+    whole, leader = log(*WHOLE, cleaned_to=0), log((0, single(3)), *WHOLE[2:], cleaned_to=4)
+    fetched = log((0, single(3, 4)), (5, single(5, 6)), cleaned_to=0)
+    result = found([whole, leader, fetched], tmp_path)
+    assert (dict(result.divergences), dict(result.explained)) == ({}, {"superseded": 3})
+    without = log(*WHOLE[:1], *WHOLE[2:], cleaned_to=0)
+    result = found([whole, leader, without], tmp_path)
+    assert dict(result.divergences) == {"lost": 1}, "the latest below 4"
+    assert dict(result.explained) == {"superseded": 2, "cleaning-unknown": 1}
+    result = found([whole, log((0, single(5)), *WHOLE[3:], cleaned_to=6), without], tmp_path)
+    assert dict(result.explained) == {"superseded": 3, "cleaning-unknown": 2}
+    assert dict(result.divergences) == {}
+
+
+def table(*rows: tuple[int, int, int, int]) -> np.ndarray:
+    made = np.zeros(len(rows), BATCH_TABLE)
+    for row, (base, last, records, attributes) in zip(made, rows, strict=True):
+        row["base_offset"], row["last_offset"], row["record_count"], row["attributes"] = base, last, records, attributes
+        row["magic"] = 2
+    return made
+
+
+@pytest.mark.parametrize(
+    ("rows", "end_offset", "shown"),
+    [
+        ([(5, 9, 5, 0), (10, 10, 1, 0)], 5, 0),
+        ([(5, 9, 5, 0), (11, 11, 1, 0)], 5, 11),
+        ([(5, 9, 5, 0)], 3, 5),
+        ([(5, 9, 5, 0)], None, 0),
+        ([(5, 9, 4, 0), (10, 10, 1, 0)], 5, 10),
+        ([(5, 9, 0, 0), (10, 10, 1, 0)], 5, 10),
+        ([(5, 9, 5, DELETE_HORIZON), (10, 10, 1, 0)], 5, 10),
+    ],
+)
+def test_the_traces_of_a_cleaner(rows: Any, end_offset: int | None, shown: int) -> None:
+    assert shown_cleaned_to(table(*rows), end_offset) == shown
+
+
+def audited(a: Path, b: Path, *topics: str) -> dict[str, AuditRow]:
+    from keytail.cli.selection import Choice
+
+    request = Request((f"a={a}", f"b={b}"), Choice((), topics))
+    return {row.name: row for row in audit_replicas(request)}
+
+
+def test_a_segment_that_is_missing_in_a_copy_of_a_real_log_is_lost_as_a_whole(tmp_path: Path) -> None:
+    """Copies of partition directories, without the checkpoints of their log dir."""
+    source = golden.unpack(tmp_path)
+    chosen, gone = ("none-1", "gzip-0", "tombstones-0", "events-0"), Counter[str]()
+    rng = random.Random(SEED)
+    for name in chosen:
+        for replica in "ab":
+            shutil.copytree(source / name, tmp_path / replica / name)
+        bases = sorted(int(path.stem) for path in (source / name).glob("*.log"))
+        number = rng.randrange(2, len(bases) - 1)
+        for path in (tmp_path / "b" / name).glob(f"{bases[number]:020d}.*"):
+            path.unlink()
+        gone[name] = bases[number + 1] - bases[number]
+    rows = audited(tmp_path / "a", tmp_path / "b")
+    for name, row in rows.items():
+        assert (row.status, row.divergences, row.explained) == ("differs", {"lost": gone[name]}, {}), f"seed {SEED}"
+        assert row.notes[1] == (
+            "b has no cleaner-offset-checkpoint; nothing in its log shows that it was ever cleaned"
+        )
+
+
+def test_copies_of_logs_that_real_cleaners_cleaned_lose_nothing(run: Run, tmp_path: Path) -> None:
+    """keytail leaves what Kafka's cleaner leaves."""
+    flags: dict[str, list[str]] = {"4.3.1": []}
+    for version in older.VERSIONS:
+        topics = [topic for topic in older.topics_of(version) if "v0" not in topic]
+        policies = [part for topic in topics for part in ("--topic-config", f"{topic}:cleanup.policy=compact")]
+        flags[version] = ["--topics-have-no-overrides", "--topic-list", ",".join(topics), *policies]
+    for version, more in flags.items():
+        home = tmp_path / version
+        source = golden.unpack(home) if version == "4.3.1" else older.unpack(version, home)
+        shutil.copytree(source, home / "a")
+        shutil.copytree(source, home / "b")
+        done = run("compact", "--log-dirs", home / "b", *more, "--from-log-start", "--execute")
+        assert done.exit_code == 0, done.stderr
+        for replica in "ab":
+            (home / replica / "cleaner-offset-checkpoint").unlink(missing_ok=True)
+        rows = audited(home / "a", home / "b")
+        assert {name: row.divergences for name, row in rows.items() if row.divergences} == {}
+        explained = sum((Counter(row.explained or {}) for row in rows.values()), Counter[str]())
+        assert explained["superseded"] > 100, explained

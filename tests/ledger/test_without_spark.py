@@ -1,0 +1,167 @@
+"""The ledger as the deltalake package writes it: the tests of test_tables.py without a session, and what is its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.ledger import of_run
+from keytail.ledger.of_run import LedgerFlags
+from keytail.ledger.read import read_rows
+from keytail.ledger.tables import Stamp, partition_fields
+from keytail.ledger.write import LedgerTable
+from keytail.run.processes import Processes
+from keytail.run.rows import ResultRow
+from tests.chance import SEED
+from tests.command_line import Run
+from tests.compact.test_command import CONFIG, KEYTAIL, keytail
+from tests.ledger.test_command import history
+from tests.ledger.test_tables import (  # noqa: F401 (fixtures, and tests that are run again here)
+    dying,
+    empty,
+    path,
+    test_a_bundle_whose_intent_cannot_be_written_is_not_started,
+    test_a_completed_run_is_recorded,
+    test_a_lost_outcome_changes_the_exit_status_and_is_repaired_from_the_disk,
+    test_a_run_works_even_if_it_cannot_repair_the_ledger,
+    test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_it,
+    test_an_older_ledger_gets_the_missing_columns,
+    test_rows_that_arrive_during_an_append_are_written_together_in_the_next,
+)
+from tests.log_dirs import random_records, write_log_dir
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Processes]:
+    with Processes(2) as processes:
+        yield processes
+
+
+@pytest.fixture
+def spark() -> None:
+    """Tables of runs without a session."""
+
+
+def test_an_append_that_succeeded_despite_an_error_is_not_repeated(
+    path: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    import deltalake
+    from deltalake.exceptions import CommitFailedError
+
+    write = deltalake.write_deltalake
+    written = []
+
+    def write_and_fail(*arguments: Any, **more: Any) -> None:
+        written.append(1)
+        write(*arguments, **more)
+        if len(written) == 1:
+            raise CommitFailedError("another came first")
+
+    monkeypatch.setattr(deltalake, "write_deltalake", write_and_fail)
+    table = LedgerTable(None, path, "partitions", "one")
+    for topic in "ab":
+        stamp = Stamp("one", "here", 0)
+        table.append([partition_fields(stamp, "intent", 1, ResultRow(topic, 0, "/x", "would-compact"))])
+    assert len(written) == 2, "the retry finds the append, and does not write"
+    assert sorted(row["topic"] for row in read_rows(path, "partitions", {})) == ["a", "b"]
+
+
+WRITER = """
+import sys
+from keytail.ledger.write import LedgerTable
+from keytail.ledger.tables import Stamp
+table = LedgerTable(None, sys.argv[1], "runs", sys.argv[2])
+table.ensure()
+for number in range(int(sys.argv[3])):
+    table.append([{**Stamp(sys.argv[2], "here", 0).fields(), "event": "intent", "now_ms": number}])
+    print(number, flush=True)
+"""
+
+
+def start_writer(ledger: Path, run_id: str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(ledger), run_id, str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def numbers(ledger: Path, run_id: str) -> list[int]:
+    return sorted(row["now_ms"] for row in read_rows(str(ledger), "runs", {"run_id": run_id}))
+
+
+def test_many_writers_at_once_lose_no_row(tmp_path: Path) -> None:
+    writers = {f"run-{n}": start_writer(tmp_path / "ledger", f"run-{n}", 12) for n in range(3)}
+    for run_id, writer in writers.items():
+        writer.communicate()
+        assert writer.returncode == 0
+        assert numbers(tmp_path / "ledger", run_id) == list(range(12))
+
+
+def test_after_a_kill_the_table_has_each_append_wholly_or_not_at_all(tmp_path: Path) -> None:
+    """Each append that was reported is there, and the next writer continues."""
+    rng = random.Random(SEED)
+    ledger = tmp_path / "ledger"
+    for attempt in range(3):
+        writer = start_writer(ledger, f"killed-{attempt}", 10_000)
+        assert writer.stdout is not None
+        reported = [int(writer.stdout.readline()) for _ in range(rng.randint(1, 6))]
+        time.sleep(rng.random() / 20)
+        os.kill(writer.pid, signal.SIGKILL)
+        reported += [int(line) for line in writer.stdout.read().split()]
+        writer.wait()
+        found = numbers(ledger, f"killed-{attempt}")
+        assert found == list(range(len(found))), f"seed {SEED}"
+        assert len(found) in (len(reported), len(reported) + 1)
+    assert not (ledger / "runs" / "_delta_log" / "_temporary").exists()
+
+
+def test_two_runs_at_once_share_a_new_ledger_and_start_no_jvm(run: Run, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path / "no-java"), "PATH": ""}
+    runs = {}
+    for name in "ab":
+        log_dir = write_log_dir(tmp_path / name, {f"orders-{n}": random_records(n, 400) for n in range(2)})
+        command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--ledger", str(ledger)]
+        runs[str(log_dir)] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    said = {log_dir: process.communicate()[1] for log_dir, process in runs.items()}
+    assert [process.returncode for process in runs.values()] == [0, 0], said
+    known = {row["log_dirs"][0]: row for row in history(run, ledger)}
+    assert {log_dir: row["status"] for log_dir, row in known.items()} == dict.fromkeys(runs, "done")
+    for log_dir, row in known.items():
+        assert row["counts"] == {"compacted": 2}
+        assert f"--run {row['run_id']}" in said[log_dir]
+    assert len(read_rows(str(ledger), "segments", {})) == 4
+
+
+def test_rebuild_index_and_expire_are_recorded(run: Run, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400)})
+    (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()
+    flags = ("--log-dirs", log_dir, "--execute", "--ledger", ledger)
+    policy = ("--topics-have-no-overrides", "--topic-config", "retention.ms=1", "--topic-config",
+              "orders:cleanup.policy=delete")  # fmt: skip
+    for command, more in (("rebuild-index", ()), ("expire", policy)):
+        done = keytail(command, *flags, *more)
+        assert done.returncode == 0, done.stderr
+        assert "Spark" not in done.stderr
+    assert [(row["command"], row["status"]) for row in history(run, ledger)] == [
+        ("rebuild-index", "done"), ("expire", "done"),
+    ]  # fmt: skip
+    [segment] = read_rows(str(ledger), "segments", {})
+    assert (segment["base_offset"], segment["index_status"]) == (100, "good")
+
+
+def test_why_spark_is_started_for_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LedgerFlags().why_spark() == ""
+    assert LedgerFlags("/srv/ledger").why_spark() == LedgerFlags("file:///srv/ledger").why_spark() == ""
+    assert "not on a local path" in LedgerFlags("s3a://b/ledger").why_spark()
+    monkeypatch.setattr(of_run, "needs_spark", lambda: True)
+    assert "pip install 'keytail[history]'" in LedgerFlags("/srv/ledger").why_spark()
+    assert LedgerFlags().why_spark() == ""
