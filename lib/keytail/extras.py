@@ -45,7 +45,9 @@ SPARK = Extra(
     ("pyspark", "pyarrow", "pandas"),
     "--master, spark-submit, SQL, import, fan-out, and audit of large partitions",
 )
-DELTA = Extra("delta", ("delta-spark", "pyspark", "pyarrow", "pandas"), "export, Delta tables as a source, --ledger on Spark")
+DELTA = Extra(
+    "delta", ("delta-spark", "pyspark", "pyarrow", "pandas"), "export, import of Delta tables, and --ledger with Spark"
+)
 HISTORY = Extra("history", ("deltalake", "pyarrow"), "--ledger, history and report without starting Spark")
 OBJECT_STORE = Extra("object-store", ("pyarrow",), "--output-dir in an object store")
 AVRO = Extra("avro", ("fastavro",), "export of Avro")
