@@ -42,6 +42,11 @@ def _same_headers(a, a_end, b, b_end):
 
 
 @kernel
+def _header_block(a, end):
+    return walk.read_headers(a, 0, end)
+
+
+@kernel
 def _numbers(a):
     return walk.be_64(a, 0), walk.be_32(a, 0), walk.be_u32(a, 0), walk.be_16(a, 0)
 
@@ -92,6 +97,16 @@ def test_records(delta, offset_delta, key, value, headers):
         assert _record(guarded(data[:end]), 0, end)[7] == -1
     h = data[found[6] :]
     assert _same_headers(guarded(h), len(h), guarded(h), len(h))
+
+
+def test_header_blocks_that_are_malformed():
+    key, value = encode_varint(1) + b"k", encode_varint(1) + b"v"
+    whole = encode_varint(1) + key + value
+    assert _header_block(guarded(whole), len(whole)) == len(whole)
+    null_key, null_value = (encode_varint(1) + k + v for k, v in ((encode_varint(-1), value), (key, encode_varint(-1))))
+    assert _header_block(guarded(null_value), len(null_value)) == len(null_value)
+    for wrong in (b"", b"\x80", encode_varint(-1), encode_varint(9) + key + value, whole[:-1], whole + b"\0", null_key):
+        assert _header_block(guarded(wrong), len(wrong)) == -1, wrong
 
 
 def test_headers_that_differ():
