@@ -239,6 +239,13 @@ def test_replaced_segments_need_no_more_space(grouping: Any, tmp_path: Path) -> 
     assert needs == sorted(set(needs), reverse=True)
 
 
+def test_a_source_that_may_make_an_output_too_full_needs_its_space_twice(tmp_path: Path) -> None:
+    task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [ACTIVE]], 0, config={"segment_bytes": 1000})
+    segment = task.segments[0]
+    n = segment.log_bytes
+    assert [rounds._needed_bytes(task, segment, 1000 - n + more) for more in (0, 1)] == [n, 2 * n]
+
+
 @pytest.mark.parametrize("per_batch", [1, 50])
 def test_space_is_reserved_for_the_saved_state(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Distinct keys, and a pass that ends before the dirty section, produce the largest files beside the outputs."""
