@@ -83,12 +83,13 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _with_records(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` for arguments whose rows are to have their fields as attributes, as in compiled code."""
+def _as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as compiled code is called: rows have attributes, and results are no NumPy scalars."""
 
     @functools.wraps(function)
     def called(*given: Any) -> Any:
-        return function(*(_records(item) if isinstance(item, np.ndarray) else item for item in given))
+        found = function(*(_records(item) if isinstance(item, np.ndarray) else item for item in given))
+        return tuple(map(_value, found)) if type(found) is tuple else _value(found)
 
     return called
 
@@ -97,8 +98,12 @@ def _records(array: np.ndarray) -> np.ndarray:
     return array.view(np.dtype((np.record, array.dtype))) if array.dtype.names else array
 
 
+def _value(item: Any) -> Any:
+    return item.item() if isinstance(item, np.generic) else item
+
+
 def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
-    """Do not compile the kernels of the modules `plain`, and change those of `sources` (dotted name: source)."""
+    """Do not compile the kernels of `plain` and of tests, and change the modules of `sources` (dotted name: source)."""
     sys.meta_path.insert(0, _Finder({*REPLACED, *sources}, sources))
     from keytail.kernels import jit
 
@@ -107,7 +112,7 @@ def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
             if function is None:
                 return lambda given: decorate(given, **options)
             module = getattr(function, "__module__", "")
-            if module in plain:
+            if module in plain or module.startswith("tests."):
                 return uncompiled(function)
             # The cache contains it unchanged.
             return njit(function) if module in sources else compiled(function, *arguments, **options)
@@ -115,7 +120,7 @@ def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
         return decorate
 
     njit = numba.njit
-    jit.kernel = decorator(jit.kernel, _with_records)
+    jit.kernel = decorator(jit.kernel, _as_compiled)
     numba.njit = decorator(njit, register_jitable)  # others may call it
     # What is compiled with a changed function inlined is not for other processes.
     jit.IS_WRITABLE = jit.IS_WRITABLE and not sources

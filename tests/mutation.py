@@ -317,22 +317,36 @@ def _statement(module: str, line: int) -> set[int]:
     return {line, *range(inner[0], inner[1] + 1)}
 
 
-def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[str, float]:
-    """Return the tests that execute the mutant's statement and their seconds, in the order in which they are run.
+def _executed(mutant: Mutant) -> dict[str, set[int]]:
+    """Return the lines of each module of the core that a test must execute to be run with this mutant.
 
-    A statement outside of functions is executed by an import: tests that execute anything of its module are run.
+    Statements outside of functions are executed by an import: tests are run that use a name that they assign.
     """
+    nodes = list(ast.walk(ast.parse((PACKAGE / mutant.module).read_text())))
     lines = _statement(mutant.module, mutant.line)
-    in_function = any(
-        isinstance(node, (ast.FunctionDef, ast.Lambda)) and node.lineno <= mutant.line <= (node.end_lineno or 0)
-        for node in ast.walk(ast.parse((PACKAGE / mutant.module).read_text()))
-    )
+    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.Lambda))]
+    if any(node.lineno <= mutant.line <= (node.end_lineno or 0) for node in functions):
+        return {mutant.module: lines}
+    stores = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    names = sorted({node.id for node in stores if node.lineno in lines})
+    word = re.compile(rf"\b({'|'.join(names)})\b" if names else "")
+    found = {}
+    for module in modules() if names else [mutant.module]:
+        text = (PACKAGE / module).read_text().splitlines()
+        found[module] = {number for number, line in enumerate(text, 1) if word.search(line)}
+    return found
+
+
+def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[str, float]:
+    """Return the tests that execute the mutant's statement and their seconds, in the order in which they are run."""
+    wanted = _executed(mutant)
     of_function: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for name, test in tests.items():
-        executed = test["lines"].get(mutant.module, ())
         if mutant.module in COMPILED:
-            executed = lines if name.startswith(COMPILED[mutant.module]) else ()
-        if lines.intersection(executed) or (executed and not in_function):
+            executes = name.startswith(COMPILED[mutant.module])
+        else:
+            executes = any(lines.intersection(test["lines"].get(module, ())) for module, lines in wanted.items())
+        if executes:
             of_function[name.partition("[")[0]].append((test["seconds"], name))
     order = []
     for found in of_function.values():

@@ -21,6 +21,7 @@ from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_byte
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import SegmentFacts
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, random_log, task_for, write_log
 from tests.compact.test_cleaner import snapshot_entry, write_snapshot
@@ -237,6 +238,13 @@ def test_replaced_segments_need_no_more_space(grouping: Any, tmp_path: Path) -> 
         assert needs == [size + (1 << 20) for size in sizes[:3]]
     assert len(needs) > 1
     assert needs == sorted(set(needs), reverse=True)
+
+
+def test_a_source_that_may_make_an_output_too_full_needs_its_space_twice(tmp_path: Path) -> None:
+    task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [ACTIVE]], 0, config={"segment_bytes": 1000})
+    for index_bytes, time_index_bytes, once in ((None, None, 70), (8, 12, 90)):
+        segment = SegmentFacts(0, 70, 0, index_bytes, time_index_bytes, None, 0, 0)
+        assert [rounds._needed_bytes(task, segment, size) for size in (930, 931)] == [once, once + 70]
 
 
 @pytest.mark.parametrize("per_batch", [1, 50])

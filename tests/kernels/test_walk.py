@@ -42,6 +42,16 @@ def _same_headers(a, a_end, b, b_end):
 
 
 @kernel
+def _header_block(a, end):
+    return walk.read_headers(a, 0, end)
+
+
+@kernel
+def _control_type(a, size):
+    return walk.control_type(a, 0, size)
+
+
+@kernel
 def _numbers(a):
     return walk.be_64(a, 0), walk.be_32(a, 0), walk.be_u32(a, 0), walk.be_16(a, 0)
 
@@ -92,6 +102,32 @@ def test_records(delta, offset_delta, key, value, headers):
         assert _record(guarded(data[:end]), 0, end)[7] == -1
     h = data[found[6] :]
     assert _same_headers(guarded(h), len(h), guarded(h), len(h))
+
+
+def test_header_blocks_that_are_malformed():
+    key, value = encode_varint(1) + b"k", encode_varint(1) + b"v"
+    whole = encode_varint(1) + key + value
+    assert _header_block(guarded(whole), len(whole)) == len(whole)
+    null_key, null_value = (encode_varint(1) + k + v for k, v in ((encode_varint(-1), value), (key, encode_varint(-1))))
+    assert _header_block(guarded(null_value), len(null_value)) == len(null_value)
+    for wrong in (b"", b"\x80", encode_varint(-1), encode_varint(9) + key + value, whole[:-1], whole + b"\0", null_key):
+        assert _header_block(guarded(wrong), len(wrong)) == -1, wrong
+
+
+def test_the_type_of_a_control_record():
+    marker = b"\0\0\0\1"
+    for key, fields, expected in (
+        (marker, {}, 1),
+        (marker[:3] + b"\0", {}, 0),
+        (b"\0\1\1\2\3", {}, 258),
+        (marker[:3], {}, -1),
+        (b"", {}, -1),
+        (None, {}, -1),
+        (marker, {"codec": 1}, -1),
+        (marker, {"record_count": 0}, -1),
+    ):
+        data = encode_batch([Rec(0, 0, key, b"\0\0\0\0\0\0")], control=True, **fields)
+        assert _control_type(guarded(data), len(data)) == expected, (key, fields)
 
 
 def test_headers_that_differ():

@@ -297,6 +297,10 @@ def _m_entry_of_no_marker(c):
     c.outputs[0].entries.append(Aborted(8, 16, 17, 18).encode())
 
 
+def _m_entry_of_no_marker_that_begins_early(c):
+    c.outputs[0].entries.append(Aborted(8, 2, 17, 18).encode())
+
+
 def _m_entry_of_a_marker_above(c):
     c.outputs[1].entries.append(Aborted(8, 16, 41, 28).encode())
 
@@ -345,7 +349,7 @@ MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.starts
 
 
 def test_there_are_as_many_mutations_as_documented():
-    assert len(MUTATIONS) == 51
+    assert len(MUTATIONS) == 52
 
 
 @pytest.mark.parametrize("codec", [0, 4])
