@@ -1,8 +1,8 @@
 """The driver of a compaction: runs partitions in bundles, each on a thread, from its tasks to its rows.
 
-Tasks only write scratch files; the driver renames them and moves checkpoints (running.py). A partition's checkpoint
-moves only after its new segments are durable, and scratch space in flight stays within its limit. The caller holds the
-locks and has decided what is to be cleaned.
+Tasks only write scratch files; the driver renames them and moves checkpoints (running.py). A partition's checkpoint is
+advanced only after its new segments are durable. The scratch space of all partitions in flight is kept within its
+limit. The caller holds the locks and has decided what is to be cleaned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of the transactions.
 
-A slice is a byte range of a segment that begins at a batch, about `SLICE_BYTES` long. `survey` reads one and passes on
-its transactional and control batches; `settle` processes those of all slices in the order of the log, as
+A slice is a byte range of a segment. It begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads one
+and passes on its transactional and control batches; `settle` processes those of all slices in the order of the log, as
 compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
 """
 
