@@ -77,7 +77,7 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
         if code != PASSED:
             return code
     meaning = COUNTS
-    if be_16(source, p + v2.ATTRIBUTES) & 0x30:
+    if be_16(source, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL:
         if state.knows_markers == 0:
             return NEED_MARKERS
         code, meaning = settle(source, p, size, output, q, markers, state)
