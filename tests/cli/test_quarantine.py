@@ -67,14 +67,23 @@ def test_a_torn_tail_may_be_cut(logs: Path, tmp_path: Path) -> None:
     (logs / "bad-0" / f"{0:020d}.log").write_bytes(SOUND)
     place = quarantine.Place("torn", str(active), 0, None, 6)
     row = quarantine_row("corrupt", logs)
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place]) == ["re-fetch", "truncate", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place]) == ["re-fetch", "truncate", "salvage"]
     below = quarantine.Place("torn", str(logs / "bad-0" / f"{0:020d}.log"), 0, None, 3)
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place, below]) == ["re-fetch", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place, below]) == ["re-fetch", "salvage"]
     (logs / "recovery-point-offset-checkpoint").write_text("0\n1\nbad 0 7\n")
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
     (logs / "recovery-point-offset-checkpoint").unlink()
     (logs / ".kafka_cleanshutdown").write_text("{}")
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
+
+
+def test_a_tail_of_unknown_offset_may_be_cut_only_if_its_segment_begins_above_the_recovery_point(logs: Path) -> None:
+    (logs / ".kafka_cleanshutdown").unlink()
+    torn = quarantine.Place("torn", str(logs / "bad-0" / f"{6:020d}.log"), 0, None, None)
+    row = quarantine_row("corrupt", logs)
+    for point, is_offered in ((6, True), (7, False)):
+        (logs / "recovery-point-offset-checkpoint").write_text(f"0\n1\nbad 0 {point}\n")
+        assert ("truncate" in quarantine.remedies_of(quarantine.LOCAL, row, [torn])) == is_offered
 
 
 def quarantine_row(status: str, logs: Path) -> Any:

@@ -99,7 +99,7 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
     places = _places(row)
     helps = []
     if row.status in ("corrupt", "damaged") and row.topic is not None:
-        helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in what_fits(fs, row, places)]
+        helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in remedies_of(fs, row, places)]
     return {
         **{name: getattr(row, name) for name in ("topic", "partition", "log_dir", "status", "error")},
         "problems": [{"file": place.path, **{name: getattr(place, name) for name in _OF_PLACE}} for place in places],
@@ -108,7 +108,8 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
 
 
 def _places(row: Any) -> list[Place]:
-    """Return the places of the findings of an inspection and of the problem of the run, otherwise the row's error."""
+    """Return a Place for each error that an inspection found, for each place of the row, and for the error of the run;
+    if there is none, one with the row's error text."""
     findings = getattr(row, "findings", ())
     found = [
         Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])
@@ -121,17 +122,17 @@ def _places(row: Any) -> list[Place]:
     return found or [Place(row.error, None)]
 
 
-def what_fits(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
-    """Return the keys of CORRUPT_HELP that apply: only a tail that a crash tore may be truncated; salvage is the last
-    resort, if no replica is intact."""
-    fitting = ["re-fetch"]
-    if _is_torn_tail(fs, row, places):
-        fitting.append("truncate")
-    return [*fitting, "salvage"]
+def remedies_of(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
+    """Return the keys of CORRUPT_HELP that apply. `truncate` applies only to a torn tail after a crash; `salvage` is
+    always last."""
+    return ["re-fetch", *(["truncate"] if _is_torn_tail(fs, row, places) else []), "salvage"]
 
 
 def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
-    """Return whether all damage is in the last segment, above the recovery point, of a broker that crashed."""
+    """Return whether all damage is in the last segment, above the recovery point, of a broker that crashed.
+
+    Damage whose offset is unknown may be anywhere in the segment.
+    """
     partition = os.path.join(row.log_dir, names.partition_dir(row.topic, row.partition))
     try:
         listed = [names.parse_file_name(file.name) for file in fs.scan(partition)]
@@ -142,6 +143,9 @@ def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
     bases = [file.base_offset for file in listed if file.suffix == names.LOG and file.kind == "live"]
     if clean or not bases:
         return False
-    last = os.path.join(partition, names.segment_file(max(base for base in bases if base is not None), names.LOG))
+    base = max(base for base in bases if base is not None)
+    last = os.path.join(partition, names.segment_file(base, names.LOG))
     point = recovery_points.get((row.topic, row.partition), 0)
-    return all(place.path == last and (place.offset is None or place.offset >= point) for place in places)
+    return all(
+        place.path == last and (base if place.offset is None else place.offset) >= point for place in places
+    )
