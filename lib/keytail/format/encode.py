@@ -1,4 +1,4 @@
-"""Encodes columns of records as batches of version 2: the reverse of `log/record_table.py`.
+"""Encodes columns of records as batches of version 2: the reverse of `log/records/table.py`.
 
 BATCH.md 6 specifies where a batch ends and what is refused. Batches have no producer and no transaction, like those
 of a producer without idempotence.
