@@ -185,7 +185,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 def _is_known(role: str, kind: str, column: Column) -> bool:
-    """Whether Arrow reads the same values from such a column as Spark."""
+    """Return whether Arrow reads the same values from such a column as Spark."""
     _, physical, logical = column.leaves[0]
     if role in ("key", "value"):
         return len(column.leaves) == 1 and _is_bytes(physical, logical) and column.arrow in _BYTES
