@@ -157,6 +157,27 @@ def test_a_file_of_rows_that_cannot_be_written_does_not_cost_the_report(
     assert (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("missing", ["rows", "r"])
+def test_a_file_that_cannot_be_written_changes_the_status_of_a_run_without_errors(
+    missing: str, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = quarantine.write_whole
+
+    def write(path: str, write: Any) -> None:
+        if path.endswith(f"/{missing}"):
+            raise OSError(28, "No space left")
+        real(path, write)
+
+    files = ["--rows-file", str(tmp_path / "rows"), "--quarantine-report", str(tmp_path / "r")]
+    command = [*COMPACT, "--log-dirs", str(logs), "--partitions", "sound-0", *files]
+    assert run(command).status == 0
+    for name in ("rows", "r"):
+        (tmp_path / name).unlink()
+    monkeypatch.setattr(quarantine, "write_whole", write)
+    assert run(command).status == 1
+    assert [name for name in ("rows", "r") if not (tmp_path / name).exists()] == [missing]
+
+
 def test_rows_in_json_are_as_before(logs: Path) -> None:
     for arguments in (["verify"], ["rebuild-index"], ["plan"]):
         for row in run([*arguments, "--log-dirs", str(logs), "--output", "json"]).rows():
@@ -192,6 +213,6 @@ def test_a_run_that_cannot_begin_leaves_no_rows(logs: Path, tmp_path: Path) -> N
 def test_a_run_that_is_stopped_leaves_the_rows_that_it_has(tmp_path: Path, told: list[Any] | None) -> None:
     stop = quarantine.Stopped(15)
     stop.rows = told
-    with pytest.raises(quarantine.Stopped), quarantine.report(None, [], str(tmp_path / "rows")):
+    with pytest.raises(quarantine.Stopped), quarantine.writing_row_files(None, [], str(tmp_path / "rows")):
         raise stop
     assert (tmp_path / "rows").exists() == (told is not None)

@@ -18,7 +18,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.flags import flags_of, request_of
 from keytail.cli.output_options import MessageFlags, RecordFlags
-from keytail.cli.quarantine import report
+from keytail.cli.quarantine import writing_row_files
 from keytail.cli.stopping import Stopped, stoppable
 from keytail.cli.streams import end_of_output
 from keytail.cli.whole_file import refuse_one_file_for_two
@@ -102,7 +102,7 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
     page_facts = {name: getattr(request, name) for name in facts if hasattr(request, name)}
     page = Page(command.name, title=command.title(request) if command.title else "", **page_facts)
     log_dirs = command.log_dirs(request) if command.log_dirs else _log_dirs(request)
-    with reporting(flags.get("report_file"), page, log_dirs), report(
+    with reporting(flags.get("report_file"), page, log_dirs), writing_row_files(
         flags.get("quarantine_report"), log_dirs, flags.get("rows_file")
     ) as quarantine_rows:
         run = pkgutil.resolve_name(command.run)
