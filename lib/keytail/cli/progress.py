@@ -83,7 +83,7 @@ class Reporter:
         if self._is_live:
             self._bar = _Live(self._description(), self._progress.size_bytes)
             self._bar.start()
-        threading.Thread(target=inheriting(self._go_on), name="progress", daemon=True).start()
+        threading.Thread(target=inheriting(self._refresh), name="progress", daemon=True).start()
 
     def note(self, text: str) -> None:
         """Print a separate line, such as `starting Spark`."""
@@ -159,7 +159,7 @@ class Reporter:
             self._last_line_s = self._clock()
             print_message(text, level, **facts)
 
-    def _go_on(self) -> None:
+    def _refresh(self) -> None:
         while not self._over.wait(0.5):
             with self._lock:
                 self._show()

@@ -108,10 +108,10 @@ class SegmentsWriter:
         )
         for data, table in encode_batches(columns, encoding, self._next, self._next - task.base_offset):
             if is_last or int(table["last_offset"][-1]) < end - 1:
-                self._put(data, table)
+                self._append_batches(data, table)
             else:
                 left = int(table["record_count"][-1])
-                self._put(data[: -int(table["size_bytes"][-1])], table[:-1])
+                self._append_batches(data[: -int(table["size_bytes"][-1])], table[:-1])
         self._next = end - left
         kept = columns.rows(len(columns) - left, len(columns))
         self._pending = [joined([kept])] if left else []  # a copy, so that the other columns are released
@@ -125,7 +125,7 @@ class SegmentsWriter:
             times = np.where(times == -1, self._task.now_ms, times)
         return RecordColumns(times, columns.keys, columns.values, columns.headers)
 
-    def _put(self, data: np.ndarray, table: np.ndarray) -> None:
+    def _append_batches(self, data: np.ndarray, table: np.ndarray) -> None:
         if not len(table):
             return
         if self._first_crc is None:

@@ -276,18 +276,18 @@ def scan_records(
             start = block_start[row]
             end = start + block_bytes[row]
             if where[row] == IN_RAW:
-                code, behind = _scan_batch(
+                code, filled = _scan_batch(
                     raw, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
                     records, n, bits, first_bit[row],
                 )  # fmt: skip
             else:
-                code, behind = _scan_batch(
+                code, filled = _scan_batch(
                     arena, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
                     records, n, bits, first_bit[row],
                 )  # fmt: skip
             if code != OK:
                 break
-            n = behind
+            n = filled
         row += 1
     out[NEXT_ROW] = row
     out[COUNT] = n
