@@ -86,7 +86,7 @@ def become(user: User) -> None:
 
 
 def give_back() -> None:
-    """Work as the user that started the process again, in all threads; the reverse of `become`."""
+    """Reverse `become`: work as the user that started the process, in all threads."""
     global _caller  # noqa: PLW0603 (as in `become`)
     if _caller is None:
         return

@@ -1,10 +1,10 @@
 """Threads that belong to a run: they inherit the context variables of the code that starts them.
 
-Three things of a run are context variables, and not parameters of everything between the command and the code that
-uses them, because they only affect what is displayed: the manner of its output (telling.py), the channel for the
-progress of tasks (run/watching.py) and the count of bytes that a task has read (log/meter.py). So two runs in one
-process, in different threads or one after the other, do not affect each other. Python's own threads start without the
-variables of the code that starts them.
+Three values of a run only affect what is displayed: the style of its output (console.py), the channel for the progress
+of tasks (run/watching.py) and the count of bytes that a task has read (log/meter.py). They are context variables, not
+parameters of everything between the command and the code that uses them. So two runs in one process, in different
+threads or one after the other, do not affect each other. Python's own threads start without the variables of the code
+that starts them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Serialization of values as data: results of tasks, and files that one pass leaves for the next.
 
-It reads bytes that came from another process or from a directory of another user. Nothing in them names code to run:
-they consist of numbers, text, containers, arrays, and instances of keytail's own data classes, whose fields are set
-without calling the class. The format is a header (JSON) and the raw bytes of the arrays, each in its own part; arrays
-are written from their place in memory, not copied.
+It reads bytes that came from another process or from a directory of another user. They cannot make it run code of their
+choice: they consist of numbers, text, containers, arrays, and instances of keytail's own data classes, whose modules
+are imported and whose fields are set without calling the class. The format is a header (JSON) and the raw bytes of the
+arrays, each in its own part; arrays are written from their place in memory, not copied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def to_parts(value: Any) -> list[memoryview]:
 
 
 def from_parts(parts: Sequence[Any]) -> Any:
-    """Return the value. Its arrays are views of writable `parts`, otherwise copies. Raises NotAValue."""
+    """Return the value. An array is a view of its part if that is writable, else a copy. Raises NotAValue."""
     try:
         header = json.loads(bytes(parts[0]))
         return _Reader(header["classes"], parts[1:]).decoded(header["value"])
@@ -163,9 +163,9 @@ class _Reader:
 
 
 def _fields(kind: type) -> tuple[str, ...] | None:
-    """Return the names of the fields of an instance; None if the class is not data.
+    """Return the field names of `kind`'s instances; None if they cannot be serialized.
 
-    Data are data classes, named tuples, enumerations, keytail's errors, and classes that define `stored_fields`.
+    Data classes, named tuples, enumerations, keytail's errors, and classes that define `stored_fields` can be.
     """
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
@@ -179,6 +179,7 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 
 
 def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
+    """Return a class of keytail and its fields. Raises ValueError unless it can be serialized and has these fields."""
     module, _, qualified = name.partition(":")
     if module.partition(".")[0] != _PACKAGE:
         raise ValueError(f"{name} is not part of {_PACKAGE}")
@@ -192,7 +193,7 @@ def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
 
 
 def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
-    """Return an instance with these fields; neither `__init__` nor `__post_init__` is called."""
+    """Return an instance with these values; of all constructors only `KeytailError.__init__` is called."""
     if len(values) != len(fields):
         raise ValueError(f"{len(values)} values for the fields of {kind.__name__}")
     if issubclass(kind, Enum):

@@ -1,7 +1,7 @@
-"""Measured costs extrapolated to a petabyte: the tables of lib/keytail/run/PETABYTE.md.
+"""Extrapolates measured costs to a petabyte: the tables of lib/keytail/run/PETABYTE.md.
 
-`python -m tests.bench.petabyte FILE.json` prints them from the measurements of `growth.py`, with `--write` into the
-page. Every number is a measured one, an assumed one (`Assumed`), or a product of such; nothing is fitted by hand.
+`python -m tests.bench.petabyte FILE.json` prints the tables from the measurements of `growth.py`; `--write` writes them
+to the page. Every number is measured, assumed (`Assumed`), or a product of these; nothing is fitted by hand.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds, of one core unless noted. `command` measures each again, by the curve that it is from."""
+    """Measured costs, in seconds of one core unless noted. `commands`: by curve, the command that measures it again."""
 
     cpu_s_a_gb: float
     cpu_s_a_gb_unique: float
@@ -121,14 +121,14 @@ def tables(measured: Measured, assumed: Assumed) -> str:
 
 def _measured_table(m: Measured) -> str:
     rows = [
-        ("CPU of one task, a tenth as many keys as records", f"{m.cpu_s_a_gb:.2f} s a GB of log", "records"),
-        ("the same, 98 % of records with a key of their own", f"{m.cpu_s_a_gb_unique:.2f} s a GB", "keys"),
-        ("Kafka's Cleaner, CPU of its process", f"{m.kafka_cpu_s_a_gb:.2f} s a GB", "records"),
+        ("CPU of one task, a tenth as many keys as records", f"{m.cpu_s_a_gb:.2f} s per GB of log", "records"),
+        ("the same, 98 % of records with their own key", f"{m.cpu_s_a_gb_unique:.2f} s per GB", "keys"),
+        ("Kafka's Cleaner, CPU of its process", f"{m.kafka_cpu_s_a_gb:.2f} s per GB", "records"),
         ("replacing one more segment, in the driver", _ms(m.replace_s_a_segment), "segments"),
-        ("looking at one partition, in the driver", _ms(m.survey_s_a_partition), "partitions"),
-        ("one more partition on Spark, all else", _ms(m.rest_s_a_partition), "partitions"),
-        ("one entry of a checkpoint, as the assumed log dir has them", _ms(m.checkpoint_s), "checkpoint"),
-        ("a worker before its first task", f"{m.before_bytes / 2**20:.0f} MiB", "keys"),
+        ("listing one partition, in the driver", _ms(m.survey_s_a_partition), "partitions"),
+        ("one more partition on Spark, everything else", _ms(m.rest_s_a_partition), "partitions"),
+        ("updating one entry of a checkpoint file of the assumed log dir", _ms(m.checkpoint_s), "checkpoint"),
+        ("memory of a worker before its first task", f"{m.before_bytes / 2**20:.0f} MiB", "keys"),
     ]  # fmt: skip
     body = [f"| {what} | {value} | `{name}` |" for what, value, name in rows]
     names = list(dict.fromkeys(name for _, _, name in rows))
@@ -142,13 +142,13 @@ def _assumed_table(a: Assumed) -> str:
     rows = [
         ("the log, all of it dirty", f"1 PB = 10^15 bytes in {a.partitions:,.0f} partitions of "
          f"{a.partition_bytes / 1e9:.0f} GB and {a.segments:,.0f} segments of {a.segment_bytes / 1e9:.0f} GB"),
-        ("records", f"of {a.record_bytes:.0f} bytes, uncompressed; {a.kept_share:.0%} stay"),
-        ("log dirs", f"of {a.partitions_a_log_dir:,} partitions, a broker's"),
+        ("records", f"of {a.record_bytes:.0f} bytes, uncompressed; {_percent(a.kept_share)} are retained"),
+        ("log dirs", f"of {a.partitions_a_log_dir:,} partitions, one per broker"),
         ("a machine", f"{a.cores} cores as fast as the measured one, {a.memory_bytes / 2**30:.0f} GiB"),
         ("its drives", f"{a.disk_bytes_per_s / 1e9:.1f} GB/s, reading and writing together"),
-        ("or its network, to storage elsewhere", f"{a.network_bytes_per_s / 1e9:.1f} GB/s (25 Gbit/s, nine tenths)"),
-        ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read to map, to write and to prove; the proof "
-         "also reads the output. Nothing stays in a page cache"),
+        ("or its network, to remote storage", f"{a.network_bytes_per_s / 1e9:.1f} GB/s (25 Gbit/s, nine tenths)"),
+        ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read three times (map, write, proof); the "
+         "output is written once and read once by the proof. Nothing is in the page cache"),
     ]  # fmt: skip
     return "\n".join(["### Assumed", "", "| What | Value |", "|---|---|", *(f"| {w} | {v} |" for w, v in rows)])
 
@@ -163,21 +163,21 @@ def _time_table(m: Measured, a: Assumed) -> str:
         rows.append(f"| {n:,} | {_hours(cpu)} | {_hours(unique)} | {_hours(drives)} | {_hours(network)} | {slowest} |")
     busy = a.moved_bytes / PETABYTE * 1e9 / a.disk_bytes_per_s
     needed = m.cpu_s_a_gb / busy
-    return "\n".join(["### Time, if nothing else stands in the way", "", head, "|---|---|---|---|---|---|", *rows, "",
+    return "\n".join(["### Time, if nothing else limits it", "", head, "|---|---|---|---|---|---|", *rows, "",
                       f"{needed:.1f} cores keep the drives of one machine busy."])  # fmt: skip
 
 
 def _driver_table(m: Measured, a: Assumed) -> str:
     in_flight = MOST_BUNDLES
     rows = [
-        ("looking at all partitions, one after the other", a.partitions * m.survey_s_a_partition),
+        ("listing all partitions, one after the other", a.partitions * m.survey_s_a_partition),
         ("replacing, one after the other", a.segments * a.kept_share * m.replace_s_a_segment),
         (f"replacing, {in_flight} at a time", a.segments * a.kept_share * m.replace_s_a_segment / in_flight),
         ("checkpoints, each entry by itself", a.partitions * m.checkpoint_s),
         (f"checkpoints, {in_flight} entries at a time", a.partitions * m.checkpoint_s / in_flight),
     ]  # fmt: skip
     body = [f"| {what} | {_hours(seconds)} |" for what, seconds in rows]
-    return "\n".join(["### The one driver", "", "| What | Time |", "|---|---|", *body])
+    return "\n".join(["### The driver", "", "| What | Time |", "|---|---|", *body])
 
 
 def _memory_table(m: Measured, a: Assumed) -> str:
@@ -187,13 +187,17 @@ def _memory_table(m: Measured, a: Assumed) -> str:
     slots = {"kept": kept, "all": records}
     maps = {name: 1.5 * n / LOAD_FACTOR * SLOT_BYTES for name, n in slots.items()}
     rows = [
-        (f"map of a partition, {a.kept_share:.0%} of its records with keys of their own", maps["kept"]),
-        ("map of a partition, a key a record", maps["all"]),
-        ("what a task has, all cores busy (half of the memory)", a_task),
-        ("all workers of a machine, before their tasks", m.before_bytes * a.cores),
+        (f"map of a partition, {_percent(a.kept_share)} of its records with their own key", maps["kept"]),
+        ("map of a partition, each record with its own key", maps["all"]),
+        ("memory available to a task, all cores busy (half of the memory)", a_task),
+        ("all workers of a machine, before their first tasks", m.before_bytes * a.cores),
     ]
     body = [f"| {what} | {size / 2**30:.1f} GiB |" for what, size in rows]
     return "\n".join(["### Memory", "", "| What | Size |", "|---|---|", *body])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _ms(seconds: float) -> str:
@@ -207,7 +211,7 @@ def _hours(seconds: float) -> str:
 
 
 def written(page: str, text: str) -> str:
-    """Return the page with `text` between its marks."""
+    """Return the page with `text` between its markers."""
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
@@ -215,8 +219,8 @@ def written(page: str, text: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.petabyte", description=__doc__)
-    parser.add_argument("json", type=Path, help="what growth.py has measured")
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    parser.add_argument("json", type=Path, help="measurements of growth.py")
+    parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE.name}")
     options = parser.parse_args(arguments)
     assumed = Assumed()
     text = tables(Measured.of(json.loads(options.json.read_text()), assumed), assumed)

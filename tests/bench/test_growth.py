@@ -158,7 +158,7 @@ def test_a_petabyte_is_the_product_of_measurements_and_assumptions() -> None:
     text = petabyte.tables(measured, assumed)
     assert "| 10 | 16.7 h |" in text, "a million GB of 6 s on a hundred cores"
     assert "| 94.4 h |" in text, "3.4 PB of 10 GB/s"
-    assert "looking at all partitions, one after the other | 3 min" in text
+    assert "listing all partitions, one after the other | 3 min" in text
     assert "python <it> --json growth.json" in text
 
 

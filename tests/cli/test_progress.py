@@ -29,7 +29,7 @@ from keytail.cli.progress import PACE_S, Reporter
 from keytail.cli.run_progress import WAITING, RunProgress, Slowest
 from keytail.console import OutputStyle
 from keytail.main.main import COMMANDS, app
-from keytail.run.watching import Sign
+from keytail.run.watching import TaskProgress
 from tests.chance import chance
 from tests.cli.forked import keytail
 from tests.compact.fan_out.test_memory import BATCH_RECORDS, write_segments
@@ -54,7 +54,7 @@ class Clock:
 
 EVENTS = st.one_of(
     st.tuples(
-        st.just("sign"), st.integers(0, 6), st.integers(0, 2), st.sampled_from(["", "map", "write"]),
+        st.just("report"), st.integers(0, 6), st.integers(0, 2), st.sampled_from(["", "map", "write"]),
         st.integers(0, 400), st.booleans(),
     ),
     st.tuples(st.just("done"), st.integers(0, 6)),
@@ -75,9 +75,9 @@ def test_progress_equals_a_simple_count(
     done: set[str] = set()
     for event in events:
         name = f"t-{event[1]}"
-        if event[0] == "sign":
+        if event[0] == "report":
             _, _, attempt, phase, read_bytes, is_over = event
-            progress_so_far.on_sign(Sign(name, str(attempt), phase, read_bytes, is_over), 0.0)
+            progress_so_far.on_progress(TaskProgress(name, str(attempt), phase, read_bytes, is_over), 0.0)
             if name in names and name not in done:
                 read.setdefault(name, {})[attempt] = read_bytes
         elif name in names and name not in done:
@@ -103,13 +103,24 @@ def test_progress_equals_a_simple_count(
 
 def test_a_partition_whose_tasks_are_over_waits() -> None:
     progress_so_far = RunProgress([("t-0", 10)], 1.0)
-    assert progress_so_far.on_sign(Sign("t-0", "a", "write", 5), 1.0)
-    assert not progress_so_far.on_sign(Sign("t-0", "b", "write", 1), 1.0)
-    assert not progress_so_far.on_sign(Sign("t-0", "a", "write", 6, is_over=True), 2.0)
+    assert progress_so_far.on_progress(TaskProgress("t-0", "a", "write", 5), 1.0)
+    assert not progress_so_far.on_progress(TaskProgress("t-0", "b", "write", 1), 1.0)
+    assert not progress_so_far.on_progress(TaskProgress("t-0", "a", "write", 6, is_over=True), 2.0)
     assert progress_so_far.slowest(2.0).phase == "write"  # type: ignore[union-attr]
-    assert not progress_so_far.on_sign(Sign("t-0", "b", "write", 3, is_over=True), 3.0)
+    assert not progress_so_far.on_progress(TaskProgress("t-0", "b", "write", 3, is_over=True), 3.0)
     assert progress_so_far.slowest(4.0) == Slowest("t-0", WAITING, 0.9, 3.0)
-    assert progress_so_far.on_sign(Sign("t-0", "driver", "replace", 0), 5.0)
+    assert progress_so_far.on_progress(TaskProgress("t-0", "driver", "replace", 0), 5.0)
+
+
+def test_an_attempt_that_died_counts_neither_as_read_nor_as_running() -> None:
+    progress_so_far = RunProgress([("t-0", 10)], 1.0)
+    progress_so_far.on_progress(TaskProgress("t-0", "died", "write", 8), 1.0)
+    progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 1), 20.0)
+    assert progress_so_far.done_bytes == 9  # it may be another task of a fan-out
+    progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 2), 40.0)
+    assert progress_so_far.done_bytes == 2
+    progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 9, is_over=True), 41.0)
+    assert progress_so_far.slowest(42.0) == Slowest("t-0", WAITING, 0.9, 41.0)
 
 
 def _reporter(count: int, clock: Clock) -> Reporter:
@@ -137,7 +148,7 @@ def test_of_many_partitions_a_log_has_what_is_wrong_what_took_long_and_a_line_no
         for number in range(count):
             clock.now_s += rng.expovariate(1 / 0.2)
             if number == long:
-                reporter.on_sign(Sign(f"t-{number}", "a", "write", 1))
+                reporter.on_progress(TaskProgress(f"t-{number}", "a", "write", 1))
                 clock.now_s += progress.LONG_S + 1
             reporter.done(f"t-{number}", "corrupt" if number in bad else "compacted", 1 << 20)
             err = capsys.readouterr().err
@@ -152,7 +163,7 @@ def test_of_many_partitions_a_log_has_what_is_wrong_what_took_long_and_a_line_no
 def test_one_long_partition_is_reported_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Reporter("compact", [("t-0", 1000 << 20)], 2.0, clock) as reporter:
-        reporter.on_sign(Sign("t-0", "a", "write", 500 << 20))
+        reporter.on_progress(TaskProgress("t-0", "a", "write", 500 << 20))
         clock.now_s += 31
         reporter.report_progress_if_due()
         reporter.report_progress_if_due()
@@ -184,7 +195,7 @@ def test_for_programs_each_line_is_an_object(capsys: pytest.CaptureFixture[str])
     hostile = "t\x1b[2J\n\u202e-0"
     with Reporter("compact", [("t-0", 100), (hostile, 100)], 1.0, clock) as reporter:
         reporter.note("starting Spark")
-        reporter.on_sign(Sign(hostile, "a", "map", 50))
+        reporter.on_progress(TaskProgress(hostile, "a", "map", 50))
         clock.now_s += 60
         reporter.report_progress_if_due()
         reporter.done("t-0", "compacted", 100)

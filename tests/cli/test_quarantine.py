@@ -67,14 +67,23 @@ def test_a_torn_tail_may_be_cut(logs: Path, tmp_path: Path) -> None:
     (logs / "bad-0" / f"{0:020d}.log").write_bytes(SOUND)
     place = quarantine.Place("torn", str(active), 0, None, 6)
     row = quarantine_row("corrupt", logs)
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place]) == ["re-fetch", "truncate", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place]) == ["re-fetch", "truncate", "salvage"]
     below = quarantine.Place("torn", str(logs / "bad-0" / f"{0:020d}.log"), 0, None, 3)
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place, below]) == ["re-fetch", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place, below]) == ["re-fetch", "salvage"]
     (logs / "recovery-point-offset-checkpoint").write_text("0\n1\nbad 0 7\n")
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
     (logs / "recovery-point-offset-checkpoint").unlink()
     (logs / ".kafka_cleanshutdown").write_text("{}")
-    assert quarantine.what_fits(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
+    assert quarantine.remedies_of(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
+
+
+def test_a_tail_of_unknown_offset_may_be_cut_only_if_its_segment_begins_above_the_recovery_point(logs: Path) -> None:
+    (logs / ".kafka_cleanshutdown").unlink()
+    torn = quarantine.Place("torn", str(logs / "bad-0" / f"{6:020d}.log"), 0, None, None)
+    row = quarantine_row("corrupt", logs)
+    for point, is_offered in ((6, True), (7, False)):
+        (logs / "recovery-point-offset-checkpoint").write_text(f"0\n1\nbad 0 {point}\n")
+        assert ("truncate" in quarantine.remedies_of(quarantine.LOCAL, row, [torn])) == is_offered
 
 
 def quarantine_row(status: str, logs: Path) -> Any:
@@ -148,6 +157,27 @@ def test_a_file_of_rows_that_cannot_be_written_does_not_cost_the_report(
     assert (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("missing", ["rows", "r"])
+def test_a_file_that_cannot_be_written_changes_the_status_of_a_run_without_errors(
+    missing: str, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = quarantine.write_whole
+
+    def write(path: str, write: Any) -> None:
+        if path.endswith(f"/{missing}"):
+            raise OSError(28, "No space left")
+        real(path, write)
+
+    files = ["--rows-file", str(tmp_path / "rows"), "--quarantine-report", str(tmp_path / "r")]
+    command = [*COMPACT, "--log-dirs", str(logs), "--partitions", "sound-0", *files]
+    assert run(command).status == 0
+    for name in ("rows", "r"):
+        (tmp_path / name).unlink()
+    monkeypatch.setattr(quarantine, "write_whole", write)
+    assert run(command).status == 1
+    assert [name for name in ("rows", "r") if not (tmp_path / name).exists()] == [missing]
+
+
 def test_rows_in_json_are_as_before(logs: Path) -> None:
     for arguments in (["verify"], ["rebuild-index"], ["plan"]):
         for row in run([*arguments, "--log-dirs", str(logs), "--output", "json"]).rows():
@@ -183,6 +213,6 @@ def test_a_run_that_cannot_begin_leaves_no_rows(logs: Path, tmp_path: Path) -> N
 def test_a_run_that_is_stopped_leaves_the_rows_that_it_has(tmp_path: Path, told: list[Any] | None) -> None:
     stop = quarantine.Stopped(15)
     stop.rows = told
-    with pytest.raises(quarantine.Stopped), quarantine.report(None, [], str(tmp_path / "rows")):
+    with pytest.raises(quarantine.Stopped), quarantine.writing_row_files(None, [], str(tmp_path / "rows")):
         raise stop
     assert (tmp_path / "rows").exists() == (told is not None)

@@ -12,17 +12,21 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
 from keytail.cli.configuration import Configuration
+from keytail.doctor import driver as doctor_driver
 from keytail.doctor import executors as spark_doctor
 from keytail.doctor import log_dirs as doctor_log_dirs
 from keytail.doctor import machine
 from keytail.doctor.command import CheckRow
+from keytail.errors import KeytailError
 from keytail.log.fs import FileSystem, Sizes
 from keytail.log.lock import hold
+from keytail.run.tasks import Outcome
 from tests.command_line import Run
 from tests.log_dirs import random_records, write_log_dir
 from tests.run.test_session import make_java
@@ -245,6 +249,26 @@ def test_hosts_that_differ_are_reported() -> None:
     assert [text.split(",")[0] for text in spark_doctor.differences(here, other)] == [
         "Python 3.9.1", "keytail 9", "/x has 7 directories"]  # fmt: skip
     assert spark_doctor.differences(here, replace(here, native=f"fallback, {here.native.split(', ')[1]}")) == []
+
+
+class FailingEngine:
+    """An engine all of whose tasks fail with `problem`."""
+
+    parallel_tasks = 2
+
+    def __init__(self, problem: KeytailError) -> None:
+        self.problem = problem
+
+    def run_bundle(self, payloads: Any, function: Any, **_: Any) -> Any:
+        return [Outcome(None, self.problem) for _ in payloads]
+
+
+def test_a_task_that_fails_has_the_remedy_of_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = KeytailError("too little memory", path="/logs", remedy="Give the executor more memory", slug="x")
+    monkeypatch.setattr(doctor_driver, "session_of_run", lambda *_, **__: FailingEngine(problem))
+    [row] = doctor_driver._executors("local[2]", [])
+    assert (row.check, row.status) == ("executors of local[2]", "fail")
+    assert (row.found, row.remedy) == ("too little memory (/logs)", "Give the executor more memory")
 
 
 @pytest.mark.spark

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import terms
 from tests.documentation.pages import ROOT, pages, text_of
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -46,6 +47,27 @@ def test_there_are_links_to_look_at() -> None:
     links = [link for page in pages() for link in _LINK.findall(_prose(page))]
     assert len(links) > 100
     assert sum("#" in link for link in links) >= 8
+
+
+# Pages that name modules as they were at an earlier state, as they say; and names of invented examples.
+_OF_EARLIER_STATES = ("tests/MUTATION.md", "CHANGES.md")
+_EXAMPLES = ("file.py",)
+_FILE = re.compile(r"(?<![\w./-])(?:\.\./)*([\w-][\w./-]*\.(?:py|md))\b(?![\w/])")
+
+
+def test_files_that_code_and_pages_name_exist() -> None:
+    """A name may omit leading folders; in Python files, comments, docstrings and messages are read."""
+    files = terms.files()
+    known = {"/".join(parts[start:]) for parts in (file.split("/") for file in files) for start in range(len(parts))}
+    named = [
+        (file, line, name)
+        for file in files
+        if file.endswith((".py", ".md")) and file not in _OF_EARLIER_STATES
+        for line, text in terms.texts(file, (ROOT / file).read_text())
+        for name in _FILE.findall(text)
+    ]
+    assert len(named) > 1000
+    assert [where for where in named if where[2] not in known and where[2] not in _EXAMPLES] == []
 
 
 @pytest.mark.parametrize("page", pages())

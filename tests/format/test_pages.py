@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keytail
-from keytail.format import index
+from keytail.format import batch, index
 from keytail.format.batch import BATCH_HEADER, CRC_START, DELETE_HORIZON, HEADER_BYTES, LENGTH_PREFIX_BYTES
 from keytail.format.compression import CODECS, compress, decompress
 from keytail.format.control import ControlRecord, ControlType, parse_control_record
@@ -219,3 +219,9 @@ def test_kernels_have_the_positions_of_the_header() -> None:
         if name != "base_offset":
             assert getattr(batch_header, names.get(name, name.upper())) == position, name
     assert (batch_header.HEADER_BYTES, batch_header.LENGTH_PREFIX_BYTES) == (HEADER_BYTES, LENGTH_PREFIX_BYTES)
+
+
+@pytest.mark.parametrize("name", ["CODEC_MASK", "LOG_APPEND_TIME", "TRANSACTIONAL", "CONTROL", "DELETE_HORIZON"])
+def test_kernels_have_the_bits_of_the_attributes(name: str) -> None:
+    assert getattr(batch_header, name) == getattr(batch, name)
+    assert getattr(batch_header, name) & batch_header.KNOWN_ATTRIBUTES == getattr(batch_header, name)

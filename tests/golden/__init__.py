@@ -72,7 +72,7 @@ def partitions() -> list[tuple[str, int]]:
 
 
 def topic_config_arguments() -> list[str]:
-    """Return all settings of every topic that keytail supports, as command-line words: overrides and policies."""
+    """Return the flags for every override that keytail supports, and each topic's policy, as command-line words."""
     return ["--topics-have-no-overrides"] + [
         word
         for topic in TOPICS.values()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keytail.cli.kafka_version import which_kafka
+from keytail.cli.kafka_version import infer_kafka_version
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import survey_log_dirs
@@ -89,7 +89,7 @@ def test_the_bytes_have_what_a_newer_broker_does_not_write(version: str, log_dir
 
 @pytest.mark.parametrize(("version", "expected"), [("2.8.2", "before 3.7"), ("3.6.2", "2.8 or later, before 3.7")])
 def test_which_kafka_wrote_it_is_inferred(version: str, expected: str, log_dirs: dict[str, Path]) -> None:
-    inferred = which_kafka(LOCAL, survey_log_dirs(LOCAL, [str(log_dirs[version])]), None)
+    inferred = infer_kafka_version(LOCAL, survey_log_dirs(LOCAL, [str(log_dirs[version])]), None)
     assert inferred.sentence == expected
     seen = [item.seen for item in inferred.evidence]
     assert "version=0 in meta.properties" in seen

@@ -131,6 +131,21 @@ def test_a_file_is_put_in_place_or_is_as_it_was(failing: str, tmp_path: Path) ->
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"new")]
 
 
+@pytest.mark.parametrize("interrupted", ["write", "fsync", "rename"])
+def test_a_signal_leaves_no_temporary_file(interrupted: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+
+    class Interrupted(FileSystem):
+        def _change(self, operation, arguments, action):
+            if operation == interrupted:
+                raise KeyboardInterrupt
+            return super()._change(operation, arguments, action)
+
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted().put_file(str(tmp_path / "file"), b"new", None, str(tmp_path / "file.tmp"))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
 def test_a_fifo_is_an_error_and_no_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="Not a regular file") as caught:
@@ -157,7 +172,7 @@ def test_errors_of_descriptors_name_the_file(tmp_path: Path, monkeypatch: pytest
 
 def test_every_operation_has_words_for_its_errors() -> None:
     operations = re.findall(r"self\._(?:look|change)\(\s*\"(\w+)\"", Path(module.__file__).read_text())
-    assert set(operations) == set(module._DOING)
+    assert set(operations) == set(module._DESCRIPTIONS)
 
 
 def test_create_takes_no_name_that_is_there(tmp_path: Path) -> None:

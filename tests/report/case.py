@@ -107,7 +107,7 @@ def report_of(rows: list[Any], **fields: Any) -> Report:
         "now_ms": NOW_MS, "arguments": ("keytail", "compact", "--config", "/etc/kafka/server.properties", "--execute"),
         "settings": {"broker log.retention.hours": "168", "orders:cleanup.policy": "compact"}, "host": "broker-7",
         "user": "kafka", "versions": {"keytail": "1.2.3", "python": "3.11.7"}, "exit_status": 3,
-        "next_step": "Next: `keytail verify` with the same --log-dirs, then start the broker.",
+        "next_step": "Next: run `keytail verify` on the same partitions, then start the broker.",
     }  # fmt: skip
     return Report(partitions=partitions(rows), **known | fields)
 

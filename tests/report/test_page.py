@@ -80,7 +80,7 @@ def test_the_first_words_are_the_verdict_and_the_next_step() -> None:
     assert header[1] == "bad"
     message = words_of(f"<div>{header[2]}</div>")
     assert "Reclaimed 2.0 GiB of 3.0 GiB (66 %): 1 of 3 partitions compacted. 1 partition is not done." in message
-    assert "Next: keytail verify with the same --log-dirs" in message
+    assert "Next: run keytail verify on the same partitions" in message
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from keytail.run import session
 from keytail.run.engine import ThisProcess
 from keytail.run.jvm import Jvm
 from keytail.run.jvm_log import JvmLog
-from keytail.run.watching import HERE, Sign, Watch, current_channel, sending_progress
+from keytail.run.watching import HERE, TaskProgress, Watch, current_channel, sending_progress
 from keytail.threads import Threads, inheriting
 
 
@@ -116,22 +116,22 @@ def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) ->
             both.wait(60)
         return read
 
-    def run(name: str, count: int, on_result: list[Sign]) -> None:
+    def run(name: str, count: int, on_result: list[TaskProgress]) -> None:
         with Watch(HERE, on_result.append):
             [outcome] = ThisProcess().run_bundle([(name, count)], read)
             assert outcome.value == 1000 * count
             last_s = time.monotonic() + 60
-            while not any(sign.is_over for sign in on_result) and time.monotonic() < last_s:
+            while not any(report.is_over for report in on_result) and time.monotonic() < last_s:
                 time.sleep(0.01)
         assert current_channel() is None
 
-    item: list[Sign] = []
-    two: list[Sign] = []
+    item: list[TaskProgress] = []
+    two: list[TaskProgress] = []
     _side_by_side(lambda: run("a-0", 3, item), lambda: run("b-0", 70, two))
     for name, count, on_result in (("a-0", 3, item), ("b-0", 70, two)):
-        assert {sign.name for sign in on_result} == {name}
+        assert {report.name for report in on_result} == {name}
         assert on_result[-1].read_bytes == 1000 * count
-        assert {sign.phase for sign in on_result} <= {"first", f"second of {name}"}
+        assert {report.phase for report in on_result} <= {"first", f"second of {name}"}
 
 
 @pytest.mark.parametrize("was_there", [False, True])

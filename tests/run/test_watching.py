@@ -25,7 +25,7 @@ from keytail.run.watching import (
     LOOPBACK,
     Channel,
     DriverAddress,
-    Sign,
+    TaskProgress,
     Watch,
     current_channel,
     send_to,
@@ -34,12 +34,12 @@ from keytail.run.watching import (
 
 
 @pytest.fixture
-def heard() -> list[Sign]:
+def heard() -> list[TaskProgress]:
     return []
 
 
 @pytest.fixture
-def watch(heard: list[Sign]) -> Iterator[Watch]:
+def watch(heard: list[TaskProgress]) -> Iterator[Watch]:
     with Watch(HERE, heard.append) as made:
         yield made
 
@@ -64,15 +64,15 @@ def _file(tmp_path: Path, name: str) -> str:
     return str(path)
 
 
-def _wait_for(on_result: list[Sign], count: int) -> None:
+def _wait_for(on_result: list[TaskProgress], count: int) -> None:
     last_s = time.monotonic() + 60
-    while sum(sign.is_over for sign in on_result) < count:
+    while sum(report.is_over for report in on_result) < count:
         assert time.monotonic() < last_s, on_result
         time.sleep(0.01)
 
 
 @pytest.mark.long
-def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+def test_processes_report_their_progress(heard: list[TaskProgress], watch: Watch, tmp_path: Path) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1"), _file(tmp_path, "t-2")]
     with Processes(2) as workers:
         assert workers.driver_address == HERE
@@ -80,13 +80,13 @@ def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_pa
     assert all(outcome.problem is None for outcome in outcomes)
     _wait_for(heard, 3)
     for name in ("t-0", "t-1", "t-2"):
-        of_one = [sign for sign in heard if sign.name == name]
-        *during, last = [(sign.phase, sign.read_bytes) for sign in of_one]
+        of_one = [report for report in heard if report.name == name]
+        *during, last = [(report.phase, report.read_bytes) for report in of_one]
         assert ("second", 1000) in during
         assert set(during) <= STANDINGS
         assert last == ("first", 2000)
-        assert [sign.is_over for sign in of_one] == [False] * len(during) + [True]
-        assert len({sign.attempt for sign in of_one}) == 1
+        assert [report.is_over for report in of_one] == [False] * len(during) + [True]
+        assert len({report.attempt for report in of_one}) == 1
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,9 @@ def test_on_a_cluster_it_listens_where_spark_does(settings: dict[str, str], expe
     assert SparkEngine(SimpleNamespace(sparkContext=context)).driver_address == expected
 
 
-def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(heard: list[Sign], tmp_path: Path) -> None:
+def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(
+    heard: list[TaskProgress], tmp_path: Path
+) -> None:
     """Debian's /etc/hosts maps a host's own name to 127.0.1.1, where no other host reaches it."""
     with Watch(DriverAddress("127.0.1.1", "0.0.0.0"), heard.append) as made:
         assert made.channel.host == "127.0.1.1"
@@ -112,14 +114,16 @@ def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(hea
 
 
 @pytest.mark.spark
-def test_tasks_of_spark_tell_what_they_are_at(spark: Any, heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+def test_tasks_of_spark_report_their_progress(
+    spark: Any, heard: list[TaskProgress], watch: Watch, tmp_path: Path
+) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1")]
     engine = SparkEngine(spark)
     assert engine.driver_address == HERE
     engine.run_bundle(paths, read_slowly, name="compact t-0 and 1 more")
     _wait_for(heard, 2)
     for name in ("t-0", "t-1"):
-        seen = {(sign.phase, sign.read_bytes) for sign in heard if sign.name == name}
+        seen = {(report.phase, report.read_bytes) for report in heard if report.name == name}
         assert {("second", 1000), ("first", 2000)} <= seen <= STANDINGS
     send_to(None)  # nobody watches the next task
     before = len(heard)
@@ -144,24 +148,24 @@ def _all_of(found: Any) -> Iterator[Any]:
         yield found.apply(number)
 
 
-def test_messages_not_sent_by_a_task_of_the_run_are_ignored(heard: list[Sign], watch: Watch) -> None:
+def test_messages_not_sent_by_a_task_of_the_run_are_ignored(heard: list[TaskProgress], watch: Watch) -> None:
     channel = watch.channel
-    sign = json.dumps(["t-0", "a", "map", 7, False]).encode()
-    good, hostile = watching._with_code(sign, channel.key), sign.replace(b"t-0", b"t-1")
-    code, other = good[: -len(sign)], watching._with_code(hostile, bytes(len(channel.key)))
-    bad = [hostile, bytes(len(code)) + hostile, code[:-1] + hostile, code + hostile, other, sign, code[:-1] + sign]
+    report = json.dumps(["t-0", "a", "map", 7, False]).encode()
+    good, hostile = watching._with_code(report, channel.key), report.replace(b"t-0", b"t-1")
+    code, other = good[: -len(report)], watching._with_code(hostile, bytes(len(channel.key)))
+    bad = [hostile, bytes(len(code)) + hostile, code[:-1] + hostile, code + hostile, other, report, code[:-1] + report]
     bad += [b"", code, good[:-1], code + b"7", good + b" ", b"\xff" * 3000, b"[" * 3000]
-    bad += [watching._with_code(text, channel.key) for text in (b"", b"7", sign[:-1] + b", 1]")]
+    bad += [watching._with_code(text, channel.key) for text in (b"", b"7", report[:-1] + b", 1]")]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         for data in (*bad, good):
             out.sendto(data, (channel.host, channel.port))
     last_s = time.monotonic() + 60
     while not heard and time.monotonic() < last_s:
         time.sleep(0.01)
-    assert heard == [Sign("t-0", "a", "map", 7)]
+    assert heard == [TaskProgress("t-0", "a", "map", 7)]
 
 
-def test_an_overheard_message_gives_no_other_one(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+def test_an_overheard_message_gives_no_other_one(heard: list[TaskProgress], watch: Watch, tmp_path: Path) -> None:
     """Between hosts anybody on the network path may read the messages."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind((LOOPBACK, 0))
@@ -180,7 +184,7 @@ def test_an_overheard_message_gives_no_other_one(heard: list[Sign], watch: Watch
     last_s = time.monotonic() + 60
     while not heard and time.monotonic() < last_s:
         time.sleep(0.01)
-    assert [sign.name for sign in heard] == ["t-0"]
+    assert [report.name for report in heard] == ["t-0"]
     assert watch.channel.key not in data
     assert repr(watch.channel.key) not in repr(watch.channel)
 
@@ -199,7 +203,7 @@ def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) 
 
 
 def test_a_task_looks_up_the_name_of_the_driver_once(
-    heard: list[Sign], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heard: list[TaskProgress], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise slow name resolution would delay the task repeatedly."""
     asked: list[Any] = []
@@ -230,7 +234,7 @@ def test_a_watch_that_finds_no_port_leaves_no_socket() -> None:
     assert [str(item.message) for item in reported if issubclass(item.category, ResourceWarning)] == []
 
 
-def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[Sign]) -> None:
+def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[TaskProgress]) -> None:
     started_s = time.monotonic()
     for _ in range(20):
         with Watch(HERE, heard.append) as made:

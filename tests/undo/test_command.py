@@ -350,7 +350,7 @@ def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path, limit: t
     with patch.object(FileSystem, "free_bytes", lambda self, path: free):
         rows, run_id = compact(run, log_dir, "--copy-originals", *limit)
         assert set(statuses(rows).values()) == {"refused"}
-        assert all("copies of the originals need up to" in row["error"] for row in rows.values())
+        assert all("the backup needs up to" in row["error"] for row in rows.values())
         assert everything(log_dir) == before
         assert run_id == ""
         rows, run_id = compact(run, log_dir, *limit)

@@ -1,6 +1,6 @@
 """A broker of any version: KRaft as in tests/interop/broker.py, or with a ZooKeeper from the same jars.
 
-`broker_of(version, log_dir, work_dir)` chooses; `BrokerClient` (4.3.1's Java clients) and `librdkafka.py` talk to all
+`broker_of(version, log_dir, work_dir)` chooses; `BrokerClient` (4.3.1's Java clients) and librdkafka talk to all
 of them from 2.4 on.
 """
 

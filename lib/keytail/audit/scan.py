@@ -1,13 +1,12 @@
 """The first stage of an audit: reads the segments of one replica, packs the records and sends them to shards by key.
 
-Damage does not end it: readable records are compared, and every shard receives the ranges of unreadable offsets.
+Damage does not stop the scan: readable records are compared, and every shard receives the ranges of unreadable offsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,22 +20,15 @@ from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.records.scan import RecordScanner
+from keytail.run.shuffle import Cell
 from keytail.values import to_bytes
 
-# Upper part of a cell's order: gaps first, then events of transactions, then records.
+# The kind of a cell, the upper part of its order: gaps, events of transactions, offsets with what is there, records.
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
-_KIND_BITS, _REPLICA_BITS, _SEGMENT_BITS = 60, 52, 26
-_RUN = 1 << 17  # entries that are split at a time: 8 MiB, and the same for the result
+_KIND_SHIFT, _REPLICA_SHIFT, _SEGMENT_SHIFT = 60, 52, 26
+_ENTRIES_AT_ONCE = 1 << 17  # entries that are distributed to shards at a time: 8 MiB, and the same for the result
 PIECE_BYTES = 64 << 20  # of a task: Spark takes as long to start one as to scan 10 MiB
-_MOST_GAPS = 1000  # of a segment: with more, the rest of it is not read
-
-
-class Cell(NamedTuple):
-    """A unit of the shuffle: target shard, position in the shard's order, and packed bytes."""
-
-    shard: int
-    order: int
-    data: bytes
+_MOST_GAPS = 1000  # per segment; the rest of a segment with more is not read
 
 
 @dataclass(frozen=True)
@@ -109,8 +101,8 @@ def pieces_of(task: AuditTask) -> list[Piece]:
 
 
 def scan(fs: FileSystem, piece: Piece, attempt: str) -> Iterator[Cell]:
-    """Yield the cells of the piece's segments. Refused if a closed segment's file is not the one that was listed: a
-    broker is changing it."""
+    """Yield the cells of the piece's segments. Raises Refused if a closed segment's file is not the one that was
+    listed: a broker is changing it."""
     for segment in range(piece.first, piece.end):
         yield from _scan_segment(fs, piece, segment)
 
@@ -141,11 +133,11 @@ class _Scan:
         self._fs, self._reader, self._scanner = fs, SegmentReader(fs), RecordScanner()
         log = piece.task.replicas[piece.replica]
         self._base, self._log = log.segments[segment][0], log
-        self._order = piece.replica << _REPLICA_BITS | segment << _SEGMENT_BITS
+        self._order = piece.replica << _REPLICA_SHIFT | segment << _SEGMENT_SHIFT
         self._cells = 0
-        self._entries = np.empty((_RUN, entries.WORDS), np.int64)
-        self._sorted = np.empty((_RUN, entries.WORDS), np.int64)
-        self._places = np.empty((_RUN, entries.PLACE_WORDS), np.int64)
+        self._entries = np.empty((_ENTRIES_AT_ONCE, entries.WORDS), np.int64)
+        self._sorted = np.empty((_ENTRIES_AT_ONCE, entries.WORDS), np.int64)
+        self._places = np.empty((_ENTRIES_AT_ONCE, entries.PLACE_WORDS), np.int64)
         self._starts = np.zeros(piece.task.shards + 1, np.int64)
         self._filled = 0
         self._scratch = np.empty(1 << 12, np.uint8)
@@ -161,7 +153,7 @@ class _Scan:
                 for chunk in self._reader.chunks_without_prefetch(self._path, self._size_bytes, start=position):
                     good = self._in_order(chunk, last)
                     if len(good.table):
-                        yield from self._take(good)
+                        yield from self._cells_of_chunk(good)
                         shown = shown_cleaned_to(good.table, last + 1 if is_next else None)
                         self._cleaned_to = max(self._cleaned_to, shown)
                         last, is_next = int(good.table["last_offset"][-1]), True
@@ -175,18 +167,18 @@ class _Scan:
                         )
                 break
             except CorruptLog as damage:
-                resumed = self._after(damage, position, last)
+                resumed = self._resume_position(damage, position, last)
                 if resumed is None:
                     break
                 position, is_next = resumed, False
-        yield from self._give()
+        yield from self._flush_entries()
         counted = (self._replica, self.records, self._cleaned_to, tuple(self._gaps))
         known = to_bytes(counted)
         for shard in range(self._task.shards):
-            yield Cell(shard, GAPS << _KIND_BITS | self._order, known)
+            yield Cell(shard, GAPS << _KIND_SHIFT | self._order, known)
 
     def _in_order(self, chunk: Chunk, last: int) -> Chunk:
-        """Return the chunk up to the first batch whose offsets fall back or belong to the next segment, since those
+        """Return the chunk up to the first batch whose offsets decrease or belong to the next segment, since those
         offsets identify other records."""
         table = chunk.table
         rows = len(table)
@@ -198,48 +190,48 @@ class _Scan:
             return chunk
         return replace(chunk, table=table[:rows], raw=chunk.raw[: int(table["position"][rows]) - chunk.position])
 
-    def _after(self, damage: CorruptLog, position: int, last: int) -> int | None:
+    def _resume_position(self, damage: CorruptLog, position: int, last: int) -> int | None:
         """Add a gap; return the byte position after the damaged batch if a valid one begins there, else None."""
         at = damage.byte_position if damage.byte_position is not None else position
-        behind = self._next_base if self._next_base is not None else self._log.log_end_offset
+        end_offset = self._next_base if self._next_base is not None else self._log.log_end_offset
         if self._next_base is None and last + 1 >= self._log.log_end_offset:
             return None  # the incomplete end of the active segment, after the log end offset that was listed
-        resumed, first = self._good_batch_behind(at)
+        resumed, first = self._batch_after(at)
         if resumed is None or len(self._gaps) >= _MOST_GAPS:
-            self._gap(damage, at, last + 1, behind)
+            self._add_gap(damage, at, last + 1, end_offset)
             return None
-        self._gap(damage, at, last + 1, first)
+        self._add_gap(damage, at, last + 1, first)
         return resumed
 
-    def _good_batch_behind(self, at: int) -> tuple[int | None, int]:
-        """Return byte position and first offset of the batch after the one at `at`, or None, 0 if its size does not
+    def _batch_after(self, at: int) -> tuple[int | None, int]:
+        """Return position and first offset of the batch after the one at `at`; (None, 0) if the size there does not
         lead to a valid batch."""
         prefix = self._fs.read_at(self._path, at, 12)
         if len(prefix) < 12:
             return None, 0
-        behind = at + 12 + int.from_bytes(prefix[8:12], "big", signed=True)
-        if not at + 12 < behind < self._size_bytes:
+        next_position = at + 12 + int.from_bytes(prefix[8:12], "big", signed=True)
+        if not at + 12 < next_position < self._size_bytes:
             return None, 0
         try:
-            for chunk in self._reader.chunks_without_prefetch(self._path, self._size_bytes, start=behind):
-                return behind, int(chunk.table["base_offset"][0])
+            for chunk in self._reader.chunks_without_prefetch(self._path, self._size_bytes, start=next_position):
+                return next_position, int(chunk.table["base_offset"][0])
         except CorruptLog:
             pass
         return None, 0
 
-    def _gap(self, damage: CorruptLog, at: int, first: int, end: int) -> None:
+    def _add_gap(self, damage: CorruptLog, at: int, first: int, end: int) -> None:
         self._gaps.append(Gap(self._replica, first, max(first, end), self._path, at, damage.what))
 
-    def _take(self, chunk: Chunk) -> Iterator[Cell]:
+    def _cells_of_chunk(self, chunk: Chunk) -> Iterator[Cell]:
         """Yield the cells of the events and records of a chunk; batches that cannot be opened become gaps."""
         yield from self._events(chunk)
         wanted = (chunk.table["record_count"] > 0) & (chunk.table["last_offset"] >= self._log.log_start_offset)
         try:
-            kept = list(self._packed(chunk, wanted))
+            parts = list(self._packed(chunk, wanted))
         except CorruptLog:
-            kept = self._row_by_row(chunk, wanted)
-        for part in kept:
-            yield from self._put(part)
+            parts = self._row_by_row(chunk, wanted)
+        for part in parts:
+            yield from self._collect(part)
 
     def _packed(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[np.ndarray]:
         for opened in self._reader.open_rows(chunk, wanted):
@@ -256,31 +248,31 @@ class _Scan:
                 yield part[:filled]
 
     def _row_by_row(self, chunk: Chunk, wanted: np.ndarray) -> list[np.ndarray]:
-        kept: list[np.ndarray] = []
+        parts: list[np.ndarray] = []
         for row in np.flatnonzero(wanted):
             alone = np.zeros(len(wanted), bool)
             alone[row] = True
             try:
-                kept.extend(list(self._packed(chunk, alone)))
+                parts.extend(self._packed(chunk, alone))
             except CorruptLog as damage:
                 batch = chunk.table[row]
                 first, last = int(batch["base_offset"]), int(batch["last_offset"])
-                self._gap(damage, int(batch["position"]), first, last + 1)
-        return kept
+                self._add_gap(damage, int(batch["position"]), first, last + 1)
+        return parts
 
-    def _put(self, part: np.ndarray) -> Iterator[Cell]:
+    def _collect(self, part: np.ndarray) -> Iterator[Cell]:
         self.records += len(part)
         done = 0
         while done < len(part):
-            n = min(len(part) - done, _RUN - self._filled)
+            n = min(len(part) - done, _ENTRIES_AT_ONCE - self._filled)
             self._entries[self._filled : self._filled + n] = part[done : done + n]
             self._filled += n
             done += n
-            if self._filled == _RUN:
-                yield from self._give()
+            if self._filled == _ENTRIES_AT_ONCE:
+                yield from self._flush_entries()
 
-    def _give(self) -> Iterator[Cell]:
-        """Yield cells for each shard that has any of the collected entries, and clear these."""
+    def _flush_entries(self) -> Iterator[Cell]:
+        """Yield cells for each shard that has any of the collected entries; clear the collected entries."""
         if not self._filled:
             return
         shards, starts = self._task.shards, self._starts
@@ -315,13 +307,13 @@ class _Scan:
 
     def _cell(self, shard: int, kind: int, data: bytes) -> Cell:
         self._cells += 1
-        return Cell(shard, kind << _KIND_BITS | self._order | self._cells, data)
+        return Cell(shard, kind << _KIND_SHIFT | self._order | self._cells, data)
 
 
 def order_kind(order: int) -> int:
-    return order >> _KIND_BITS
+    return order >> _KIND_SHIFT
 
 
 def order_replica(order: int) -> int:
-    return order >> _REPLICA_BITS & 0xFF
+    return order >> _REPLICA_SHIFT & 0xFF
 

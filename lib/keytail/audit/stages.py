@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from keytail.audit.compare import epoch_spans
-from keytail.audit.scan import AuditTask, Cell, FromAllShards, Gap, pieces_of, scan
+from keytail.audit.scan import AuditTask, FromAllShards, Gap, pieces_of, scan
 from keytail.audit.shard import Examples, ShardFindings, compare, of_lost
 from keytail.log.fs import FileSystem
+from keytail.run.shuffle import Cell
 
 
 class Stages(Protocol):

@@ -15,16 +15,16 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts
 
-# Enough to see what is common; for a broker with 100,000 partitions this limits the time to a moment.
+# Enough for a representative sample; on a broker with 100,000 partitions it limits the search to a moment.
 _MOST_PARTITIONS = 200
 _MAGIC_AT = 16
 
 
-def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluster | None) -> Inferred:
-    """Return the versions that may have written these log dirs. What cannot be read is not used as a sign."""
+def infer_kafka_version(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluster | None) -> Inferred:
+    """Return the versions that may have written these log dirs. Unreadable files are ignored."""
     meta_versions: set[int] = set()
     has_directory_id = False
-    json: set[bool] = set()
+    clean_shutdown_has_json: set[bool] = set()
     magics: dict[int, str] = {}
     snapshots: set[int] = set()
     partitions = [entry for facts in log_dirs for entry in facts.partitions]
@@ -37,7 +37,7 @@ def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluste
             meta_versions |= {version} if version is not None else set()
             has_directory_id |= any(line.strip().startswith(b"directory.id") for line in data.splitlines())
         with contextlib.suppress(OSError, KeytailError):
-            json.add(bool(fs.read_bytes(os.path.join(facts.path, names.CLEAN_SHUTDOWN)).strip()))
+            clean_shutdown_has_json.add(bool(fs.read_bytes(os.path.join(facts.path, names.CLEAN_SHUTDOWN)).strip()))
     for entry in partitions[:_MOST_PARTITIONS]:
         with contextlib.suppress(OSError, KeytailError):
             found = [item.name for item in fs.scan(entry.path)]
@@ -55,7 +55,7 @@ def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluste
             has_directory_id=has_directory_id,
             has_metadata_log=cluster is not None and not cluster.is_absent,
             features=cluster.metadata.features if cluster is not None and cluster.metadata is not None else {},
-            clean_shutdown_has_json=json.pop() if len(json) == 1 else None,
+            clean_shutdown_has_json=clean_shutdown_has_json.pop() if len(clean_shutdown_has_json) == 1 else None,
             partitions=examined_count,
             with_topic_id=with_topic_id,
             magics=magics,

@@ -22,7 +22,7 @@ from keytail.cli.run_progress import RunProgress, Slowest
 from keytail.cli.statuses import is_failure
 from keytail.console import output_style, print_message
 from keytail.errors import visible
-from keytail.run.watching import HERE, DriverAddress, Sign, Watch
+from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
 # Up to this number of partitions, each has a line when it ends; with more, only those that failed or took long.
@@ -38,18 +38,18 @@ READ_IN_AN_EXPORT = 2.0
 class Reporter:
     """Counts partitions and bytes as they end. It is a context manager; `done` may be called from any thread.
 
-    `sizes` are the names of the partitions with their bytes, which are read `passes` times.
+    `sizes` are the names of the partitions with their bytes, each of which is read `reads` times.
     """
 
     def __init__(
         self,
         command: str,
         sizes: Sequence[tuple[str, int]],
-        passes: float = 1.0,
+        reads: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.command = command
-        self._progress = RunProgress(sizes, passes)
+        self._progress = RunProgress(sizes, reads)
         self._clock = clock
         self._start_s = self._last_line_s = clock()
         self._lock = threading.RLock()
@@ -79,29 +79,29 @@ class Reporter:
         if output_style().quiet:
             return
         with contextlib.suppress(OSError):  # no port is available: ended partitions are reported nevertheless
-            self._held.enter_context(Watch(driver, self.on_sign))
+            self._held.enter_context(Watch(driver, self.on_progress))
         if self._is_live:
             self._bar = _Live(self._description(), self._progress.size_bytes)
             self._bar.start()
-        threading.Thread(target=inheriting(self._go_on), name="progress", daemon=True).start()
+        threading.Thread(target=inheriting(self._refresh), name="progress", daemon=True).start()
 
     def note(self, text: str) -> None:
         """Print a separate line, such as `starting Spark`."""
         self._print("keytail: " + text)
 
-    def on_sign(self, sign: Sign) -> None:
+    def on_progress(self, report: TaskProgress) -> None:
         """Process a report of a task."""
         with self._lock:
             now_s = self._clock()
-            is_new = self._progress.on_sign(sign, now_s)
+            is_new = self._progress.on_progress(report, now_s)
         if is_new:
             took = human_time(now_s - self._start_s)
-            text = f"keytail: {sign.name}: {sign.phase} (at {took})"
-            self._print(text, "detail", event="phase", partition=sign.name, phase=sign.phase)
+            text = f"keytail: {report.name}: {report.phase} (at {took})"
+            self._print(text, "detail", event="phase", partition=report.name, phase=report.phase)
 
     def phase(self, name: str, phase: str) -> None:
         """Record what the driver itself does with a partition, after its tasks."""
-        self.on_sign(Sign(name, "driver", phase, 0))
+        self.on_progress(TaskProgress(name, "driver", phase, 0))
 
     def done(self, name: str, status: str, size_bytes: int, detail: str = "") -> None:
         """Record that a partition has ended, with `status`."""
@@ -159,7 +159,7 @@ class Reporter:
             self._last_line_s = self._clock()
             print_message(text, level, **facts)
 
-    def _go_on(self) -> None:
+    def _refresh(self) -> None:
         while not self._over.wait(0.5):
             with self._lock:
                 self._show()

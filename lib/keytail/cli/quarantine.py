@@ -26,7 +26,7 @@ from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 
-_OF_PLACE = ("byte_position", "byte_end", "offset", "offset_end", "what", "remedy")
+_PLACE_FIELDS = ("byte_position", "byte_end", "offset", "offset_end", "what", "remedy")
 
 
 @dataclass(frozen=True)
@@ -50,65 +50,66 @@ def place_of(problem: KeytailError) -> Place:
 
 
 @contextlib.contextmanager
-def report(
+def writing_row_files(
     path: str | None, log_dirs: Sequence[str], rows_file: str | None = None, fs: FileSystem = LOCAL
 ) -> Iterator[list[Any]]:
     """Yield a list for rows, and write both files when the command ends by its exit status.
 
-    If a run was stopped, or Spark ended, the rows of the exception are written to `rows_file` only. Raises
-    UsageProblem, before anything is done, for a path in a log dir, or if the file cannot be created.
+    Each file is written even if the other cannot be; a failure is printed, and gives exit status 1 if the run itself
+    has status 0. If a run was stopped, or Spark ended, the rows of the exception are written to `rows_file` only.
+    Raises UsageProblem, before anything is done, for a path in a log dir, or if the file cannot be created.
     """
     rows: list[Any] = []
     for flag, file in (("--quarantine-report", path), ("--rows-file", rows_file)):
         if file is not None:
             refuse_file(fs, file, log_dirs, flag)
 
-    def write_rows(reported: Sequence[Any]) -> None:
-        if rows_file is not None:
-            _write("the rows file", rows_file, lambda file: show.write_json(reported, file))
+    def write_rows(reported: Sequence[Any]) -> bool:
+        return rows_file is None or _write("the rows file", rows_file, lambda file: show.write_json(reported, file))
 
     try:
         yield rows
     except typer.Exit as ended:
-        with contextlib.ExitStack() as both:  # each file is written even if the other cannot be
-            if ended.exit_code:  # the status of the run has precedence over that of a missing file
-                both.push(lambda kind, *_: kind is typer.Exit)
-            if path is not None:
-                entries = json.dumps([entry(fs, row) for row in rows if is_failure(row.status)], indent=2)
-                both.callback(_write, "the quarantine report", path, lambda file: file.write(f"{entries}\n"))
-            both.callback(write_rows, rows)
+        is_complete = write_rows(rows)
+        if path is not None:
+            entries = json.dumps([entry(fs, row) for row in rows if is_failure(row.status)], indent=2)
+            is_complete &= _write("the quarantine report", path, lambda file: file.write(f"{entries}\n"))
+        if not is_complete and not ended.exit_code:  # the status of the run has precedence
+            raise typer.Exit(1) from ended
         raise
     except (SparkEnded, Stopped) as ended:
         if ended.rows is not None:
-            with contextlib.suppress(typer.Exit):  # the failure to write was already reported
-                write_rows(ended.rows)
+            write_rows(ended.rows)
         raise
 
 
-def _write(what: str, path: str, write: Callable[[TextIO], object]) -> None:
-    """Write a file. If that fails, report it and raise typer.Exit with status 1."""
+def _write(what: str, path: str, write: Callable[[TextIO], object]) -> bool:
+    """Write a file and return True. If that fails, report it and return False."""
     try:
         write_whole(path, write)
     except (KeytailError, OSError) as problem:
         show.print_error(f"{what} could not be written: " + ErrorText(problem))
-        raise typer.Exit(1) from problem
+        return False
+    return True
 
 
 def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
     """Return the report's object for one row."""
     places = _places(row)
+    problems = [{"file": place.path, **{name: getattr(place, name) for name in _PLACE_FIELDS}} for place in places]
     helps = []
     if row.status in ("corrupt", "damaged") and row.topic is not None:
-        helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in what_fits(fs, row, places)]
+        helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in remedies_of(fs, row, places)]
     return {
         **{name: getattr(row, name) for name in ("topic", "partition", "log_dir", "status", "error")},
-        "problems": [{"file": place.path, **{name: getattr(place, name) for name in _OF_PLACE}} for place in places],
+        "problems": problems,
         "helps": helps,
     }
 
 
 def _places(row: Any) -> list[Place]:
-    """Return the places of the findings of an inspection and of the problem of the run, otherwise the row's error."""
+    """Return a Place for each error that an inspection found, for each place of the row, and for the error of the run;
+    if there is none, one with the row's error text."""
     findings = getattr(row, "findings", ())
     found = [
         Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])
@@ -121,17 +122,17 @@ def _places(row: Any) -> list[Place]:
     return found or [Place(row.error, None)]
 
 
-def what_fits(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
-    """Return the keys of CORRUPT_HELP that apply: only a tail that a crash tore may be truncated; salvage is the last
-    resort, if no replica is intact."""
-    fitting = ["re-fetch"]
-    if _is_torn_tail(fs, row, places):
-        fitting.append("truncate")
-    return [*fitting, "salvage"]
+def remedies_of(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
+    """Return the keys of CORRUPT_HELP that apply. `truncate` applies only to a torn tail after a crash; `salvage` is
+    always last."""
+    return ["re-fetch", *(["truncate"] if _is_torn_tail(fs, row, places) else []), "salvage"]
 
 
 def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
-    """Return whether all damage is in the last segment, above the recovery point, of a broker that crashed."""
+    """Return whether all damage is in the last segment, above the recovery point, of a broker that crashed.
+
+    Damage whose offset is unknown may be anywhere in the segment.
+    """
     partition = os.path.join(row.log_dir, names.partition_dir(row.topic, row.partition))
     try:
         listed = [names.parse_file_name(file.name) for file in fs.scan(partition)]
@@ -142,6 +143,9 @@ def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
     bases = [file.base_offset for file in listed if file.suffix == names.LOG and file.kind == "live"]
     if clean or not bases:
         return False
-    last = os.path.join(partition, names.segment_file(max(base for base in bases if base is not None), names.LOG))
+    base = max(base for base in bases if base is not None)
+    last = os.path.join(partition, names.segment_file(base, names.LOG))
     point = recovery_points.get((row.topic, row.partition), 0)
-    return all(place.path == last and (place.offset is None or place.offset >= point) for place in places)
+    return all(
+        place.path == last and (base if place.offset is None else place.offset) >= point for place in places
+    )

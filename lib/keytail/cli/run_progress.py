@@ -1,14 +1,16 @@
-"""The progress of a run, as reported by its tasks: what is done, and which partition has most left."""
+"""The progress of a run, as reported by its tasks: what is done, and which partition has the most left to read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from keytail.run.watching import Sign
+from keytail.run.watching import TaskProgress
 
-# The share done of a partition in progress is limited: how much a task reads is known only roughly.
-_MOST_OF_ONE = 0.99
+# Upper limit for the share of a partition in progress: the bytes to read are only estimated.
+_MAX_SHARE = 0.99
+# An attempt without a report for this long has died: its bytes are read again by the next one.
+_SILENT_S = 30.0
 # The phase of a partition whose tasks have ended, while others of its job are running.
 WAITING = "waiting for others of its job"
 
@@ -21,12 +23,16 @@ class InFlight:
     started_s: float
     phase: str = ""
     read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt: a fan-out has several
-    open: set[str] = field(default_factory=set)  # attempts
+    open_attempts: dict[str, float] = field(default_factory=dict)  # with the time of their last report
+
+    def forget_silent(self, now_s: float) -> None:
+        for attempt in [name for name, last_s in self.open_attempts.items() if now_s - last_s > _SILENT_S]:
+            del self.open_attempts[attempt], self.read_bytes[attempt]
 
 
 @dataclass(frozen=True)
 class Slowest:
-    """The partition in progress that has most left."""
+    """The partition in progress that has the most left to read."""
 
     name: str
     phase: str
@@ -35,39 +41,44 @@ class Slowest:
 
 
 class RunProgress:
-    """The progress of a run, by reports of its tasks. `passes`: how often a partition is read. Not thread-safe."""
+    """The progress of a run, from reports of its tasks. `reads`: how often each byte of a partition is read. Not
+    thread-safe."""
 
-    def __init__(self, sizes: Sequence[tuple[str, int]], passes: float) -> None:
+    def __init__(self, sizes: Sequence[tuple[str, int]], reads: float) -> None:
         self.partitions = len(sizes)
         self.size_bytes = sum(size for _, size in sizes)
         self.ended = 0
         self.ended_bytes = 0
         self._sizes = dict(sizes)
-        self._passes = passes
+        self._reads = reads
         self._in_flight: dict[str, InFlight] = {}
-        self._over: set[str] = set()
+        self._ended: set[str] = set()
 
-    def on_sign(self, sign: Sign, now_s: float) -> bool:
-        """Process a report. Returns whether the partition has entered another phase."""
-        if sign.name in self._over or sign.name not in self._sizes:
+    def on_progress(self, report: TaskProgress, now_s: float) -> bool:
+        """Process a report; return whether the partition has entered another phase."""
+        if report.name in self._ended or report.name not in self._sizes:
             return False
-        item = self._in_flight.setdefault(sign.name, InFlight(sign.name, now_s))
-        item.read_bytes[sign.attempt] = sign.read_bytes
-        (item.open.discard if sign.is_over else item.open.add)(sign.attempt)
-        phase = sign.phase if item.open else WAITING
+        item = self._in_flight.setdefault(report.name, InFlight(report.name, now_s))
+        item.read_bytes[report.attempt] = report.read_bytes
+        item.open_attempts[report.attempt] = now_s
+        if report.is_over:
+            del item.open_attempts[report.attempt]
+        item.forget_silent(now_s)
+        phase = report.phase if item.open_attempts else WAITING
         is_new = bool(phase) and phase != item.phase
         item.phase = phase or item.phase
         return is_new and item.phase != WAITING
 
     def done(self, name: str, size_bytes: int) -> None:
+        """Record that a partition has ended."""
         self.ended += 1
         self.ended_bytes += size_bytes
-        self._over.add(name)
+        self._ended.add(name)
         self._in_flight.pop(name, None)
 
     @property
     def done_bytes(self) -> int:
-        """Return the bytes of the logs that are done, including the done share of partitions in progress."""
+        """Return the bytes of ended partitions, and of the read share of those in progress."""
         in_flight = sum(self._share(item) * self._sizes[item.name] for item in self._in_flight.values())
         return min(self.ended_bytes + int(in_flight), max(self.size_bytes, self.ended_bytes))
 
@@ -78,5 +89,5 @@ class RunProgress:
         return Slowest(item.name, item.phase, self._share(item), now_s - item.started_s)
 
     def _share(self, item: InFlight) -> float:
-        expected = self._sizes[item.name] * self._passes
-        return min(sum(item.read_bytes.values()) / expected, _MOST_OF_ONE) if expected else 0.0
+        expected = self._sizes[item.name] * self._reads
+        return min(sum(item.read_bytes.values()) / expected, _MAX_SHARE) if expected else 0.0

@@ -79,7 +79,8 @@ def _not_a_regular_file(path: str, directory: int | None = None) -> str:
 
 @as_caller()
 def write_whole(path: str, write: Callable[[TextIO], object]) -> None:
-    """Write a file by `write`: to a temporary file beside it, synced and then renamed. On failure none is left.
+    """Pass a temporary file beside `path` to `write`, sync it, and rename it to `path`. On failure no temporary file is
+    left.
 
     Raises Refused if something other than a regular file has the name by then, UsageProblem if its directory is in a
     log dir by then.

@@ -1,7 +1,7 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
 Largest first; small partitions are packed together. A partition that does not fit beside those in flight waits; one
-that never fits is written in rounds, alone on its file system. Only `Schedule` is thread-safe.
+that never fits is written in passes, alone on its file system. Only `Schedule` is thread-safe.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Waiting:
             if self._keeper is not None:
                 if not self._has_room_for_copies(self._keeper, task):
                     continue
-                if self._space.device(self._keeper.originals.directory) == device:
+                if self._space.device(self._keeper.backup.directory) == device:
                     bound = min(bound, self._fs.free_bytes(task.partition_path) - self._keeper.copy_bytes(task))
             del self._tasks[place]
             alone = replace(task, max_scratch_bytes=bound)
@@ -158,12 +158,12 @@ class Waiting:
         device = _device_of(self._space, task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
         if self._keeper is not None:
-            device = self._space.device(self._keeper.originals.directory)
+            device = self._space.device(self._keeper.backup.directory)
             needs[device] = needs.get(device, 0) + self._keeper.copy_bytes(task)
         return needs
 
     def _has_room_for_copies(self, keeper: Keeper, task: CleaningTask) -> bool:
-        device = self._space.device(keeper.originals.directory)
+        device = self._space.device(keeper.backup.directory)
         scratch = _least_bytes(task) if device == _device_of(self._space, task) else 0
         return keeper.has_room(task, self._space.reserved_bytes.get(device, 0), scratch)
 

@@ -133,7 +133,7 @@ class Request:
 
 
 # The fields of the request that are flags of `plan`.
-_OF_PLAN = (
+_PLAN_FIELDS = (
     "choice",
     "configuration",
     "now_ms",
@@ -164,13 +164,13 @@ _SIZES: tuple[Column[ResultRow], ...] = (
     Column("log size", _of_log),
 )
 _DIRTY: Column[ResultRow] = Column("offsets to clean", _dirty)
-_OF_A_PLAN: tuple[Column[ResultRow], ...] = (
+_PLAN_COLUMNS: tuple[Column[ResultRow], ...] = (
     _DIRTY,
-    Column("way", lambda row: row.way or "", is_number=False),
+    Column("strategy", lambda row: row.way or "", is_number=False),
     Column("expected", lambda row: "" if row.expected_s is None else show.human_time(row.expected_s)),
     Column("scratch", lambda row: show.human_bytes(row.expected_scratch_bytes)),
 )
-_OF_A_RUN: tuple[Column[ResultRow], ...] = (
+_RUN_COLUMNS: tuple[Column[ResultRow], ...] = (
     Column("records", lambda row: show.change(show.count(row.records_before), show.count(row.records_after))),
     _DIRTY,
     TOOK,
@@ -194,7 +194,7 @@ def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     """Print one line per partition, the reasons below, then totals."""
     log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
-    rest = _OF_A_PLAN if any(row.way for row in rows) else _OF_A_RUN
+    rest = _PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS
     print_rows(title, [PARTITION, *log_dir, STATUS, *_SIZES, *rest], rows)
     show.print_reasons([(row.name, row.status, reason) for row in rows if (reason := _reason(row))])
     _print_totals(rows)
@@ -244,7 +244,7 @@ def _after_dry_run(rows: Sequence[ResultRow]) -> str:
 
 def _after_compact(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "compacted" for row in rows):
-        text = "Next: `keytail verify` with the same --log-dirs, then start the broker."
+        text = "Next: run `keytail verify` on the same partitions, then start the broker."
         refused = _about_refused(rows)
         return f"{text} {refused}" if refused else text
     return _about_refused(rows) or "Nothing was due; no segment was changed."
@@ -255,8 +255,8 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
     if not bad:
         return ""
     if any(row.status == "failed" for row in bad):
-        return f"{len(bad)} not done, for the reasons given above; resolve them, and run again."
-    return f"{len(bad)} not done and unchanged; the reasons, and what to do, are given above."
+        return f"{len(bad)} not compacted, for the reasons above; resolve them and run again."
+    return f"{len(bad)} not compacted and unchanged; reasons and remedies are given above."
 
 
 def _next_step(rows: Sequence[ResultRow], request: Request) -> str:
@@ -265,7 +265,7 @@ def _next_step(rows: Sequence[ResultRow], request: Request) -> str:
     return _after_compact(rows) if request.execute else _after_dry_run(rows)
 
 
-def _outside_of(request: Request) -> tuple[str, ...]:
+def _protected_directories(request: Request) -> tuple[str, ...]:
     """Return the directories in which no other file may be written."""
     return (*request.choice.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
 
@@ -293,7 +293,7 @@ PLAN = Command(
     name="plan",
     help="Show for each partition whether a compaction is due, and if not, why. Changes nothing and starts no Spark.",
     request=Request,
-    only=_OF_PLAN,
+    only=_PLAN_FIELDS,
     run="keytail.compact.driver:plan",
     examples=(
         f"keytail plan {BROKER}",
@@ -329,5 +329,5 @@ COMPACT = Command(
     output=RowsAndFiles,
     reads_records=True,
     title=lambda request: "compact --output-dir" if request.is_out_of_place else "",
-    log_dirs=_outside_of,
+    log_dirs=_protected_directories,
 )

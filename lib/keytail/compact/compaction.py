@@ -1,8 +1,8 @@
 """The driver of a compaction: runs partitions in bundles, each on a thread, from its tasks to its rows.
 
-Tasks only write scratch files; the driver renames them and moves checkpoints (running.py). A partition's checkpoint
-moves only after its new segments are durable, and scratch space in flight stays within its limit. The caller holds the
-locks and has decided what is to be cleaned.
+Tasks only write scratch files; the driver renames them and moves checkpoints (running.py). A partition's checkpoint is
+advanced only after its new segments are durable. The scratch space of all partitions in flight is kept within its
+limit. The caller holds the locks and has decided what is to be cleaned.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Compaction:
 
     Partitions run in bundles (bundles.py), one Spark job each. The groups of a bundle are installed, then its
     checkpoints move together, in one replacement of the file of each log dir. A run that is killed before that cleans
-    those partitions again. A partition that does not fit into the scratch space is written in rounds, alone on its file
-    system: one job per round, whose groups are installed before the next. Its checkpoint moves after the last.
+    those partitions again. A partition that does not fit into the scratch space is written in passes, alone on its file
+    system: one job per pass, whose groups are installed before the next. Its checkpoint moves after the last.
 
     A `ledger` is notified of each bundle before it begins, and after its last commit; a bundle does not begin if the
     ledger cannot be written. `deadline_s`: see `Stop`.

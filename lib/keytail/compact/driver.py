@@ -33,9 +33,9 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """Return a row for each chosen partition: what `compact --execute` would do. Changes and locks nothing."""
     rules = request.rules(fs)
     chosen = choose(fs, request.choice)
-    originals = backup_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
-    if originals is not None:
-        announce_backup(originals)
+    backup = backup_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
+    if backup is not None:
+        announce_backup(backup)
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)

@@ -45,7 +45,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rules = request.rules(fs)
         log_dirs = request.choice.log_dirs
         choose(fs, request.choice)  # report invalid flags before taking locks
-        originals = backup_of(fs, request.keep_originals, request.copy_originals, log_dirs)
+        backup = backup_of(fs, request.keep_originals, request.copy_originals, log_dirs)
         flags = request.ledger.checked(fs, log_dirs)
         submitted = steps.submitted_session()
         if submitted is not None:
@@ -79,10 +79,10 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             about = Run("compact", run_id_of_ledger, rules.now_ms, log_dirs, configuration, request.shared_storage)
             with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                 keeper = None
-                if originals is not None and tasks:
-                    make_directory(fs, originals, log_dirs[0])
-                    keeper = Keeper(fs, originals)
-                    steps.at_end.callback(report_backup, fs, originals, run_id)
+                if backup is not None and tasks:
+                    make_directory(fs, backup, log_dirs[0])
+                    keeper = Keeper(fs, backup)
+                    steps.at_end.callback(report_backup, fs, backup, run_id)
                 compaction = Compaction(
                     engine,
                     tasks,

@@ -1,4 +1,4 @@
-"""Keeps the originals of a compaction's partitions, each before its first segment is replaced."""
+"""Backs up the files that a compaction replaces, before the first segment of a partition is replaced."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from keytail.undo.partition import decide, look
 
 @dataclass(frozen=True)
 class Keeper:
-    """Keeping originals, on behalf of a run; used only in the driver."""
+    """The backup of a run's partitions; used only in the driver."""
 
     fs: FileSystem
-    originals: Backup
+    backup: Backup
 
     def copy_bytes(self, task: CleaningTask) -> int:
-        """Return an upper bound of the bytes that keeping a partition writes; 0 for hard links."""
-        if not self.originals.copies:
+        """Return the most bytes that the backup of a partition can need; 0 for hard links."""
+        if not self.backup.copies:
             return 0
         return sum(map(_all_bytes, _sources(task, task.first_uncleanable_offset)))
 
@@ -36,35 +36,37 @@ class Keeper:
     def refusal(self, task: CleaningTask) -> Refused:
         need, free = self.copy_bytes(task), self._free_bytes()
         return Refused(
-            f"copies of the originals need up to {need} bytes in addition to other output, but {free} are free",
-            path=self.originals.directory,
+            f"the backup needs up to {need} bytes in addition to other output, but {free} are free",
+            path=self.backup.directory,
             remedy="Free space there, or give a --keep-originals directory on the log dir's file system and omit "
             "--copy-originals: hard links need no space",
             slug="not-enough-space",
         )
 
     def keep(self, task: CleaningTask, result: CleaningResult) -> None:
-        """Keep the sources of the partition in its first round, add the new groups in later ones; durable on return."""
+        """Back up the source files in the partition's first pass; in later passes add the new groups to the manifest.
+        Durable on return."""
         if not result.groups:
             return
         if task.continues:
             add_groups(self.fs, self._entry(task), result.groups)
             return
         sources = _sources(task, result.end_offset)
-        behind = task.segments[len(sources)].base_offset if len(sources) < len(task.segments) else task.log_end_offset
+        following = task.segments[len(sources) :]
+        next_base = following[0].base_offset if following else task.log_end_offset
         keep(
             self.fs,
-            self.originals,
+            self.backup,
             task.partition_path,
             result.groups,
             run_id=task.run_id,
             source_bases=[segment.base_offset for segment in sources],
-            end_offset=behind,
+            end_offset=next_base,
             next_checkpoint=result.end_offset,
         )
 
     def remove_unused(self, task: CleaningTask) -> None:
-        """Remove the entry of a partition that failed, if nothing was replaced and there is nothing to undo."""
+        """Remove the backup of a failed partition if nothing was replaced."""
         with contextlib.suppress(KeytailError, OSError):  # otherwise it is retained until `forget`
             entry = self._entry(task)
             if not self.fs.exists(entry):
@@ -75,10 +77,10 @@ class Keeper:
                 forget(self.fs, entry)
 
     def _entry(self, task: CleaningTask) -> str:
-        return entry_path(self.originals.directory, task.run_id, task.topic, task.partition)
+        return entry_path(self.backup.directory, task.run_id, task.topic, task.partition)
 
     def _free_bytes(self) -> int:
-        return self.fs.free_bytes(self.originals.directory)
+        return self.fs.free_bytes(self.backup.directory)
 
 
 def _sources(task: CleaningTask, end_offset: int) -> list[SegmentFacts]:

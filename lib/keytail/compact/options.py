@@ -72,7 +72,7 @@ BrokerVersionFlag = Annotated[BrokerVersion | None, o.run_flag(
 MaxScratch = Annotated[int | None, o.run_flag(
     "--max-scratch-bytes SIZE",
     "Maximum bytes of new files beside the old ones, per file system; partitions that need more are replaced in "
-    "rounds. Default: half of the free space.",
+    "several passes. Default: half of the free space.",
 )]
 Throttle = Annotated[int | None, o.run_flag(
     "--throttle SIZE",

@@ -28,7 +28,7 @@ class BrokerVersion:
 
 
 def parse_broker_version(text: str) -> BrokerVersion:
-    """Parse a version. Raises ValueError for anything but numbers, and for versions before 0.11."""
+    """Parse a version. Raises ValueError unless it has the form 2.8 or 2.8.2 and is at least 0.11."""
     match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})((?:\.\d{1,3}){0,2})", text.strip(), re.ASCII)
     if match is None or (int(match[1]), int(match[2])) < _FIRST:
         raise ValueError(f"invalid Kafka version {text!r}: use a version from 0.11 on, such as 2.8 or 2.8.2")

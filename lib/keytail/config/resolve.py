@@ -334,7 +334,7 @@ def safest(name: str, values: Sequence[Value]) -> Value:
     last; the latest if the setting does not affect removal.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
-    value; `log/metadata.py` finds these values.
+    value; `log/cluster/metadata.py` finds these values.
     """
     newest = values[-1]
     if name == "cleanup.policy":

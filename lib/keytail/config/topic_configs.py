@@ -109,7 +109,7 @@ def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
             if text == _NO_VALUE:
                 withheld.setdefault(of_topic, set()).add(key)
             printed.setdefault(of_topic, set()).add(key)
-            _put(by_topic.setdefault(of_topic, {}), key, GivenText(text, number), path)
+            _add_setting(by_topic.setdefault(of_topic, {}), key, GivenText(text, number), path)
     if not by_topic:
         what = "the file of --topic-configs contains no topic"
         raise UsageProblem(what, path=path, remedy=_REMEDY, slug="topic-configs-without-topic")
@@ -146,7 +146,7 @@ def _pairs(text: str, path: str, line: int) -> Iterator[tuple[str, str]]:
         yield key.strip(), value.strip()
 
 
-def _put(settings: dict[str, GivenText], key: str, given: GivenText, path: str) -> None:
+def _add_setting(settings: dict[str, GivenText], key: str, given: GivenText, path: str) -> None:
     if key not in _READ and key not in _PASSED_OVER:
         meant = right_name(key)
         remedy = f"Did you mean {meant}?" if meant else "If you are sure that it does not affect log files, remove it"

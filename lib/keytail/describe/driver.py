@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keytail.cli.configuration import Configuration
-from keytail.cli.kafka_version import which_kafka
+from keytail.cli.kafka_version import infer_kafka_version
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.plan import Selection, select
@@ -39,7 +39,7 @@ def describe(request: Request, fs: FileSystem = LOCAL) -> list[DescribeRow]:
     rules = Rules(now_ms=now_ms, high_watermark=request.high_watermark)
     chosen = choose(fs, request.choice)
     configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
-    kafka = _kafka(which_kafka(fs, chosen.log_dirs, configuration.cluster))
+    kafka = _kafka(infer_kafka_version(fs, chosen.log_dirs, configuration.cluster))
     # A broker removes .kafka_cleanshutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
 

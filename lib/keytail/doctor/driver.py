@@ -21,8 +21,7 @@ from keytail.run.session import session_of_run
 
 
 def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
-    """Return a row for each check. The log dirs are checked if there are any, and the executors if there is a
-    master."""
+    """Return a row for each check. Log dirs are checked if any are given, executors if a master is given."""
     paths, now_ms = request.log_dirs, time.time_ns() // 1_000_000
     if request.warm:
         _warm()
@@ -49,12 +48,16 @@ def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:
         try:
             seen, problems = ask_executors(session_of_run(run, master, submitted=False), paths)
         except KeytailError as problem:
-            return [CheckRow(f"executors of {master}", FAIL, problem.what, problem.remedy or "")]
+            return [_failed(master, problem)]
     here, rows = look(paths), []
     remedy = "Mount the log dirs at the same path on all hosts, and install the same keytail on them (run/CLUSTER.md)"
     for host, there in sorted(seen.items()):
         different = differences(here, there)
         found = "; ".join(different) or f"Python {there.python}, {', '.join(there.versions)}, the same log dirs"
         rows.append(CheckRow(f"executor on {host}", FAIL if different else OK, found, remedy if different else ""))
-    rows += [CheckRow(f"executors of {master}", FAIL, problem, remedy) for problem in problems]
-    return rows
+    return rows + [_failed(master, problem) for problem in problems]
+
+
+def _failed(master: str, problem: KeytailError) -> CheckRow:
+    place = f" ({problem.path})" if problem.path is not None else ""
+    return CheckRow(f"executors of {master}", FAIL, f"{problem.what}{place}", problem.remedy or "")

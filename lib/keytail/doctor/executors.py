@@ -1,5 +1,4 @@
-"""Checks that all executors have what a run needs: the same Python packages, and the same log dirs at the same paths.
-"""
+"""Checks that all executors have the same Python packages, and the same log dirs at the same paths, as the driver."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from keytail.errors import KeytailError
 from keytail.extras import installed
 from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
@@ -20,8 +20,8 @@ _TASKS_A_PLACE = 2
 
 @dataclass(frozen=True)
 class Seen:
-    """What one host reports. `log_dirs`: by path, a digest of the listing and the number of directories, or "" and the
-    error."""
+    """What one host reports. `log_dirs`: by path, a digest of the listing and the number of directories; "" and the
+    error if the directory cannot be listed."""
 
     host: str
     python: str
@@ -31,7 +31,7 @@ class Seen:
 
 
 def look(log_dirs: Sequence[str], attempt: str = "") -> Seen:
-    """Return what this process sees."""
+    """Return what a process on this host finds. `attempt` is not used."""
     from keytail.kernels import native  # noqa: PLC0415 (only where work is done)
 
     packages = ("keytail", "numba", "numpy", "pyarrow", "pyspark")
@@ -60,18 +60,21 @@ def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
     return seen
 
 
-def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[str]]:
-    """Return the result of `look` by host, and the problems. Runs a small job with _TASKS_A_PLACE tasks per task slot:
-    a host without a free slot in the meantime is not checked."""
+def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[KeytailError]]:
+    """Return the result of `look` by host, and the distinct errors of tasks that failed.
+
+    Runs a small job with _TASKS_A_PLACE tasks per task slot: a host without a free slot in the meantime is not checked.
+    """
     payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * engine.parallel_tasks)
     seen: dict[str, Seen] = {}
-    problems = []
+    problems: dict[str, KeytailError] = {}
     for outcome in engine.run_bundle(payloads, _look_slowly, name="doctor: what executors see"):
-        if outcome.value is None:
-            problems.append(str(outcome.problem))
+        if outcome.problem is not None:
+            problems[str(outcome.problem)] = outcome.problem
         else:
+            assert outcome.value is not None
             seen[outcome.value.host] = outcome.value
-    return seen, sorted(set(problems))
+    return seen, [problems[text] for text in sorted(problems)]
 
 
 def differences(here: Seen, there: Seen) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from keytail.cli import rows as show
 from keytail.cli.cluster import GIVE_SETTINGS, Cluster
 from keytail.cli.configuration import Configuration
-from keytail.cli.kafka_version import which_kafka
+from keytail.cli.kafka_version import infer_kafka_version
 from keytail.cli.metadata import read_cluster
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
@@ -51,7 +51,7 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
         of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
         rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
     cluster = read_cluster(fs, paths, configuration)
-    kafka = which_kafka(fs, surveyed, cluster)
+    kafka = infer_kafka_version(fs, surveyed, cluster)
     rows.append(CheckRow("Kafka", OK, f"version {kafka.sentence}"))
     rows += [CheckRow(f"Kafka: {item.seen}", OK, item.means) for item in kafka.evidence]
     rows.append(metadata(cluster, now_ms))

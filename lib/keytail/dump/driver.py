@@ -27,7 +27,7 @@ READER_GONE = 141  # the status that a shell reports for a program whose reader 
 def run(request: Request, fs: FileSystem = LOCAL) -> int:
     """Dump to this process's standard output; return the exit status, which is 1 if there were findings.
 
-    Control characters of the data are written as text if `escape` says so, or, if it is None, on a terminal, which
+    Control characters of the data are escaped if `escape` is true, or if it is None and the output is a terminal, which
     would interpret them.
     """
     options, as_json = _options(request), request.output == "json"
@@ -62,7 +62,7 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
 
 
 def _options(request: Request) -> DumpOptions:
-    """Return the options; UsageProblem for flags that exclude each other."""
+    """Return the options. Raises UsageProblem for flags that exclude each other."""
     if request.offsets_decoder and request.transaction_log_decoder:
         raise UsageProblem(
             "--offsets-decoder and --transaction-log-decoder exclude each other",

@@ -254,11 +254,11 @@ class _Log:
         The last offset is -1 if there is none.
         """
         while position < self._size:
-            behind = position - self._position
-            if behind < 0 or len(self._window) - behind < HEADER_BYTES:
+            start = position - self._position
+            if start < 0 or len(self._window) - start < HEADER_BYTES:
                 self._window = np.frombuffer(self.read(position, _WINDOW_BYTES), np.uint8)
-                self._position, behind = position, 0
-            kernels.find_batch(self._window, len(self._window), behind, target, self._out)
+                self._position, start = position, 0
+            kernels.find_batch(self._window, len(self._window), start, target, self._out)
             code, at, size, last = (int(x) for x in self._out)
             at += self._position
             if code == kernels.FOUND and at + size <= self._size:

@@ -138,7 +138,7 @@ def _offsets(row: ExportRow) -> str:
 _COLUMNS: tuple[Column[ExportRow], ...] = (
     PARTITION,
     STATUS,
-    Column("way", lambda row: row.way, is_number=False),
+    Column("strategy", lambda row: row.way, is_number=False),
     Column("offsets", _offsets),
     Column("log size", lambda row: show.human_bytes(row.log_bytes)),
     Column("records", lambda row: show.count(row.records)),

@@ -174,7 +174,7 @@ class _Finder:
                     continue
                 if shard == 0:
                     self._gaps.look(chunk.table)
-                if not self._put(chunk, aborted, number, offset_map, shard, shards):
+                if not self._map_keys(chunk, aborted, number, offset_map, shard, shards):
                     return False
         if shard == 0:
             tracker.finish()
@@ -185,7 +185,7 @@ class _Finder:
         mark_survivors(offset_map.slots, np.array(self._first_bits, np.int64), task.first_segment, self._bits)
         return True
 
-    def _put(
+    def _map_keys(
         self, chunk: Chunk, aborted: np.ndarray, number: int, offset_map: OffsetMap, shard: int, shards: int
     ) -> bool:
         task, table = self._task, chunk.table

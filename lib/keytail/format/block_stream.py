@@ -31,7 +31,7 @@ _SNAPPY_MOST_RATIO = 22  # three bytes decompress to 64 at most
 def decompressed(codec_id: int, data: Buffer, part_bytes: int = PART_BYTES) -> Iterator[Buffer]:
     """Return an iterator over the decompressed bytes of `data`, in order. `data` is contiguous.
 
-    ValueError, with the reason, for data that Kafka's reader of that codec refuses, when it is reached; TooLarge for a
+    Raises ValueError with the reason when it reaches data that Kafka's reader of that codec refuses; TooLarge for a
     snappy chunk of more than `max_record_bytes` (and more than PART_BYTES): Kafka's producers write 32 KiB chunks, but
     a block without the framing is one chunk.
     """

@@ -19,7 +19,7 @@ def build_batch(
 ) -> bytes:
     """Return one version 2 batch of these records at consecutive offsets, as a producer without idempotence sends it.
 
-    ValueError if there is no record.
+    Raises ValueError if there is no record.
     """
     if not records:
         raise ValueError("a batch has at least one record")

@@ -34,7 +34,7 @@ class Divider:
         """Return the cell (uint8) of each partition that has records, ascending; cells are valid until the next call.
 
         `partitions` has one int32 array per part: each record's partition, or a negative number to leave it out.
-        ValueError for offsets that do not ascend inside their data.
+        Raises ValueError for offsets that do not ascend inside their data.
         """
         columns = _columns(parts, partitions)
         counted = [self._counted(column) for column in columns]

@@ -48,7 +48,7 @@ class BytesColumn:
         """Return rows [`start`, `start + n`) of an Arrow binary or string array, given its three buffers.
 
         `wide`: offsets have 64 bits (Arrow's large types). `validity` has one bit per row, lowest first; None means
-        that nothing is null. Bytes are not copied. ValueError for buffers too short for the rows.
+        that nothing is null. Bytes are not copied. Raises ValueError for buffers too short for the rows.
         """
         if n == 0:  # such an array may have no offset at all
             return cls(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
@@ -66,7 +66,7 @@ class BytesColumn:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the rows' values; `data` may contain others."""
+        """The bytes of the rows' values; `data` may contain others."""
         return int(self.offsets[-1] - self.offsets[0])
 
     def rows(self, start: int, end: int) -> BytesColumn:

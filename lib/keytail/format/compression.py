@@ -22,9 +22,9 @@ def decompress(
 ) -> Buffer:
     """Return the decompressed bytes of `data`, as an object that `np.frombuffer` accepts.
 
-    ValueError, with the reason, for data that Kafka's reader of that codec refuses; TooLarge for an output longer than
-    `limit_bytes`, detected before more than that is held. `data` is contiguous. `skip_header_checksum` accepts any lz4
-    header checksum: those of magic 0 are wrong (LEGACY.md 3).
+    Raises ValueError with the reason for data that Kafka's reader of that codec refuses; TooLarge for an output longer
+    than `limit_bytes`, detected before more than that is in memory. `data` is contiguous. `skip_header_checksum`
+    accepts any lz4 header checksum: those of magic 0 are wrong (LEGACY.md 3).
     """
     match codec_id:
         case 0:

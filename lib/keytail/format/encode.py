@@ -1,4 +1,4 @@
-"""Encodes columns of records as batches of version 2: the reverse of `log/record_table.py`.
+"""Encodes columns of records as batches of version 2: the reverse of `log/records/table.py`.
 
 BATCH.md 6 specifies where a batch ends and what is refused. Batches have no producer and no transaction, like those
 of a producer without idempotence.
@@ -56,7 +56,7 @@ class RecordColumns:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all keys, values and headers."""
+        """The bytes of all keys, values and headers."""
         columns = [self.keys, self.values]
         if self.headers is not None:
             keys, values = self.headers.keys, self.headers.values
@@ -113,7 +113,7 @@ class Encoding:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that a batch may have in the log."""
+        """The most bytes that a batch may have in the log."""
         return min(self.max_message_bytes, MAX_BATCH_BYTES)
 
 
@@ -125,9 +125,9 @@ def encode_batches(
     Each step yields whole batches; positions in its rows are relative to its own first byte. The caller owns both
     arrays. `first_row` is the number of the first row in messages.
 
-    Refused, before any byte is yielded, for rows that no batch can hold; and, when it is reached, for a record that
-    exceeds `max_message_bytes` even when compressed. UsageProblem for an invalid offset; Encoding raises it for an
-    invalid codec, level or limit. ValueError if append times differ.
+    Raises Refused for rows that no batch can contain, before any byte is yielded, and for a record that exceeds
+    `max_message_bytes` even when compressed, when it is reached; UsageProblem for an invalid offset (Encoding raises
+    it for an invalid codec, level or limit); ValueError if append times differ.
     """
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:
-    """Return the fields of a JSON object. ValueError for anything else: text that is not JSON, JSON nested too deeply
-    to be parsed, or a value of another type."""
+    """Return the fields of a JSON object. Raises ValueError for anything else: text that is not JSON, JSON nested too
+    deeply to be parsed, or a value of another type."""
     try:
         found = json.loads(data)
     except RecursionError:

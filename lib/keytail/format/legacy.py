@@ -95,7 +95,7 @@ class _Opened:
 def summarize(raw: np.ndarray, start: int, size: int, limit_bytes: int = NO_LIMIT_BYTES) -> LegacyBatch:
     """Return the message `raw[start:start + size]`, offset and size fields included, as a batch.
 
-    ValueError, with the reason, for every error listed in LEGACY.md; TooLarge if it decompresses to more than
+    Raises ValueError with the reason for every error listed in LEGACY.md, TooLarge if it decompresses to more than
     `limit_bytes`.
     """
     opened = _open(raw, start, size, limit_bytes)
@@ -141,8 +141,8 @@ def summarize_rows(
 ) -> None:
     """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is at byte `chunk_position`.
 
-    LegacyProblem for the first row that is invalid, or begins at or below the last offset before it; TooLarge for one
-    that decompresses to more than `limit_bytes`.
+    Raises LegacyProblem for the first row that is invalid, or begins at or below the last offset before it, TooLarge
+    for one that decompresses to more than `limit_bytes`.
     """
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):

@@ -137,10 +137,10 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 
 
 def parse_record(data: bytes | None) -> MetadataRecord:
-    """Decode the value of one record of the log; ValueError if Kafka would not read it.
+    """Decode the value of one record of the log. Raises ValueError if Kafka would not read it.
 
-    A record whose version is newer than its definition here is a `NewerRecord`, or ValueError if its known fields do
-    not make sense.
+    A record whose version is newer than its definition here becomes a `NewerRecord`; raises ValueError if its known
+    fields are invalid.
     """
     if data is None:
         raise ValueError("the record has no value")

@@ -95,7 +95,7 @@ def on_slices(
 
 
 def store_slice(
-    fs: FileSystem, item: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int], path: str
+    fs: FileSystem, item: Slice, columns: Mapping[str, str], n_partitions: int, skipped: Collection[int], path: str
 ) -> list[Cell]:
     """Write the cells of `pack_slice` to a new file at `path`, which is removed after an error."""
     stored: list[Cell] = []
@@ -103,7 +103,7 @@ def store_slice(
     try:
         fd = fs.create(path, fs.stat(os.path.dirname(path)))
         try:
-            for task, place, partition, packed in pack_slice(item, columns, n_partitions, passed):
+            for task, place, partition, packed in pack_slice(item, columns, n_partitions, skipped):
                 size_bytes = fs.write(fd, packed)
                 stored.append(Cell(task, place, partition, path, position, size_bytes))
                 position += size_bytes
@@ -135,9 +135,9 @@ def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordCo
 
 
 def pack_slice(
-    item: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]
+    item: Slice, columns: Mapping[str, str], n_partitions: int, skipped: Collection[int]
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
-    """Yield task, place, partition and bytes of each cell of the slice, without records of the partitions in `passed`.
+    """Yield task, place, partition and bytes of each cell of the slice, without records of the partitions in `skipped`.
     The bytes are valid until the next cell.
 
     Records for a partition that the topic does not have are left out. An empty cell with such a partition's number,
@@ -151,7 +151,7 @@ def pack_slice(
             wrong = np.unique(np.concatenate([numbers[~_exists(numbers, n_partitions)] for numbers in found]))
             reported = {int(number) % n_partitions: int(number) for number in wrong[::-1]}
             for numbers in found:
-                numbers[~_exists(numbers, n_partitions) | np.isin(numbers, list(passed))] = _NO_PARTITION
+                numbers[~_exists(numbers, n_partitions) | np.isin(numbers, list(skipped))] = _NO_PARTITION
             empty = [(number, cells.empty_cell()) for number in reported.values()]
             for partition, cell in (*empty, *divider.divide(records, found)):
                 yield partition % n_partitions, place, partition, cell

@@ -106,7 +106,7 @@ class _Planned:
 def _plan(
     fs: FileSystem, request: Request, target: Target, partition: Partition, import_id: str
 ) -> _Planned:
-    """Plan for one partition. An executing run creates a missing partition and resolves leftovers."""
+    """Return the plan for one partition. An executing run creates a missing partition and resolves leftovers."""
     notes: list[str] = []
     try:
         target.refuse(partition)

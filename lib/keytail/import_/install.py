@@ -51,7 +51,7 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
 
 
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
-    """Commits the tasks' segments in the first replica, copies them to the others, then moves the checkpoints.
+    """Commit the tasks' segments in the first replica, copy them to the others, then move the checkpoints.
 
     All refusals, for every replica, happen before the first change. After a kill at any moment, the next run's plan
     finds which replicas have the import, and `finish` does the rest.
@@ -103,7 +103,7 @@ def _commit(
     record: ImportRecord,
     run_id: str,
 ) -> None:
-    """Commits `segments`, in the order of IMPORT.md. Their scratch files are in the replica's directory, durable.
+    """Commit `segments`, in the order of IMPORT.md. Their scratch files are in the replica's directory, durable.
 
     After a system error a replacement that has begun is finished or undone at once, if the disk permits.
     """

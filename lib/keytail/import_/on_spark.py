@@ -108,11 +108,11 @@ class Import:
         if not self.tasks:
             return {}
         # Partitions that already have their records are skipped; one that does not exist must reach a task.
-        passed = [plan.partition for plan in self.plans if plan.record is not None]
+        skipped = [plan.partition for plan in self.plans if plan.record is not None]
         scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
         try:
             name_jobs(self.records.spark.sparkContext, "import: records by partition")
-            frame, unpack = self.records.by_partition(passed, scratch)
+            frame, unpack = self.records.by_partition(skipped, scratch)
             task = partial(_write_partition, unpack=unpack, tasks=dict(self.tasks), refused=dict(self.refused))
             name_jobs(self.records.spark.sparkContext, "import: segments")
             with as_caller():

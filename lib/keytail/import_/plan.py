@@ -88,7 +88,7 @@ class ImportPlan:
 
 
 def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
-    """Reads leader epochs, topic id and import record. Raises CorruptLog if one of them cannot be read."""
+    """Read leader epochs, topic id and import record. Raises CorruptLog if one of them cannot be read."""
     path = os.path.join(facts.path, names.IMPORT_RECORD)
     record = None
     if fs.exists(path):

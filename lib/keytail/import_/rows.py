@@ -54,13 +54,16 @@ class Rows:
         )
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
-    def by_partition(self, passed: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
-        """Return a frame with the records of each partition, sorted, in its task, and the function that unpacks its
-        batches. The partitions in `passed` are left out. `scratch` is unused: Spark stores its shuffle elsewhere."""
+    def by_partition(self, skipped: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
+        """Return a DataFrame with one task per partition, each with that partition's records in order, and the function
+        that unpacks its Arrow batches.
+
+        Partitions in `skipped` are left out. `scratch` is unused: Spark stores its shuffle elsewhere.
+        """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
-        records = self.records.where(~F.col("partition").isin(list(passed))) if passed else self.records
+        records = self.records.where(~F.col("partition").isin(list(skipped))) if skipped else self.records
         names = [name for name in ("key", "value", "timestamp", "headers") if name in records.columns]
         ordered = records.repartitionById(self.n_partitions, F.col("partition")).sortWithinPartitions(
             *(f"sort_{number}" for number in range(len(self.source.sort_by))), "number"
@@ -78,13 +81,14 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
 
 
 def with_partitions(records: Any, n_partitions: int) -> Any:
-    """Add the partition of each record: its own, else from its key, else all partitions in turn."""
+    """Add the partition of each record: its own, else by its key, else round-robin."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:
         return _partitions_of(keys, n_partitions)
 
-    partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}  # from which Spark infers the kind
+    # Spark infers the kind of UDF from these.
+    partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}
     by_key = F.arrow_udf(partitions, "int")(F.col("key"))
     in_turn = F.pmod(F.col("turn"), F.lit(n_partitions)).cast("int")
     own = [F.col("partition")] if "partition" in records.columns else []

@@ -20,7 +20,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
-# Encoded at a time: so much that encoding the last batch, which waits for more records, twice costs little.
+# Size of the data that is encoded at a time. The last batch is encoded again with later records; at this size that
+# costs little.
 PART_BYTES = 8 << 20
 _RECORD_BYTES = 16  # approximate size of a record beside its key, value and headers
 
@@ -56,7 +57,8 @@ class Written:
 
 
 class SegmentsWriter:
-    """Call `append` with columns in order, then `finish`, or `discard` to remove all files."""
+    """Writes segments from columns of records. Call `append` with columns in order, then `finish`, or `discard` to
+    remove all files."""
 
     def __init__(self, fs: FileSystem, task: SegmentsTask, attempt: str) -> None:
         self._fs, self._task, self._attempt = fs, task, attempt
@@ -86,7 +88,7 @@ class SegmentsWriter:
                 remedy="Remove them from the source, or import them into a topic without compact in cleanup.policy",
                 slug="null-key-for-compacted-topic",
             )
-        self._pending.append(self._timed(columns))
+        self._pending.append(self._with_timestamps(columns))
         self._pending_bytes += columns.data_bytes + _RECORD_BYTES * len(columns)
         self._records += len(columns)
         if self._pending_bytes >= max(PART_BYTES, 2 * task.batch_bytes):
@@ -106,16 +108,16 @@ class SegmentsWriter:
         )
         for data, table in encode_batches(columns, encoding, self._next, self._next - task.base_offset):
             if is_last or int(table["last_offset"][-1]) < end - 1:
-                self._put(data, table)
+                self._append_batches(data, table)
             else:
                 left = int(table["record_count"][-1])
-                self._put(data[: -int(table["size_bytes"][-1])], table[:-1])
+                self._append_batches(data[: -int(table["size_bytes"][-1])], table[:-1])
         self._next = end - left
         kept = columns.rows(len(columns) - left, len(columns))
         self._pending = [joined([kept])] if left else []  # a copy, so that the other columns are released
         self._pending_bytes = kept.data_bytes + _RECORD_BYTES * left
 
-    def _timed(self, columns: RecordColumns) -> RecordColumns:
+    def _with_timestamps(self, columns: RecordColumns) -> RecordColumns:
         times = columns.timestamps_ms
         if self._task.log_append_time:
             times = np.full(len(columns), self._task.now_ms, np.int64)
@@ -123,7 +125,7 @@ class SegmentsWriter:
             times = np.where(times == -1, self._task.now_ms, times)
         return RecordColumns(times, columns.keys, columns.values, columns.headers)
 
-    def _put(self, data: np.ndarray, table: np.ndarray) -> None:
+    def _append_batches(self, data: np.ndarray, table: np.ndarray) -> None:
         if not len(table):
             return
         if self._first_crc is None:

@@ -81,11 +81,11 @@ class Slices:
         rows = counted.groupBy("partition").agg(*(F.sum(name).alias(name) for name in names)).collect()
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
-    def by_partition(self, passed: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
+    def by_partition(self, skipped: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
         """Read the source once, into `scratch`. Returns a frame with one task per partition, and the function by which
-        such a task reads its records, in order. The partitions in `passed` are left out."""
+        such a task reads its records, in order. The partitions in `skipped` are left out."""
         store = partial(
-            _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, passed=passed,
+            _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, skipped=skipped,
             scratch=scratch,
         )  # fmt: skip
         found: list[list[cells.Cell]] = [[] for _ in range(self.n_partitions)]
@@ -103,13 +103,13 @@ class Slices:
 
 def _store(
     batches: Iterator[Any], *, slices: Sequence[Slice], columns: Mapping[str, str], n_partitions: int,
-    passed: Collection[int], scratch: Scratch,
+    skipped: Collection[int], scratch: Scratch,
 ) -> Iterator[Any]:  # fmt: skip
     """The body of a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
 
     def work(item: Slice) -> Iterator[Any]:
         try:
-            stored = cells.store_slice(LOCAL, item, columns, n_partitions, passed, scratch.path(item, attempt_name()))
+            stored = cells.store_slice(LOCAL, item, columns, n_partitions, skipped, scratch.path(item, attempt_name()))
         except OSError as problem:
             raise explained(problem) from problem
         columns_of_cells = zip(*stored, strict=True) if stored else ((),) * len(cells.Cell._fields)
@@ -185,7 +185,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 def _is_known(role: str, kind: str, column: Column) -> bool:
-    """Whether Arrow reads the same values from such a column as Spark."""
+    """Return whether Arrow reads the same values from such a column as Spark."""
     _, physical, logical = column.leaves[0]
     if role in ("key", "value"):
         return len(column.leaves) == 1 and _is_bytes(physical, logical) and column.arrow in _BYTES

@@ -11,7 +11,6 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
 _LEAST_BYTES = 26  # the smallest batch of any format
-_LOG_APPEND_TIME = 0x08
 
 
 @njit(forceinline=True)
@@ -62,8 +61,8 @@ def set_append_time(raw, table, now_ms):
     p = 0
     for i in range(len(table)):
         row = table[i]
-        if not row.attributes & _LOG_APPEND_TIME or row.max_timestamp_ms != now_ms:
-            row.attributes |= np.int16(_LOG_APPEND_TIME)
+        if not row.attributes & v2.LOG_APPEND_TIME or row.max_timestamp_ms != now_ms:
+            row.attributes |= np.int16(v2.LOG_APPEND_TIME)
             row.max_timestamp_ms = now_ms
             _put(raw, p + v2.ATTRIBUTES, np.int64(row.attributes), 2)
             _put(raw, p + v2.MAX_TIMESTAMP, np.int64(now_ms), 8)

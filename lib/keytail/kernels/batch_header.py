@@ -1,7 +1,8 @@
-"""Byte positions of the fields in the header of a record batch of version 2 (format/BATCH.md), for kernels.
+"""The header of a record batch of version 2 (format/BATCH.md), for kernels: byte positions, and bits of the attributes.
 
-`format/batch.py` has the same header as a dtype; a test compares the two. Messages of magic 0 and 1 have the
-offset, the length and the magic at the same positions, and nothing else.
+`format/batch.py` has the same header as a dtype, and the same bits; a test compares them. Messages of magic 0 and 1
+have the offset, the length and the magic at the same positions, and nothing else; of the attributes they have the
+codec, and magic 1 the timestamp type.
 """
 
 BATCH_LENGTH = 8
@@ -19,3 +20,14 @@ RECORD_COUNT = 57
 HEADER_BYTES = 61
 
 LENGTH_PREFIX_BYTES = 12  # the base offset and the length, which the length does not count
+
+# Bits of the attributes.
+CODEC_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+DELETE_HORIZON = 0x40
+TRANSACTIONAL_OR_CONTROL = TRANSACTIONAL | CONTROL
+KNOWN_ATTRIBUTES = 0x7F
+# No cleaning changes these, not even when it empties the batch.
+PRESERVED_ATTRIBUTES = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL

@@ -159,7 +159,7 @@ def index_batches(raw, n, position, previous_last_offset, table, out):
             row.producer_epoch = be16(raw, p + v2.PRODUCER_EPOCH)
             row.base_sequence = be32(raw, p + v2.BASE_SEQUENCE)
             row.record_count = count
-            if row.attributes & 0x20 and count > 0 and row.attributes & 0x07 == 0:
+            if row.attributes & v2.CONTROL and count > 0 and row.attributes & v2.CODEC_MASK == 0:
                 _read_control(raw, p + v2.HEADER_BYTES, p + total, row)
         else:
             row.last_offset = base

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.batches import be32, be64
 from keytail.kernels.fallback import crc_tables
 from keytail.kernels.jit import kernel
@@ -168,7 +169,7 @@ def check_plain(raw, chunk_position, table, out):
             out[CODE] = OUT_OF_RANGE
             return
         p = start + PREFIX_BYTES
-        if raw[p + 5] & 0x07:
+        if raw[p + 5] & v2.CODEC_MASK:
             out[COUNT] += 1
             continue
         out[CODE] = _check_message(raw, p, end)
@@ -181,7 +182,7 @@ def check_plain(raw, chunk_position, table, out):
         batch.base_offset = offset
         batch.last_offset = offset
         batch.record_count = 1
-        batch.attributes = np.int16(raw[p + 5] & 0x08) if batch.magic == 1 else np.int16(0)
+        batch.attributes = np.int16(raw[p + 5] & v2.LOG_APPEND_TIME) if batch.magic == 1 else np.int16(0)
         timestamp = be64(raw, p + 6) if batch.magic == 1 else np.int64(-1)
         batch.base_timestamp_ms = timestamp
         batch.max_timestamp_ms = timestamp
@@ -196,7 +197,7 @@ def transcode_plain(raw, chunk_position, table, row_from, row_to, where, start, 
     """
     for row in range(row_from, row_to):
         batch = table[row]
-        if batch.magic > 1 or where[row] == CLOSED or batch.attributes & 0x07:
+        if batch.magic > 1 or where[row] == CLOSED or batch.attributes & v2.CODEC_MASK:
             continue
         size_bytes = np.int64(batch.size_bytes)
         if used + size_bytes > arena.shape[0]:
@@ -241,7 +242,7 @@ def walk_messages(a, n, append_time, wrapper_timestamp, out):
         if end > n:
             break
         out[CODE] = _check_message(a, message, end)
-        if out[CODE] == OK and a[message + 5] & 0x07:
+        if out[CODE] == OK and a[message + 5] & v2.CODEC_MASK:
             out[CODE] = MESSAGE_COMPRESSED
         if out[CODE] != OK:
             return

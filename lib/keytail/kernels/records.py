@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import xxh3_128
 
@@ -270,23 +271,23 @@ def scan_records(
             if n + count > records.shape[0]:
                 break
             # Blocks of magic 0 and 1 were converted by `legacy.py`, with each record's own timestamp in them.
-            append_time = batch.magic == 2 and batch.attributes & 0x08 != 0
+            append_time = batch.magic == 2 and batch.attributes & v2.LOG_APPEND_TIME != 0
             timestamp = batch.max_timestamp_ms if append_time else batch.base_timestamp_ms
             start = block_start[row]
             end = start + block_bytes[row]
             if where[row] == IN_RAW:
-                code, behind = _scan_batch(
+                code, filled = _scan_batch(
                     raw, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
                     records, n, bits, first_bit[row],
                 )  # fmt: skip
             else:
-                code, behind = _scan_batch(
+                code, filled = _scan_batch(
                     arena, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
                     records, n, bits, first_bit[row],
                 )  # fmt: skip
             if code != OK:
                 break
-            n = behind
+            n = filled
         row += 1
     out[NEXT_ROW] = row
     out[COUNT] = n

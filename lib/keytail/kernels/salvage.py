@@ -34,7 +34,7 @@ def _is_header(raw, p, size, most_span):
     Few bytes pass this check, which saves slow checksums.
     """
     span, count = np.int64(be32(raw, p + v2.LAST_OFFSET_DELTA)), np.int64(be32(raw, p + v2.RECORD_COUNT))
-    codec = raw[p + v2.ATTRIBUTES + 1] & 7
+    codec = raw[p + v2.ATTRIBUTES + 1] & v2.CODEC_MASK
     if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > _MOST_CODEC:
         return False
     if be32(raw, p + v2.LEADER_EPOCH) < -1:
@@ -48,10 +48,11 @@ def _is_header(raw, p, size, most_span):
 
 @njit
 def _is_old_header(raw, p, size):
-    """Return the same for a message of magic 0 or 1: key and value fill it to its last byte."""
+    """Return whether a broker can have written this message of magic 0 or 1: key and value fill it exactly."""
     at = p + 18 if raw[p + 16] == 0 else p + 26
     end = p + size
-    if at + 8 > end or raw[p + 17] & 7 > _MOST_OLD_CODEC or raw[p + 17] > 0x0F:
+    attributes = raw[p + 17]
+    if attributes & v2.CODEC_MASK > _MOST_OLD_CODEC or attributes > v2.CODEC_MASK | v2.LOG_APPEND_TIME or at + 8 > end:
         return False
     key_bytes = max(np.int64(be32(raw, at)), np.int64(0))
     if be32(raw, at) < -1 or key_bytes > end - at - 8:
@@ -85,8 +86,8 @@ def _batch_bytes(raw, p, n, low, high, out, scratch):
 
 
 @njit(inline="always")
-def _may_be_one(raw, p, left, most_high_bits):
-    """Return whether the bytes that are wrong almost anywhere else allow a batch at `p`: cheap, for every byte."""
+def _may_be_batch(raw, p, left, most_high_bits):
+    """Return whether a batch may begin at `p`. A cheap check for every byte: magic, high byte of the offset, length."""
     q = np.uint64(p)  # unsigned avoids the check for Python's negative positions
     if raw[q + np.uint64(16)] > 2 or raw[q] > most_high_bits:
         return False
@@ -100,7 +101,7 @@ def _may_be_one(raw, p, left, most_high_bits):
 
 
 @njit
-def _landing(raw, p, n, low, high, out, scratch):
+def _end_by_header(raw, p, n, low, high, out, scratch):
     """Return where the damaged batch at `p` ends by its own header, if a batch or the end of file follows; else -1."""
     if n - p < _LEAST_BYTES:
         return np.int64(-1)
@@ -114,34 +115,35 @@ def _landing(raw, p, n, low, high, out, scratch):
 
 @kernel(allocates=True)
 def next_batch(raw, p, low, high, most_checked_bytes, out):
-    """Find where batches continue after the damage at `p`: `out[FOUND]`, above `p`; the length of `raw` if nowhere.
+    """Find the next batch after damage at `p`, and store its position in `out[FOUND]` (the length of `raw`: none).
 
-    If the damaged batch's own length leads to a batch, it is there, unless batches before that place lead there one by
-    one: then the length was wrong. `out` is int64[2]; `out[CHECKED_BYTES]` grows by the bytes whose checksum was
-    computed, and the search ends when it exceeds `most_checked_bytes`.
+    The length in the damaged header is trusted if a batch or the end of the file follows at that place, unless a chain
+    of valid batches in between leads exactly to it: then that chain's first batch is the result. `out` is int64[2];
+    `out[CHECKED_BYTES]` is increased by the bytes whose checksum was computed, and the search ends when it exceeds
+    `most_checked_bytes`.
     """
     n = np.int64(raw.shape[0])
     scratch = np.zeros(6, np.int64)
-    landing = _landing(raw, p, n, low, high, out, scratch)
-    end = landing if landing >= 0 else n
+    claimed_end = _end_by_header(raw, p, n, low, high, out, scratch)
+    end = claimed_end if claimed_end >= 0 else n
     q = np.int64(p) + 1
     most_high_bits = np.uint8((high - 1) >> 56)
     while q < end and n - q >= _LEAST_BYTES:
-        if not _may_be_one(raw, q, np.uint64(n - q), most_high_bits):
+        if not _may_be_batch(raw, q, np.uint64(n - q), most_high_bits):
             q += 1
             continue
         size = _batch_bytes(raw, q, n, low, high, out, scratch)
         if size > 0:
-            if landing < 0:
+            if claimed_end < 0:
                 out[FOUND] = q
                 return
             at = q + size
-            while at < landing:
+            while at < claimed_end:
                 size = _batch_bytes(raw, at, n, low, high, out, scratch)
                 if size == 0:
                     break
                 at += size
-            if at == landing:
+            if at == claimed_end:
                 out[FOUND] = q
                 return
         if out[CHECKED_BYTES] > most_checked_bytes:
@@ -156,7 +158,7 @@ def check_records(raw, table, bad):
     state = np.zeros(STATE_SIZE, np.int64)
     for row in range(table.shape[0]):
         batch = table[row]
-        if batch.magic != 2 or batch.attributes & 7 or bad[row]:
+        if batch.magic != 2 or batch.attributes & v2.CODEC_MASK or bad[row]:
             continue
         start = np.int64(batch.position) + v2.HEADER_BYTES
         code = check_block(
@@ -169,7 +171,7 @@ def check_records(raw, table, bad):
 
 @njit(inline="always")
 def _best_below(scores, rows, rank):
-    """Return (score, row) of the best among ranks [0, rank), or (-1, -1)."""
+    """Query the Fenwick tree `scores`/`rows`: return (score, row) of the best among ranks [0, rank), or (-1, -1)."""
     best, row = np.int64(-1), np.int64(-1)
     while rank > 0:
         if scores[rank] > best:
@@ -180,32 +182,39 @@ def _best_below(scores, rows, rank):
 
 @kernel(allocates=True)
 def best_chain(base, last, below, touching, ranks, first_offset, keep):
-    """Mark in `keep` (uint8) a longest chain of batches, in the order given, whose offsets increase without overlap.
+    """Mark in `keep` (uint8) a longest chain of batches, in file order, whose offsets increase without overlap.
 
-    Of equally long chains, the one is chosen that has the fewest steps over rejected batches without skipping an
-    offset: such a step leaves no offsets for the rejected batches. `ranks` is the index of each `last` among the
-    distinct values of `last`, `below` how many of these are below each `base`, `touching` 1 if the highest of those is
-    `base - 1`.
+    Among the longest, choose the one with the fewest steps that pass over batches although no offset is missing between
+    its neighbours: such a step leaves the passed batches no offsets.
+
+    Dynamic programming in O(n log n): `scores` is a Fenwick tree of the best score by rank of `last`. `ranks`: index of
+    each `last` among its distinct values; `below`: how many of these are below each `base`; `touching`: 1 if the
+    highest of those is `base - 1`.
     """
     n = base.shape[0]
     size = np.int64(ranks.max()) + 1
     scores, rows = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
-    at_score, at_row = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
-    score, before = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    item = np.int64(n) + 2  # more than all other steps together
+    score_ending_at, row_ending_at = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
+    score, previous = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+    batch_score = np.int64(n) + 2  # more than all bonuses together: the length decides first
     for j in range(n):
-        score[j] = item + (j == 0 or base[j] != first_offset)
+        score[j] = batch_score + (j == 0 or base[j] != first_offset)
+        # A step over a gap in the offsets.
         found, row = _best_below(scores, rows, below[j] - touching[j])
-        if found >= 0 and found + item + 1 > score[j]:
-            score[j], before[j] = found + item + 1, row
-        if touching[j] and at_score[below[j] - 1] >= 0 and at_score[below[j] - 1] + item > score[j]:
-            score[j], before[j] = at_score[below[j] - 1] + item, at_row[below[j] - 1]
+        if found >= 0 and found + batch_score + 1 > score[j]:
+            score[j], previous[j] = found + batch_score + 1, row
+        # A step without a gap, over rejected batches: no bonus.
+        touched = below[j] - 1
+        if touching[j] and score_ending_at[touched] >= 0 and score_ending_at[touched] + batch_score > score[j]:
+            score[j], previous[j] = score_ending_at[touched] + batch_score, row_ending_at[touched]
         if j > 0:
-            if last[j - 1] < base[j] and score[j - 1] + item + 1 > score[j]:
-                score[j], before[j] = score[j - 1] + item + 1, j - 1
+            # A step from the preceding batch of the file.
+            if last[j - 1] < base[j] and score[j - 1] + batch_score + 1 > score[j]:
+                score[j], previous[j] = score[j - 1] + batch_score + 1, j - 1
+            # Insert the preceding batch into the tree.
             rank = np.int64(ranks[j - 1])
-            if score[j - 1] > at_score[rank]:
-                at_score[rank], at_row[rank] = score[j - 1], j - 1
+            if score[j - 1] > score_ending_at[rank]:
+                score_ending_at[rank], row_ending_at[rank] = score[j - 1], j - 1
             rank += 1
             while rank <= size:
                 if score[j - 1] > scores[rank]:
@@ -215,4 +224,4 @@ def best_chain(base, last, below, touching, ranks, first_offset, keep):
     keep[:] = 0
     while row >= 0:
         keep[row] = 1
-        row = before[row]
+        row = previous[row]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from keytail.kernels.batch_header import CONTROL, TRANSACTIONAL, TRANSACTIONAL_OR_CONTROL
 from keytail.kernels.jit import kernel
 
 ABORT, COMMIT = 0, 1
-TRANSACTIONAL_OR_CONTROL = 0x30
-TRANSACTIONAL, CONTROL = 0x10, 0x20
 
 NO_OFFSET = 2**63 - 1
 

@@ -1,14 +1,14 @@
-"""The only module by which log dirs are accessed: every read, and every operation that changes something.
+"""The only module that accesses log dirs: all reads and all changes.
 
-The modules of `files/`, which no other module imports, carry out the operations. Every path is resolved to a descriptor
-of its directory, without following links below a log dir (`files/paths.py`), and its last name is then used relative to
-that. So the owner of a log dir cannot redirect an operation of root to another place. New files and directories get the
-owner of their directory, and never a mode with more than read and write.
+The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
+descriptor of its directory, without following links below a log dir (`files/paths.py`), and its last name is then used
+relative to that. Thus the owner of a log dir cannot redirect an operation of root to another place. New files and
+directories get the owner of their directory, and never a mode with more than read and write.
 
-Each operation passes through one of two private hooks, one for operations that change something and one for the
-others, so that a subclass can record it, stop before it, drop it or make it fail. Errors are the system's own OSError
-with the path and a description of the operation; only a file that cannot be given its owner raises `Refused`. The
-callers decide which operations to perform, and in which order.
+Each operation except `file_system_type` passes through one of two private hooks, one for operations that change
+something and one for the others, so that a subclass can record it, stop before it, drop it or make it fail. Errors are
+the system's own OSError with the path and a description of the operation; only a file or directory that cannot be given
+its owner raises `Refused`. The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ T = TypeVar("T")
 # Errors of `link`: the file system has no hard links, or no more for this file, or both names are on different ones.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
-# Descriptions for errors.
-_DOING = {
+# Descriptions of the operations, for errors.
+_DESCRIPTIONS = {
     "scan": "listing the directory",
     "stat": "reading attributes",
     "exists": "checking whether it exists",
@@ -99,7 +99,7 @@ class FileSystem:
                 if error.filename2 is not None:
                     error.filename2 = arguments[1]
             if error.strerror:
-                error.strerror = f"{error.strerror} while {_DOING[operation]}"
+                error.strerror = f"{error.strerror} while {_DESCRIPTIONS[operation]}"
             raise
 
     # Reading
@@ -116,23 +116,23 @@ class FileSystem:
     def scan_sizes(self, path: str, suffix: str) -> Sizes:
         """List a directory, with size and modification time only for regular files that end with `suffix`.
 
-        Costs a fourth of `scan` if most names have other suffixes. Names that vanish meanwhile are omitted.
+        A quarter of the cost of `scan` if most names have other suffixes. Names that vanish meanwhile are omitted.
         """
         return self._look(
             "scan", (path,), lambda: of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
         )
 
     def stat(self, path: str) -> FileStat:
-        """Return the attributes of a file or directory; SymbolicLink for a link, unless it leads to a directory and
-        may be followed."""
+        """Return the attributes of a file or directory. Raises SymbolicLink for a link, unless it leads to a directory
+        and may be followed."""
         return self._look("stat", (path,), lambda: existing.stat(path))
 
     def size(self, path: str) -> int:
-        """Return the size of a file in bytes, at half of the cost of `stat`. SymbolicLink for a link."""
+        """Return the size of a file in bytes, at half the cost of `stat`. Raises SymbolicLink for a link."""
         return self._look("stat", (path,), lambda: existing.size(path))
 
     def exists(self, path: str) -> bool:
-        """Whether the name exists, whatever it refers to. Raises any error that leaves this undecided."""
+        """Return whether the name exists, whatever it refers to; raise any error that leaves this undecided."""
         return self._look("exists", (path,), lambda: existing.exists(path))
 
     def open_read(self, path: str) -> int:
@@ -203,7 +203,7 @@ class FileSystem:
         return facts.f_bavail * facts.f_frsize
 
     def is_read_only(self, path: str) -> bool:
-        """Whether the file system of `path` is mounted read-only."""
+        """Return whether the file system of `path` is mounted read-only."""
         return bool(self._look("is_read_only", (path,), lambda: of_directory(path, os.statvfs)).f_flag & os.ST_RDONLY)
 
     def file_system_type(self, path: str) -> str:
@@ -230,9 +230,9 @@ class FileSystem:
     # Changing
 
     def create(self, path: str, like: FileStat | None) -> int:
-        """Create a new empty file, open for appending; FileExistsError if the name exists.
+        """Create a new empty file, open for appending. Raises FileExistsError if the name exists.
 
-        The file gets owner, group, mode and access ACL (both without execute bits) and security label of `like`;
+        The file gets owner, group, mode and access ACL (both without execute bits) and security label of `like`. Raises
         Refused, with nothing left behind, if that is not permitted. In a user's directory, root gives a file only to
         that user: if `like` belongs to another user, only its mode is used.
         """
@@ -282,7 +282,7 @@ class FileSystem:
         self._change("rename", (source, target), lambda: existing.rename(source, target))
 
     def link(self, source: str, target: str) -> None:
-        """Create a second name of a file, on the same file system; FileExistsError if the name exists."""
+        """Create a second name of a file, on the same file system. Raises FileExistsError if the name exists."""
         self._change("link", (source, target), lambda: existing.link(source, target))
 
     def unlink(self, path: str) -> None:
@@ -318,8 +318,8 @@ class FileSystem:
         self.write_file(temporary, data, like)
         try:
             self.rename(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to report
                 self.unlink(temporary)
             raise
 

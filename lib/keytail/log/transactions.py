@@ -16,6 +16,7 @@ import numpy as np
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.kernels import transactions as kernels
+from keytail.kernels.batch_header import CONTROL, TRANSACTIONAL, TRANSACTIONAL_OR_CONTROL
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 
@@ -121,12 +122,12 @@ class TransactionTracker:
         marker."""
         discard = np.zeros(len(table), np.uint8)
         self._places.look_up(table)
-        special = (table["attributes"] & kernels.TRANSACTIONAL_OR_CONTROL) != 0
+        special = (table["attributes"] & TRANSACTIONAL_OR_CONTROL) != 0
         if not special.any():
             return discard.view(bool)
         producers = np.zeros(len(table), np.int64)
         producers[special] = self._numbers(table["producer_id"][special])
-        n_control = int(np.count_nonzero(table["attributes"] & kernels.CONTROL))
+        n_control = int(np.count_nonzero(table["attributes"] & CONTROL))
         markers, aborts = (np.empty((n_control, columns), np.int64) for columns in (2, kernels.ABORT_COLUMNS))
         self._cursor[kernels.MARKERS] = self._cursor[kernels.ABORTS] = 0
         kernels.track(
@@ -212,7 +213,7 @@ class _Places:
         offsets = self._offsets[a:b]
         rows = table[np.searchsorted(table["base_offset"], offsets, side="right") - 1]
         self._is_taken[a:b] |= offsets <= rows["last_offset"]
-        is_data = rows["attributes"] & kernels.TRANSACTIONAL_OR_CONTROL == kernels.TRANSACTIONAL
+        is_data = rows["attributes"] & TRANSACTIONAL_OR_CONTROL == TRANSACTIONAL
         begins = is_data & (rows["base_offset"] == offsets)
         self._begins[a:b] = np.where(begins, rows["producer_id"], self._begins[a:b])
 

@@ -331,7 +331,8 @@ class OutputWriter:
         self._current = None
 
     def finish(self, end_offset: int) -> tuple[GroupOutput, ...]:
-        """Make everything durable; return the arguments for `commit_group`, in ascending order."""
+        """Make all output durable. Return one `GroupOutput` for each call of `commit_group`, in ascending order of
+        offset."""
         self._close(end_offset)
         return tuple(GroupOutput(tuple(bases), tuple(segments)) for bases, segments in self._groups)
 

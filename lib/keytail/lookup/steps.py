@@ -36,7 +36,7 @@ class Lookup:
 
 
 def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
-    """Find the first record at or after `offset`, as a fetch from there does. CorruptLog if damage is met."""
+    """Find the first record at or after `offset`, as a fetch from there does. Raises CorruptLog if damage is met."""
     search = Search(fs, facts)
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
@@ -64,7 +64,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
     """Find the first record at or after a time (0 or more), or none, as `offsetsForTimes` does.
 
-    The segment is chosen by the largest timestamps that the time indexes state. CorruptLog if damage is met.
+    The segment is chosen by the largest timestamps that the time indexes state. Raises CorruptLog if damage is met.
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)

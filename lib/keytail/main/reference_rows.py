@@ -52,7 +52,7 @@ A partition that is named by `--partitions` and is skipped counts as refused.
 
 With `--quarantine-report FILE`, `compact`, `verify` and `rebuild-index` write a JSON array of all partitions that were
 refused, corrupt, damaged or failed, with one object each: `topic`, `partition`, `log_dir`, `status`, `error`;
-`problems`, each with `file`, `byte_position`, `byte_end` (behind the last byte, if known), `offset`, `offset_end`,
+`problems`, each with `file`, `byte_position`, `byte_end` (exclusive, if known), `offset`, `offset_end`,
 `what`, `remedy`; and `helps`, the remedies that apply (`re-fetch`, `truncate`, `salvage`) with their texts
 ([undo-and-salvage](../guide/undo-and-salvage.md#a-partition-is-damaged)). The file is written whole or not at all, with
 an empty array if there is no such partition. A path in a log dir is wrong usage, and so is anything but a regular file

@@ -1,4 +1,5 @@
-"""Run a declared command: make its request from flags, show its rows, turn errors into messages and an exit status."""
+"""Run a declared command: build its request from the flags, show its rows, and turn errors into messages and an exit
+status."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.flags import flags_of, request_of
 from keytail.cli.output_options import MessageFlags, RecordFlags
-from keytail.cli.quarantine import report
+from keytail.cli.quarantine import writing_row_files
 from keytail.cli.stopping import Stopped, stoppable
 from keytail.cli.streams import end_of_output
 from keytail.cli.whole_file import refuse_one_file_for_two
@@ -44,7 +45,7 @@ def function_of(command: Command) -> Callable[..., None]:
     def function(context: typer.Context, **flags: Any) -> None:
         try:
             given = {"submitted": context.obj == SUBMITTED}
-            # What the run sets in its context ends with it (threads.py).
+            # Context variables that the run sets do not outlive it (threads.py).
             status = contextvars.copy_context().run(_status_of, command, flags, given)
         finally:
             acting_user.give_back()
@@ -61,7 +62,7 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
     `given` are values of the request that are not flags.
     """
     as_json = flags.get("output") == "json"
-    with stoppable():  # also during an error message: one of the two is printed in full
+    with stoppable():  # also while an error message is printed: that message or the one about the signal is complete
         try:
             try:
                 request_of(MessageFlags, flags).apply()
@@ -86,7 +87,8 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
 
 
 def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Run the command, print its rows, and raise typer.Exit with its status: files beside the rows are written then."""
+    """Run the command, print its rows, and raise typer.Exit with its status; the context managers then write the report
+    and the files of rows."""
     if given.get("submitted") and flags.get("master") is not None:
         raise UsageProblem(
             "--master after the job's name has no effect under spark-submit",
@@ -96,19 +98,20 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
     request = request_of(command.request, flags, given)
     for for_what, extra in command.extras(request):
         require(for_what, extra)
-    known = {name: getattr(request, name) for name in ("execute", "now_ms", "configuration") if hasattr(request, name)}
-    page = Page(command.name, title=command.title(request) if command.title else "", **known)
+    facts = ("execute", "now_ms", "configuration")
+    page_facts = {name: getattr(request, name) for name in facts if hasattr(request, name)}
+    page = Page(command.name, title=command.title(request) if command.title else "", **page_facts)
     log_dirs = command.log_dirs(request) if command.log_dirs else _log_dirs(request)
-    with reporting(flags.get("report_file"), page, log_dirs), report(
+    with reporting(flags.get("report_file"), page, log_dirs), writing_row_files(
         flags.get("quarantine_report"), log_dirs, flags.get("rows_file")
-    ) as listed:
+    ) as quarantine_rows:
         run = pkgutil.resolve_name(command.run)
         rows = run(request, on_row=page.add_row) if command.reports_rows else run(request)
         if isinstance(rows, int):
             raise typer.Exit(rows)
         assert command.show is not None
         assert command.exit_status is not None
-        listed.extend(rows)
+        quarantine_rows.extend(rows)
         page.done(rows, command.next_step(rows, request))
         if flags["output"] == "json":
             show.print_json(rows)

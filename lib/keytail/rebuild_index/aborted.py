@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from keytail.format.batch import BATCH_TABLE
-from keytail.kernels.transactions import ABORT, COMMIT, CONTROL, TRANSACTIONAL, TRANSACTIONAL_OR_CONTROL
+from keytail.kernels.batch_header import CONTROL, TRANSACTIONAL, TRANSACTIONAL_OR_CONTROL
+from keytail.kernels.transactions import ABORT, COMMIT
 from keytail.log.transactions import Contradiction, TransactionTracker, sorted_entries
 
 # With more buffered rows, those that later ones have made unnecessary are removed.

@@ -13,7 +13,8 @@ Kind = Literal["good", "left", "bad"]
 
 
 def kind_of(status: str) -> Kind:
-    """Return the kind of a status. `left`: nothing is broken, but it may be of interest."""
+    """Return the kind of a status. `bad`: an error; `left`: nothing is broken, but it may be of interest; `good`:
+    anything else."""
     if statuses.is_failure(status):
         return "bad"
     return "left" if statuses.kind_of(status) in ("skipped", "notable") else "good"
@@ -21,7 +22,10 @@ def kind_of(status: str) -> Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """One defect of a partition, and its remedy."""
+    """One defect of a partition, and its remedy.
+
+    `broker`: what a broker does when it starts on it; `start_loses`: it then loses or hides acknowledged records.
+    """
 
     severity: str
     what: str

@@ -40,8 +40,8 @@ def write_report(request: Request) -> int:
 def report_of_ledger(
     flags: LedgerFlags, run_id: str | None, since_ms: int | None, *, master: str | None = None
 ) -> Report:
-    """Return the report of one run, the latest if none is named, or of all runs since a time. UsageProblem if there is
-    none."""
+    """Return the report of one run, the latest if none is named, or of all runs since a time. Raises
+    UsageProblem if there is none."""
     if since_ms is None:
         return of_run(*history.run(flags, "" if run_id is None else run_id, master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)

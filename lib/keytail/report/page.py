@@ -161,8 +161,8 @@ def _tables(report: Report) -> dict[str, Table]:
 
 
 def _table(name: str, heads: Sequence[str], words: int, rows: list[list[Any]], total: int | None = None) -> Table:
-    """The first `words` columns are text. Cells are texts, or pairs of a text and a number to sort by. Empty columns
-    are omitted."""
+    """Return a table. The first `words` columns are text. Cells are texts, or pairs of a text and a number to sort by.
+    Empty columns are omitted."""
     cells = [[cell if isinstance(cell, tuple) else (cell, None) for cell in row] for row in rows[:MOST_ROWS]]
     having = [n for n in range(len(heads)) if any(row[n][0] for row in cells)]
     return Table(

@@ -83,7 +83,7 @@ class ThisProcess:
         return [run_attempt(function, payload, f"h{next(self._numbers)}") for payload in payloads]
 
     def cancel(self) -> None:
-        """A running task ends by itself."""
+        """Do nothing: a running task ends by itself."""
 
     def has_ended(self) -> bool:
         return False

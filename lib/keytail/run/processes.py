@@ -86,7 +86,7 @@ class Processes:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """As `Engine.run_bundle`."""
+        """Do the same as `Engine.run_bundle`."""
         answers = self.run(payloads, partial(watched_attempt, function, current_channel()), before_again)
         problem = interrupted() if stopped() else killed("twice")
         return [Outcome(None, problem) if answer is None else answer for answer in answers]

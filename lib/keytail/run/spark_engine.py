@@ -71,7 +71,8 @@ class SparkEngine:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """As `Engine.run_bundle`, in one Spark job, and in one more for each payload if that job is lost."""
+        """Do the same as `Engine.run_bundle`, in one Spark job, and in one more for each payload if that job is
+        lost."""
         if not payloads:
             return []
         try:

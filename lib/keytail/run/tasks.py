@@ -39,7 +39,7 @@ class Outcome(Generic[R]):
 
 
 def watched_attempt(function: Callable[[P, str], R], channel: Channel | None, payload: P, attempt: str) -> Outcome[R]:
-    """`run_attempt` in a process of its own, from where progress is sent to `channel`."""
+    """Call `run_attempt` in a process of its own, from where progress is sent to `channel`."""
     send_to(channel)
     return run_attempt(function, payload, attempt)
 

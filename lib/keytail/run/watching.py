@@ -45,10 +45,10 @@ HERE = DriverAddress(LOOPBACK, LOOPBACK)
 
 
 @dataclass(frozen=True)
-class Sign:
+class TaskProgress:
     """The progress of one task attempt: its partition, its phase, and the bytes read so far.
 
-    `is_over` marks the last sign. The task's answer may come later, with those of the other tasks of its job.
+    `is_over` marks the last report. The task's answer may come later, with those of the other tasks of its job.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Channel:
-    """The address and key with which tasks send signs; sent to them with their work."""
+    """The address and key with which tasks send their progress; sent to them with their work."""
 
     host: str
     port: int
@@ -68,15 +68,15 @@ class Channel:
 
     @contextlib.contextmanager
     def sending_progress(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
-        """Send signs for the partition `name` within the context; `phase` is reported until the work sets its own."""
+        """Send the progress of partition `name` within the context; `phase` is reported until the work sets its own."""
         started_s, over = time.monotonic(), threading.Event()
 
         def send(is_over: bool = False) -> None:
-            sign = [name, attempt, meter.phase, meter.read_bytes, is_over]
+            report = [name, attempt, meter.phase, meter.read_bytes, is_over]
             with contextlib.suppress(OSError):
-                out.send(_with_code(json.dumps(sign).encode(), self.key))
+                out.send(_with_code(json.dumps(report).encode(), self.key))
 
-        def continue_() -> None:
+        def send_repeatedly() -> None:
             while not over.wait(_EVERY_S):
                 send()
 
@@ -90,7 +90,7 @@ class Channel:
             except OSError:  # the name cannot be resolved here, or there is no route to the host
                 yield
                 return
-            thread = threading.Thread(target=continue_, name="progress", daemon=True)
+            thread = threading.Thread(target=send_repeatedly, name="progress", daemon=True)
             thread.start()
             try:
                 yield
@@ -102,13 +102,13 @@ class Channel:
 
 
 class Watch:
-    """Receive signs in the driver; a context manager. `on_sign` is called for each sign, from a thread of the watch.
+    """Receive reports in the driver; a context manager. `on_progress` is called for each, from a thread of the watch.
 
     Raises OSError if no port can be opened.
     """
 
-    def __init__(self, driver: DriverAddress, on_sign: Callable[[Sign], None]) -> None:
-        self._on_sign = on_sign
+    def __init__(self, driver: DriverAddress, on_progress: Callable[[TaskProgress], None]) -> None:
+        self._on_progress = on_progress
         family, address = _address(driver.bind, 0)
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -140,9 +140,9 @@ class Watch:
                 data = self._socket.recv(_LONGEST_BYTES)
             except OSError:
                 return
-            sign = _parsed(data, self.channel.key)
-            if sign is not None:
-                self._on_sign(sign)
+            report = _parsed(data, self.channel.key)
+            if report is not None:
+                self._on_progress(report)
 
 
 # A context variable (threads.py): the code that processes a partition is far below the code that shows progress.
@@ -160,7 +160,7 @@ def send_to(channel: Channel | None) -> None:
 
 
 def sending_progress(path: str, attempt: str, phase: str = "") -> contextlib.AbstractContextManager[None]:
-    """Send signs about the work on the partition in directory `path` to the current channel, if any.
+    """Send the progress of the work on the partition in directory `path` to the current channel, if any.
 
     `phase` is reported until the work sets its own phases.
     """
@@ -182,12 +182,12 @@ def _with_code(text: bytes, key: bytes) -> bytes:
     return hmac.digest(key, text, "sha256") + text
 
 
-def _parsed(data: bytes, key: bytes) -> Sign | None:
-    """Return the sign, or None if no task of this run sent it; such data is not parsed."""
+def _parsed(data: bytes, key: bytes) -> TaskProgress | None:
+    """Return the report, or None if no task of this run sent it; such data is not parsed."""
     text = data[_CODE_BYTES:]
     if not hmac.compare_digest(data, _with_code(text, key)):
         return None
     try:
-        return Sign(*json.loads(text))
+        return TaskProgress(*json.loads(text))
     except (ValueError, TypeError):
         return None

@@ -68,7 +68,7 @@ def source_files(fs: FileSystem, partition_path: str, source_bases: Collection[i
 
 def keep(
     fs: FileSystem,
-    originals: Backup,
+    backup: Backup,
     partition_path: str,
     groups: Iterable[GroupOutput],
     *,
@@ -87,8 +87,8 @@ def keep(
     key = (parsed.topic, parsed.partition)
     files = source_files(fs, partition_path, source_bases)
     _refuse_without_indexes(partition_path, source_bases, frozenset(files))
-    path = entry_path(originals.directory, run_id, *key)
-    _make_directory(fs, originals.directory, path, fs.stat(partition_path))
+    path = entry_path(backup.directory, run_id, *key)
+    _make_directory(fs, backup.directory, path, fs.stat(partition_path))
     try:
         fs.fsync_dir(os.path.dirname(path))
         manifest = Manifest(
@@ -102,7 +102,7 @@ def keep(
             next_checkpoint=next_checkpoint,
             log_start_checkpoint=read_offsets(fs, os.path.join(log_dir, names.LOG_START_CHECKPOINT)).get(key),
             leader_epochs=epochs_below(fs, partition_path, end_offset),
-            files=tuple(_keep_file(fs, originals, partition_path, path, name) for name in files),
+            files=tuple(_keep_file(fs, backup, partition_path, path, name) for name in files),
             parts=parts_of(groups),
         )
         write_manifest(fs, path, manifest)  # also makes the other names in its directory durable
@@ -157,17 +157,17 @@ def _marker(run: str) -> bytes:
     return f"keytail backup of run {os.path.basename(run)}\n".encode()
 
 
-def _keep_file(fs: FileSystem, originals: Backup, partition_path: str, path: str, name: str) -> BackupFile:
+def _keep_file(fs: FileSystem, backup: Backup, partition_path: str, path: str, name: str) -> BackupFile:
     source, target = os.path.join(partition_path, name), os.path.join(path, name)
     facts = fs.stat(source)
-    if originals.copies:
+    if backup.copies:
         size_bytes, digest_hex = copy_file(fs, source, target, facts)
     else:
         try:
             fs.link(source, target)
         except OSError as error:
             if error.errno == errno.EXDEV:
-                raise other_file_system(originals.directory) from error
+                raise other_file_system(backup.directory) from error
             if error.errno in NO_LINKS:
                 raise Refused(
                     f"cannot create a hard link to the file in the --keep-originals directory: {error.strerror}",

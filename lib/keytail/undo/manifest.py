@@ -1,6 +1,6 @@
-"""The manifest of kept originals: the files before the run, and those that replace them, or are about to.
+"""The manifest of a backup: the files before the run, and those that replace them, or are about to.
 
-It is JSON of a single version, and replaced atomically. originals.py and undo/partition.py use it.
+It is JSON of a single version, and replaced atomically. undo/backup.py and undo/partition.py use it.
 """
 
 from __future__ import annotations

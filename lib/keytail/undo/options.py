@@ -56,34 +56,34 @@ def backup_of(
     return Backup(path, copies)
 
 
-def make_directory(fs: FileSystem, originals: Backup, log_dir: str) -> None:
+def make_directory(fs: FileSystem, backup: Backup, log_dir: str) -> None:
     """Create the directory, with the owner of the log dir, if it does not exist."""
-    path = originals.directory
+    path = backup.directory
     if not fs.exists(path):
         fs.mkdir(path, fs.stat(log_dir))
         fs.fsync_dir(os.path.dirname(path))
 
 
-def announce_backup(originals: Backup) -> None:
+def announce_backup(backup: Backup) -> None:
     """Print to standard error where a run would keep its backup."""
-    _print_backup(originals, "A backup would be", "ID")
-    if not originals.copies:
+    _print_backup(backup, "A backup would be", "ID")
+    if not backup.copies:
         text = "So a partition that is replaced in several passes (because of --max-scratch-bytes, or for lack of "
         text += "space) frees nothing between them: it needs space for all its new files, regardless of "
         text += "--max-scratch-bytes."
         show.print_note(escape(text))
 
 
-def report_backup(fs: FileSystem, originals: Backup, run_id: str) -> None:
+def report_backup(fs: FileSystem, backup: Backup, run_id: str) -> None:
     """Print to standard error where the run has kept a backup, if any."""
-    if fs.exists(os.path.join(originals.directory, run_id)):
-        _print_backup(originals, f"The backup of run {run_id} is", run_id)
+    if fs.exists(os.path.join(backup.directory, run_id)):
+        _print_backup(backup, f"The backup of run {run_id} is", run_id)
 
 
-def _print_backup(originals: Backup, which: str, run_id: str) -> None:
-    how = "kept as copies in" if originals.copies else "kept as hard links in"
-    frees = "the copies take space until" if originals.copies else "replaced files free no space until"
-    undo = f"keytail undo --originals {originals.directory} --run {run_id}"
-    text = f"{which} {how} {originals.directory}: {frees} it is removed by `{undo} --forget --execute`. Without "
+def _print_backup(backup: Backup, which: str, run_id: str) -> None:
+    how = "kept as copies in" if backup.copies else "kept as hard links in"
+    frees = "the copies take space until" if backup.copies else "replaced files free no space until"
+    undo = f"keytail undo --originals {backup.directory} --run {run_id}"
+    text = f"{which} {how} {backup.directory}: {frees} it is removed by `{undo} --forget --execute`. Without "
     text += "--forget, this command restores it."
     show.print_note(escape(text))

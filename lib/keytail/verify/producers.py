@@ -14,6 +14,7 @@ import numpy as np
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, parse_txn_index
 from keytail.format.producers import ProducerEntry, check_snapshot, parse_snapshot
+from keytail.kernels.batch_header import TRANSACTIONAL_OR_CONTROL
 from keytail.kernels.verify import columns
 from keytail.kernels.verify import producers as kernels
 from keytail.verify.scope import Scope
@@ -68,7 +69,7 @@ class ProducerChecks:
     def _is_outside(self, row: np.ndarray, number: int) -> bool:
         """Return whether the last row is data outside a transaction while one is open."""
         return (
-            row[columns.ROW_ATTRIBUTES] & 0x30 == 0
+            row[columns.ROW_ATTRIBUTES] & TRANSACTIONAL_OR_CONTROL == 0
             and row[columns.ROW_LAST] >= self._scope.log_start
             and self._state[number, kernels.OPEN_FROM] >= 0
         )

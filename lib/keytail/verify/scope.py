@@ -29,7 +29,7 @@ NO_CLAIMS = Claims()
 
 
 def claims_of(log_dir: LogDirFacts, topic: str, partition: int) -> Claims:
-    """Return the checkpointed offsets of one partition of `log_dir`."""
+    """Return what the checkpoint files and the clean-shutdown file of `log_dir` state about one partition."""
     key = (topic, partition)
     return Claims(
         clean_shutdown=log_dir.clean_shutdown,

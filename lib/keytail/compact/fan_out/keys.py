@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keytail.compact.fan_out.bits import BitsWriter, ShardBits
-from keytail.compact.fan_out.slices import Cell, Settled, SliceFacts
+from keytail.compact.fan_out.slices import Settled, SliceFacts
 from keytail.compact.map_phase.offset_map import COUNT, LOAD_FACTOR, SLOT_BYTES, OffsetMap
 from keytail.compact.plan import segments_between
 from keytail.compact.saved_state import load_state
@@ -28,12 +28,13 @@ from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.records.scan import Portion, RecordScanner
 from keytail.log.replace import CleanFile
+from keytail.run.shuffle import Cell
 from keytail.values import from_bytes, to_bytes
 
 MOST_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # upper part of a cell's order
-_KIND_BITS = 60
-_SLICE_BITS = 32
+_KIND_SHIFT = 60
+_SLICE_SHIFT = 32
 _RUN = 1 << 20  # keys that are split into shards at a time: 24 MiB, and as much again for the result
 _LEAST_RUN = 1 << 10
 _DEDUP_BYTES = 12 << 20  # fits into a cache, so that keys that occur once in a slice cost little
@@ -68,7 +69,7 @@ class _Run:
 
     def __init__(self, kind: int, number: int, shards: int, memory_bytes: int, *, counting: bool = False) -> None:
         room = max(_LEAST_RUN, min(_RUN, memory_bytes // (6 * _item_bytes(counting=counting))))
-        self._order = kind << _KIND_BITS | number << _SLICE_BITS
+        self._order = kind << _KIND_SHIFT | number << _SLICE_SHIFT
         self._starts = np.zeros(shards + 1, np.int64)
         self._arrays = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
         self._sorted = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
@@ -177,7 +178,7 @@ def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
         batches += len(table)
     yield from item.finish()
     known = (facts.segment, facts.batches_before, facts.batches, item.nulls.tobytes(), tuple(map(int, item.keyless)))
-    yield Cell(part.number % part.shards, _FACTS << _KIND_BITS | part.number << _SLICE_BITS, to_bytes(known))
+    yield Cell(part.number % part.shards, _FACTS << _KIND_SHIFT | part.number << _SLICE_SHIFT, to_bytes(known))
 
 
 def _portions(
@@ -204,7 +205,7 @@ def merge(
     keyless: list[tuple[int, int, int, int]] = []
     try:
         for order, data in cells:
-            kind = order >> _KIND_BITS
+            kind = order >> _KIND_SHIFT
             if kind == _FACTS:
                 segment, first_batch, batches, nulls, counted = from_bytes(data)
                 writer.add_nulls(segment, first_batch, batches, np.frombuffer(nulls, np.uint8))

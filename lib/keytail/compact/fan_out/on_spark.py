@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from keytail.acting_user import as_caller, on_workers
 from keytail.compact.fan_out.bits import ShardBits
 from keytail.compact.fan_out.proof import Verdict
-from keytail.compact.fan_out.slices import Cell, Survey
+from keytail.compact.fan_out.slices import Survey
 from keytail.compact.fan_out.stages import Merging, Sizes, fan_out
 from keytail.compact.fan_out.write import Written
 from keytail.compact.task import CleaningResult, CleaningTask
@@ -29,6 +29,7 @@ from keytail.run.ended import raise_if_ended
 from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.memory import map_memory_bytes
+from keytail.run.shuffle import Cell
 from keytail.run.spark_engine import answer_schema, attempt_name, lost, name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.run.watching import Channel, current_channel, send_to, sending_progress

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from keytail.compact.cleaner import proof_spec
-from keytail.compact.fan_out.slices import Cell, Settled
+from keytail.compact.fan_out.slices import Settled
 from keytail.compact.proof.keys import SLOT_BYTES, Keys
 from keytail.compact.proof.markers import collect_markers, walk_headers
 from keytail.compact.proof.prove import prove
@@ -32,6 +32,7 @@ from keytail.kernels.proof import markers as marker_kernels
 from keytail.kernels.proof import table as proof_table
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile, GroupOutput
+from keytail.run.shuffle import Cell
 from keytail.threads import inheriting
 
 _WORDS = proof_table.SLOT_WORDS

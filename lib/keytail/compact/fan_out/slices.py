@@ -1,7 +1,7 @@
 """Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of the transactions.
 
-A slice is a byte range of a segment that begins at a batch, about `SLICE_BYTES` long. `survey` reads one and passes on
-its transactional and control batches; `settle` processes those of all slices in the order of the log, as
+A slice is a byte range of a segment. It begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads one
+and passes on its transactional and control batches; `settle` processes those of all slices in the order of the log, as
 compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,18 +26,11 @@ from keytail.log.chunk import CORRUPT_REMEDY, SegmentReader, check_ends_below, r
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker
+from keytail.run.shuffle import Cell
 from keytail.values import from_bytes, to_bytes
 
 SLICE_BYTES = 256 << 20
-_CELL_BITS = 32  # of a cell's order: its number within its slice
-
-
-class Cell(NamedTuple):
-    """What a stage passes to the next through a shuffle: the shard, the position in its order, and packed bytes."""
-
-    shard: int
-    order: int
-    data: bytes
+_SLICE_SHIFT = 32  # the lower bits of a cell's order are its number within its slice
 
 
 @dataclass(frozen=True)
@@ -164,7 +156,7 @@ def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
     places = np.unique(np.concatenate([part.aborted["first_offset"], part.aborted["last_stable_offset"]]))
     torn_tail = is_last and piece.part + 1 == piece.parts and not task.clean_shutdown
     facts = SliceFacts(piece.segment, start, end, 0, 0)
-    order = part.number << _CELL_BITS
+    order = part.number << _SLICE_SHIFT
     reader = SegmentReader(fs)
     path = task.path(segment.base_offset, names.LOG)
     for chunk in reader.chunks(path, end, start=start, torn_tail=torn_tail):

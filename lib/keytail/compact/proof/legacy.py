@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.format.compression import decompress
+from keytail.kernels import batch_header as v2
 from keytail.kernels.proof.records import read_records
 
 _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-_APPEND_TIME = 8
-_HORIZON = 0x40
 _MOST_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller ones
 _LZ4 = 3
 _LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # with the checksum of old writers (LEGACY.md 3)
@@ -55,8 +54,8 @@ class Message:
 def read_message(data: bytes) -> Message:
     """Parse `data` as a message. ValueError with the reason if it is not well-formed."""
     outer_offset, magic, attributes, timestamp_ms, key, value = next(_messages(data, whole=True))
-    attributes &= 15 if magic else 7
-    codec = attributes & 7
+    attributes &= v2.CODEC_MASK | v2.LOG_APPEND_TIME if magic else v2.CODEC_MASK
+    codec = attributes & v2.CODEC_MASK
     if not codec:
         record = Record(outer_offset, timestamp_ms, key, value)
         return _checked(Message(magic, True, outer_offset, outer_offset, attributes, timestamp_ms, (record,)))
@@ -76,7 +75,7 @@ def read_message(data: bytes) -> Message:
     elif magic and outer_offset:
         shift = outer_offset - found[-1][0]
     records = tuple(
-        Record(offset + shift, timestamp_ms if kind and attributes & _APPEND_TIME else time, key, value)
+        Record(offset + shift, timestamp_ms if kind and attributes & v2.LOG_APPEND_TIME else time, key, value)
         for offset, kind, _, time, key, value in found
     )
     uniform = all(m[1] == magic for m in found) and outer_offset == last_offset
@@ -135,9 +134,9 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
     )
     if epoch != -1 or producer != [-1, -1, -1]:
         raise ValueError("the batch has a leader epoch or a producer, but its message has neither")
-    if attributes & ~_HORIZON != message.attributes:
+    if attributes & ~v2.DELETE_HORIZON != message.attributes:
         raise ValueError("the batch has other attributes than its message")
-    kept = _records(batch, attributes & 7, base, base_time, count)
+    kept = _records(batch, attributes & v2.CODEC_MASK, base, base_time, count)
     by_offset = {record.offset: record for record in message.records}
     if not kept or any(by_offset.get(record.offset) != record for record in kept):
         raise ValueError("the output has a record that its message does not have")
@@ -147,12 +146,12 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
     if base != offsets[0] or last_delta != offsets[-1] - base:
         raise ValueError("the offset range of the batch is not that of its records")
     needs_horizon = horizon_ms >= 0 and any(record.value is None for record in kept)
-    if bool(attributes & _HORIZON) != needs_horizon:
+    if bool(attributes & v2.DELETE_HORIZON) != needs_horizon:
         raise ValueError("the batch's delete horizon is missing or should not be there")
     if base_time != (horizon_ms if needs_horizon else kept[0].timestamp_ms):
         raise ValueError("the batch has a wrong base timestamp")
     newest = max(record.timestamp_ms for record in kept)
-    if max_time != (message.timestamp_ms if attributes & _APPEND_TIME else newest):
+    if max_time != (message.timestamp_ms if attributes & v2.LOG_APPEND_TIME else newest):
         raise ValueError("the batch has a wrong max timestamp")
     return set(offsets)
 
@@ -167,7 +166,7 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
         if not message.is_uniform:
             raise ValueError("the message was copied, although magics or offsets inside it do not fit it")
         return every
-    codec = message.attributes & 7
+    codec = message.attributes & v2.CODEC_MASK
     if not codec or output[16] != message.magic:
         raise ValueError("the output is neither the source's bytes nor a compressed message of its magic")
     kept = {record.offset for record in read_message(output).records}
@@ -177,7 +176,7 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
         raise ValueError("the message differs from the source's bytes, although nothing was removed")
     _, _, attributes, time, key, value = next(_messages(output, whole=True))
     records = [record for record in message.records if record.offset in kept]
-    append_time = message.timestamp_ms if message.attributes & _APPEND_TIME else None
+    append_time = message.timestamp_ms if message.attributes & v2.LOG_APPEND_TIME else None
     newest = max(record.timestamp_ms for record in records) if append_time is None else append_time
     if int.from_bytes(output[:8], "big", signed=True) != records[-1].offset:
         raise ValueError("the message has another offset than the last record in it")
@@ -196,9 +195,9 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
 
 def _inner_message(message: Message, record: Record, first_offset: int) -> bytes:
     """Return the bytes for `record` inside a rebuilt message."""
-    body = bytes([message.magic, message.attributes & _APPEND_TIME])
+    body = bytes([message.magic, message.attributes & v2.LOG_APPEND_TIME])
     if message.magic:
-        time = message.timestamp_ms if message.attributes & _APPEND_TIME else record.timestamp_ms
+        time = message.timestamp_ms if message.attributes & v2.LOG_APPEND_TIME else record.timestamp_ms
         body += struct.pack(">q", time)
     for part in (record.key, record.value):
         body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part

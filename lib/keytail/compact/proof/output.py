@@ -133,7 +133,7 @@ def block_at(window: Window, at: int) -> tuple[int, memoryview]:
     """Return codec and bytes of the block of the batch at index `at`."""
     header = window.bytes
     size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
-    return int(header[at + v2.ATTRIBUTES + 1]) & 7, header[at + v2.HEADER_BYTES : at + size_bytes].data
+    return int(header[at + v2.ATTRIBUTES + 1]) & v2.CODEC_MASK, header[at + v2.HEADER_BYTES : at + size_bytes].data
 
 
 def not_opened(

@@ -152,7 +152,11 @@ def _check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
 
 
 def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
-    """Walk a source to its end beside the outputs; if `is_present`, only note what justifies removals before it."""
+    """Walk all batches of a source segment and compare them with the outputs.
+
+    If `is_present`, the segment is still in the log and has no output yet: only its records that justify removals
+    before it are noted.
+    """
     open_checked(
         proof, proof.source, f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}", segment.log_bytes
     )

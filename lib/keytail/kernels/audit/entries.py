@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels.batch_header import CONTROL, TRANSACTIONAL
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes, xxh3_128
 from keytail.kernels.records import IN_RAW, put_varint, read_varint
 from keytail.kernels.shards import move_back, shard_of, sum_up
-from keytail.kernels.transactions import CONTROL, TRANSACTIONAL
 
 # Words of an entry. LOW and HIGH: hash of the key, or of the offset if the record has no key. CONTENT: hashes of the
 # value (upper half) and of the headers. EPOCHS: leader epoch (upper half) and sequence, both as 32 bits.

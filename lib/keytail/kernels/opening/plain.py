@@ -168,7 +168,7 @@ def lay_out(table, wanted, position, where, start, size):
         size[i] = np.int64(row.size_bytes) - v2.HEADER_BYTES
         if wanted[i]:
             where[i] = IN_RAW
-            packed += row.attributes & 7 != 0
+            packed += row.attributes & v2.CODEC_MASK != 0
             old += row.magic < 2
     return packed, old
 
@@ -182,7 +182,7 @@ def open_blocks(tools, raw, table, row_from, arena, used, where, start, size):
     """
     row = row_from
     while row < table.shape[0]:
-        codec = np.int64(table[row].attributes) & 7
+        codec = np.int64(table[row].attributes) & v2.CODEC_MASK
         if where[row] == IN_RAW and codec != 0 and table[row].record_count > 0:
             if table[row].magic < 2:
                 break

@@ -1,6 +1,7 @@
 """Checks of a source batch by itself, of an output batch by itself and with its index entries, and of both headers.
 
-Each returns PASSED, a need or a violation (`codes.py`).
+Each check returns PASSED or a violation (`codes.py`). `next_batch` returns a code and the batch's size; its code may
+also be SOURCE_DONE or NEED_SOURCE.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def next_batch(source, state):
 
 @register_jitable
 def check_source(source, p, size, state):
+    """Check magic, checksum, order and record count of a source batch."""
     base = be_64(source, p)
     if source[p + v2.MAGIC] != 2:
         return fail(state, SOURCE_MAGIC, p, base)
@@ -91,8 +93,8 @@ def check_output(output, p, size, indexes, state):
         return fail(state, OUTPUT_MAGIC, p, base)
     if base <= state.output.last_offset or last < base:
         return fail(state, OUTPUT_ORDER, p, base)
-    too_far = last - state.output.base_offset > 0x7FFFFFFF or last >= state.output.next_base
-    if base < state.output.base_offset or too_far:
+    is_too_wide = last - state.output.base_offset > 0x7FFFFFFF
+    if base < state.output.base_offset or last >= state.output.next_base or is_too_wide:
         return fail(state, OUTPUT_RANGE, p, base)
     state.output.last_offset = last
     return _check_index(p, size, last, max_timestamp, indexes, state)
@@ -154,16 +156,17 @@ def check_fields(source, p, output, q, q_size, state):
     if not same_bytes(output, q + v2.PRODUCER_ID, source, p + v2.PRODUCER_ID, 14):  # producer id, epoch, base sequence
         return fail(state, OUTPUT_PRODUCER, q, base)
     attributes, before = be_16(output, q + v2.ATTRIBUTES), be_16(source, p + v2.ATTRIBUTES)
-    if attributes & ~0x7F or attributes & 0x38 != before & 0x38:
+    if attributes & ~v2.KNOWN_ATTRIBUTES or (attributes ^ before) & v2.PRESERVED_ATTRIBUTES:
         return fail(state, OUTPUT_ATTRIBUTES, q, base)
     count = be_32(output, q + v2.RECORD_COUNT)
     if count < 0:
         return fail(state, OUTPUT_COUNT, q, base)
     if count > 0:
-        if attributes & 7 != before & 7:
+        if (attributes ^ before) & v2.CODEC_MASK:
             return fail(state, OUTPUT_CODEC, q, base)
         return PASSED
-    emptied = q_size == v2.HEADER_BYTES and attributes & 0x47 == 0 and be_64(output, q + v2.BASE_TIMESTAMP) == -1
+    has_codec_or_horizon = attributes & (v2.CODEC_MASK | v2.DELETE_HORIZON) != 0
+    emptied = q_size == v2.HEADER_BYTES and be_64(output, q + v2.BASE_TIMESTAMP) == -1 and not has_codec_or_horizon
     if not emptied or be_64(output, q + v2.MAX_TIMESTAMP) != be_64(source, p + v2.MAX_TIMESTAMP):
         return fail(state, OUTPUT_EMPTY, q, base)
     return PASSED
@@ -171,23 +174,23 @@ def check_fields(source, p, output, q, q_size, state):
 
 @register_jitable
 def check_kept(source, output, state):
-    """Check the output's header fields that depend on which records of the batch are kept (`state.batch`)."""
+    """Check the output's header fields that depend on which records of the batch are retained (`state.batch`)."""
     p, q, batch = state.source.at, state.batch.at_output, state.batch
     base, attributes, count = be_64(source, p), be_16(source, p + v2.ATTRIBUTES), be_32(source, p + v2.RECORD_COUNT)
     nulls = batch.has_nulls != 0
     if q < 0:
         return PASSED
-    if batch.is_whole != 0:
-        if nulls and attributes & 0x40 == 0 and state.rules.horizon_ms >= 0:
+    if batch.is_whole != 0:  # the same bytes as the source
+        if nulls and attributes & v2.DELETE_HORIZON == 0 and state.rules.horizon_ms >= 0:
             return fail(state, OUTPUT_HORIZON, q, base)
         return PASSED
     if batch.kept_count == 0:
         return PASSED
-    if attributes & 0x20:
+    if attributes & v2.CONTROL:  # a control batch has one marker: all or nothing
         if batch.kept_count < count:
             return fail(state, OUTPUT_COUNT, q, base)
         nulls = nulls or batch.meaning == UNNEEDED
-    needs_horizon = nulls and attributes & 0x40 == 0 and state.rules.by_file_time == 0
+    needs_horizon = nulls and attributes & v2.DELETE_HORIZON == 0 and state.rules.by_file_time == 0
     if batch.kept_count == count and not needs_horizon:
         return fail(state, OUTPUT_REBUILT_WHOLE, q, base)
     return _check_times(source, p, output, q, nulls, state)
@@ -199,17 +202,16 @@ def _check_times(source, p, output, q, nulls, state):
     base = be_64(source, p)
     attributes, before = be_16(output, q + v2.ATTRIBUTES), be_16(source, p + v2.ATTRIBUTES)
     horizon = np.int64(-1)
-    if state.rules.by_file_time != 0:
-        pass
-    elif before & 0x40:
-        horizon = be_64(source, p + v2.BASE_TIMESTAMP)
-    elif nulls:
-        horizon = state.rules.horizon_ms
-    if (attributes & 0x40 != 0) != (horizon >= 0):
+    if state.rules.by_file_time == 0:
+        if before & v2.DELETE_HORIZON:
+            horizon = be_64(source, p + v2.BASE_TIMESTAMP)
+        elif nulls:
+            horizon = state.rules.horizon_ms
+    if (attributes & v2.DELETE_HORIZON != 0) != (horizon >= 0):
         return fail(state, OUTPUT_HORIZON, q, base)
     if be_64(output, q + v2.BASE_TIMESTAMP) != (horizon if horizon >= 0 else state.batch.first_ms):
         return fail(state, OUTPUT_BASE_TIMESTAMP, q, base)
-    newest = be_64(source, p + v2.MAX_TIMESTAMP) if before & 8 else state.batch.newest_ms
+    newest = be_64(source, p + v2.MAX_TIMESTAMP) if before & v2.LOG_APPEND_TIME else state.batch.newest_ms
     if be_64(output, q + v2.MAX_TIMESTAMP) != newest:
         return fail(state, OUTPUT_MAX_TIMESTAMP, q, base)
     return PASSED

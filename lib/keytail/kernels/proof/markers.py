@@ -58,7 +58,7 @@ def collect(data, cursor, found):
             base = be_64(data, p)
             if base <= cursor[LAST_OFFSET] or be_32(data, p + v2.LAST_OFFSET_DELTA) < 0:
                 return BAD_ORDER
-            if be_16(data, p + v2.ATTRIBUTES) & 0x20:
+            if be_16(data, p + v2.ATTRIBUTES) & v2.CONTROL:
                 if np.int64(crc32c(data, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(data, p + v2.CRC):
                     return BAD_CRC
                 kind = control_type(data, p, size)
@@ -110,7 +110,8 @@ def note_first_data(data, cursor, markers, log_start_offset):
         if code != _FOUND_ONE:
             return code
         p = cursor[FROM]
-        if data[p + v2.MAGIC] == 2 and be_16(data, p + v2.ATTRIBUTES) & 0x30 == 0x10:
+        of_transaction = be_16(data, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL == v2.TRANSACTIONAL
+        if data[p + v2.MAGIC] == 2 and of_transaction:
             last = be_64(data, p) + be_32(data, p + v2.LAST_OFFSET_DELTA)
             if last >= log_start_offset:
                 row = next_marker(markers, be_64(data, p + v2.PRODUCER_ID), last + 1)

@@ -28,7 +28,8 @@ def is_over(source, p, state):
     """Return whether the retention of the tombstones in the batch at `p`, or of the marker that it is, has expired."""
     if state.rules.by_file_time != 0:
         return state.source.is_old != 0
-    return be_16(source, p + v2.ATTRIBUTES) & 0x40 != 0 and be_64(source, p + v2.BASE_TIMESTAMP) <= state.rules.now_ms
+    has_horizon = be_16(source, p + v2.ATTRIBUTES) & v2.DELETE_HORIZON != 0
+    return has_horizon and be_64(source, p + v2.BASE_TIMESTAMP) <= state.rules.now_ms
 
 
 @register_jitable
@@ -41,7 +42,7 @@ def settle(source, p, size, output, q, markers, state):
     attributes, producer = be_16(source, p + v2.ATTRIBUTES), be_64(source, p + v2.PRODUCER_ID)
     count = be_32(source, p + v2.RECORD_COUNT)
     kept = np.int64(0) if q < 0 else be_32(output, q + v2.RECORD_COUNT)
-    if attributes & 0x20 == 0:
+    if attributes & v2.CONTROL == 0:
         if last < state.rules.log_start:  # not served to consumers; Kafka treats aborted data there as committed
             return PASSED, SILENT
         row = next_marker(markers, producer, last + 1)
@@ -81,7 +82,7 @@ def settle(source, p, size, output, q, markers, state):
 @register_jitable
 def is_value(source, p, markers, state):
     """Return whether the records of a transactional or control batch, which is not settled yet, are values of keys."""
-    if be_16(source, p + v2.ATTRIBUTES) & 0x20:
+    if be_16(source, p + v2.ATTRIBUTES) & v2.CONTROL:
         return False
     last = be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
     if last < state.rules.log_start:
@@ -101,4 +102,5 @@ def ends_a_producer(source, p, producers):
         return False
     if producers[1, at] >= 0:
         return producers[1, at] == be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
-    return be_16(source, p + v2.ATTRIBUTES) & 0x20 != 0 and be_16(source, p + v2.PRODUCER_EPOCH) == producers[2, at]
+    is_control = be_16(source, p + v2.ATTRIBUTES) & v2.CONTROL != 0
+    return is_control and be_16(source, p + v2.PRODUCER_EPOCH) == producers[2, at]

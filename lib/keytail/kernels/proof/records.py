@@ -95,7 +95,7 @@ def walk_records(source, output, records, others, notes, state):
             if other_offset == offset:
                 kept = True
                 other_offset = np.int64(-1)
-                timestamp = append_time if attributes & 8 else base_timestamp + record.timestamp_delta
+                timestamp = append_time if attributes & v2.LOG_APPEND_TIME else base_timestamp + record.timestamp_delta
                 same_time = timestamp == other_base_timestamp + other.timestamp_delta
                 if not same_time or not _is_same(records.data, record, others.data, other):
                     return fail(state, OUTPUT_RECORD_DIFFERS, q, offset)

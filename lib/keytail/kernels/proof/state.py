@@ -40,7 +40,7 @@ INDEXES = _int64s(
 )  # fmt: skip
 
 # The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: both are the
-# same bytes. `meaning`: see `actions_by_name.py`. Of the records walked so far: the last offset; of those kept their
+# same bytes. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of those kept their
 # number, the first and the largest timestamp, and whether one has no value.
 BATCH = _int64s(
     "at_output", "is_whole", "meaning", "last_offset", "kept_count", "first_ms", "newest_ms", "has_nulls"

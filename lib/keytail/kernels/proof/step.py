@@ -77,7 +77,7 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
         if code != PASSED:
             return code
     meaning = COUNTS
-    if be_16(source, p + v2.ATTRIBUTES) & 0x30:
+    if be_16(source, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL:
         if state.knows_markers == 0:
             return NEED_MARKERS
         code, meaning = settle(source, p, size, output, q, markers, state)
@@ -186,7 +186,10 @@ def source_records(source, block, size, state):
 
 @_inlined
 def _output_records(windows, q_size, state):
-    """Return the records of the output of the source's next batch; none if it is dropped or whole."""
+    """Return the records of the output batch that belongs to the source's next batch.
+
+    There are none if that batch was dropped or is byte-identical in the output.
+    """
     output, q = windows.output, state.batch.at_output
     data, at, end, n = output, np.int64(0), np.int64(0), np.int64(0)
     if q >= 0 and state.batch.is_whole == 0:
@@ -198,7 +201,7 @@ def _output_records(windows, q_size, state):
 
 @register_jitable
 def pass_source(source, state):
-    """Move on to the batch after the source's next one."""
+    """Advance the source by one batch."""
     p = state.source.at
     state.source.block_bytes = -1
     state.source.last_offset = be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
@@ -216,7 +219,7 @@ def walk_piece(source, records, output, others, notes, state):
 
 @kernel
 def close_batch(source, output, state):
-    """Check the header fields of a batch whose records were all walked, and move on; return a code."""
+    """After all records of a batch were walked: check its header fields and advance by a batch; return a code."""
     code = check_kept(source, output, state)
     if code != PASSED:
         return code

@@ -87,7 +87,7 @@ def assemble(
             new.max_timestamp_ms = batch.max_timestamp_ms
             new.record_count = batch.record_count
         elif what == EMPTY:
-            attributes = np.int64(batch.attributes) & 0x38
+            attributes = np.int64(batch.attributes) & v2.PRESERVED_ATTRIBUTES
             new.size_bytes = v2.HEADER_BYTES
             new.attributes = attributes
             new.base_timestamp_ms = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import MOST_MESSAGE_GROWTH_BYTES, put_message
 from keytail.kernels.native import copy_bytes
@@ -123,10 +124,10 @@ def rebuild_blocks(
             continue
         batch = table[row]
         new = rebuilt[done]
-        attributes = np.int64(batch.attributes) & 0x3F
+        attributes = np.int64(batch.attributes) & v2.KNOWN_ATTRIBUTES & ~v2.DELETE_HORIZON
         if by_file_time:
             horizon = np.int64(-1)
-        elif batch.attributes & 0x40 != 0:
+        elif batch.attributes & v2.DELETE_HORIZON != 0:
             horizon = np.int64(batch.base_timestamp_ms)
         elif kept_nulls[row] > 0:
             horizon = np.int64(horizon_ms)
@@ -135,16 +136,17 @@ def rebuild_blocks(
         is_old = batch.magic < 2
         keeps = is_old and keep_magic
         if keeps:
-            attributes &= 0x0F if batch.magic == 1 else 0x07
+            attributes &= v2.CODEC_MASK | v2.LOG_APPEND_TIME if batch.magic == 1 else v2.CODEC_MASK
             horizon = np.int64(-1)
-        if batch.producer_id >= 0 and (batch.producer_epoch < 0 or (batch.base_sequence < 0 and not attributes & 0x20)):
+        lacks_sequence = batch.base_sequence < 0 and not attributes & v2.CONTROL
+        if batch.producer_id >= 0 and (batch.producer_epoch < 0 or lacks_sequence):
             code = PRODUCER_FIELDS_INVALID
             out[3] = row
             break
         base_timestamp = np.int64(-1)
         max_timestamp = np.int64(-1)
         if horizon >= 0:
-            attributes |= 0x40
+            attributes |= v2.DELETE_HORIZON
             base_timestamp = horizon
         first = True
         base_offset = np.int64(batch.base_offset)
@@ -173,11 +175,11 @@ def rebuild_blocks(
                 # As Kafka's builder: with magic 1 the distance from the first kept offset, and the wrapper's append
                 # time.
                 at = np.int64(record.offset) - (base_offset if batch.magic == 1 else np.int64(0))
-                if attributes & 0x08:
+                if attributes & v2.LOG_APPEND_TIME:
                     timestamp = np.int64(batch.max_timestamp_ms)
                 body = np.int64(record.body_start)
                 p = put_message(
-                    blocks, p, at, np.int64(batch.magic), attributes & 0x08, timestamp,
+                    blocks, p, at, np.int64(batch.magic), attributes & v2.LOG_APPEND_TIME, timestamp,
                     a, body, body + np.int64(record.body_bytes),
                 )  # fmt: skip
                 continue
@@ -203,7 +205,7 @@ def rebuild_blocks(
                 p = _move_down(blocks, p, p + shift, stop - body_at)
         if code != OK:
             break
-        if batch.attributes & 0x08:
+        if batch.attributes & v2.LOG_APPEND_TIME:
             max_timestamp = batch.max_timestamp_ms
         if keeps and batch.magic == 0:  # inner messages of magic 1 (KAFKA-4298) lose their timestamps
             max_timestamp = np.int64(-1)

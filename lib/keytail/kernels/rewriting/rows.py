@@ -8,11 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels.batch_header import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 from keytail.kernels.jit import kernel
 from keytail.kernels.rewriting.records import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
-from keytail.kernels.transactions import CONTROL, TRANSACTIONAL
-
-_DELETE_HORIZON = 0x40
 
 # Facts for `decide_rows` about the round and about what precedes the chunk (int64).
 (
@@ -66,7 +64,7 @@ def decide_rows(
         row = table[i]
         attributes, count = np.int64(row.attributes), np.int64(row.record_count)
         by_file = facts[BY_FILE_TIME] != 0
-        has_horizon = attributes & _DELETE_HORIZON != 0 and not by_file
+        has_horizon = attributes & DELETE_HORIZON != 0 and not by_file
         is_control = attributes & CONTROL != 0
         by_bits = row.base_offset >= facts[FIRST_DIRTY] and row.last_offset <= facts[LATEST_OFFSET]
         by_bits = by_bits and facts[RECORD_BIT] >= 0 and not (facts[ASK_MAP] != 0 and attributes & TRANSACTIONAL != 0)

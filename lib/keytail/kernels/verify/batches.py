@@ -19,7 +19,6 @@ from keytail.kernels.walk import be_16, be_32, be_64, be_u32, control_type, read
 
 _MAX_OFFSET = 2**63 - 1  # no record can have it: the offset after it is not representable
 _SMALLEST = 14  # smallest size field of a batch, of any magic
-_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x08, 0x10, 0x20
 _ABORT, _COMMIT = 0, 1
 # Stages of a batch.
 _CRC, _ORDER, _RANGE, _NEXT, _FIELDS, _RECORDS, _INDEX, _TIME = range(8)
@@ -54,7 +53,7 @@ def _walk_records(data, at, end, base, before, last, count, base_timestamp, larg
 @register_jitable
 def _check_times(count, largest, oldest, max_timestamp, attributes, state):
     """Return 0 or a finding on the timestamps of a batch, given those of its records."""
-    if count == 0 or attributes & _APPEND_TIME:
+    if count == 0 or attributes & v2.LOG_APPEND_TIME:
         return 0
     if oldest < -1:
         state[columns.FOUND_TIMESTAMP] = oldest
@@ -101,10 +100,10 @@ def _check_fields(window, p, size):
     attributes = be_16(window, p + v2.ATTRIBUTES)
     producer, epoch = be_64(window, p + v2.PRODUCER_ID), be_16(window, p + v2.PRODUCER_EPOCH)
     if producer < 0:
-        return codes.PRODUCER if attributes & _TRANSACTIONAL else 0
+        return codes.PRODUCER if attributes & v2.TRANSACTIONAL else 0
     if epoch < 0:
         return codes.PRODUCER
-    if not attributes & _CONTROL:
+    if not attributes & v2.CONTROL:
         return codes.PRODUCER if be_32(window, p + v2.BASE_SEQUENCE) < 0 else 0
     if be_32(window, p + v2.RECORD_COUNT) < 1:
         return 0
@@ -208,7 +207,7 @@ def _write_down(window, p, size, rows, epochs, state):
         row[columns.ROW_SEQUENCE] = be_32(window, p + v2.BASE_SEQUENCE)
         row[columns.ROW_ATTRIBUTES] = be_16(window, p + v2.ATTRIBUTES)
         row[columns.ROW_COUNT] = be_32(window, p + v2.RECORD_COUNT)
-        is_control = be_16(window, p + v2.ATTRIBUTES) & _CONTROL != 0
+        is_control = be_16(window, p + v2.ATTRIBUTES) & v2.CONTROL != 0
         row[columns.ROW_CONTROL] = control_type(window, p, size) if is_control else np.int64(-1)
         state[columns.ROWS] += 1
 
@@ -260,7 +259,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
                 if scratch[0] != 0:
                     state[columns.STAGE] = -_ORDER
                     return codes.CRC if scratch[0] == MESSAGE_CRC else codes.RECORD
-                if window[p + 17] & 7:
+                if window[p + 17] & v2.CODEC_MASK:
                     return codes.NEED_WRAPPER
                 state[columns.RECORDS] += 1
         trusted = state[columns.STAGE] > 0
@@ -295,9 +294,9 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             if trusted and magic == 2:
                 count = be_32(window, p + v2.RECORD_COUNT)
                 attributes = be_16(window, p + v2.ATTRIBUTES)
-                if attributes & 7 > 4:
+                if attributes & v2.CODEC_MASK > 4:
                     return codes.CODEC
-                if attributes & 7 != 0 and count > 0:
+                if attributes & v2.CODEC_MASK != 0 and count > 0:
                     return codes.NEED_BLOCK
                 code = _check_records(
                     window, p + v2.HEADER_BYTES, p + size, base, last, count,
@@ -312,7 +311,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             if code != 0:
                 return code
             state[columns.STAGE] = _TIME
-        is_append_time = magic == 2 and be_16(window, p + v2.ATTRIBUTES) & _APPEND_TIME != 0
+        is_append_time = magic == 2 and be_16(window, p + v2.ATTRIBUTES) & v2.LOG_APPEND_TIME != 0
         largest = max(max_timestamp, state[columns.MAX_TIMESTAMP])
         code = _check_time(base, last, largest, rose, is_append_time, times, time_offsets, state)
         if code != 0:

@@ -5,6 +5,7 @@ A producer's state is one row of an array, indexed by a small number that the ca
 
 from __future__ import annotations
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.verify import columns
 
@@ -15,7 +16,6 @@ EPOCH, LAST_SEQUENCE, LAST_OFFSET, OFFSET_DELTA, OPEN_FROM, LAST_MARKER, STATE_C
 # Columns of `markers`. MARKER_DATA: first data left of the transaction that the marker ended; -1: none.
 MARKER_OFFSET, MARKER_POSITION, MARKER_PRODUCER, MARKER_ABORTS, MARKER_DATA, MARKER_COLUMNS = range(6)
 
-_TRANSACTIONAL, _CONTROL = 0x10, 0x20
 _ABORT, _COMMIT = 0, 1
 _MOST_SEQUENCE = 2**31 - 1
 
@@ -31,7 +31,7 @@ def follow(rows, producers, first, log_start_offset, state, markers):
     for i in range(first, rows.shape[0]):
         row = rows[i]
         p = state[producers[i]]
-        if row[columns.ROW_ATTRIBUTES] & _CONTROL:
+        if row[columns.ROW_ATTRIBUTES] & v2.CONTROL:
             if row[columns.ROW_COUNT] < 1 or row[columns.ROW_CONTROL] not in (_ABORT, _COMMIT):
                 continue
             markers[written, MARKER_OFFSET] = row[columns.ROW_BASE]
@@ -54,7 +54,7 @@ def follow(rows, producers, first, log_start_offset, state, markers):
         p[OFFSET_DELTA] = delta
         sequence = row[columns.ROW_SEQUENCE] + delta
         p[LAST_SEQUENCE] = sequence if sequence <= _MOST_SEQUENCE else sequence - _MOST_SEQUENCE - 1
-        if row[columns.ROW_ATTRIBUTES] & _TRANSACTIONAL:
+        if row[columns.ROW_ATTRIBUTES] & v2.TRANSACTIONAL:
             if p[OPEN_FROM] < 0:
                 p[OPEN_FROM] = row[columns.ROW_BASE]
         elif p[OPEN_FROM] >= 0:

@@ -1,0 +1,13 @@
+"""The unit of data that a stage passes to the next through a shuffle of Spark."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """Packed bytes, the shard that receives them, and their position in the shard's order."""
+
+    shard: int
+    order: int
+    data: bytes
