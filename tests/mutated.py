@@ -32,24 +32,26 @@ MEMORY_BYTES = 12 << 30
 WAITING_S = 1200  # of one test: a busy machine must not count as a caught mutant
 
 
-@register_jitable
-def _compare(a, i, b, j, n):
-    for k in range(n):
-        if a[i + k] != b[j + k]:
-            return 1
-    return 0
+def _of_walk() -> dict[str, object]:
+    from keytail.kernels.native import equal_bytes
+
+    @register_jitable
+    def memcmp(a, i, b, j, n):
+        return 0 if equal_bytes(a, i, b, j, n) else 1
+
+    return {"_memcmp": memcmp}
 
 
-def _not_plain(*given: object) -> int:
+def _of_step() -> dict[str, object]:
     from keytail.kernels.opening.decoders import NOT_PLAIN
 
-    return NOT_PLAIN  # the caller decompresses the block then
+    return {"decompress_plain": lambda *given: NOT_PLAIN}  # the caller decompresses the block then
 
 
 # What plain Python cannot call.
-REPLACED: Mapping[str, Mapping[str, object]] = {
-    "keytail.kernels.walk": {"_memcmp": _compare},
-    "keytail.kernels.proof.step": {"decompress_plain": _not_plain},
+REPLACED: Mapping[str, Callable[[], dict[str, object]]] = {
+    "keytail.kernels.walk": _of_walk,
+    "keytail.kernels.proof.step": _of_step,
 }
 
 
@@ -65,7 +67,7 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        vars(module).update(REPLACED.get(module.__name__, {}))
+        vars(module).update(REPLACED.get(module.__name__, dict)())
 
 
 class _Finder(MetaPathFinder):

@@ -266,6 +266,7 @@ def test_logs_without_bytes_are_skipped():
     assert got.total_bytes == 0
     nothing = select(partition([]), COMPACT, NOW)
     assert (nothing.eligible, nothing.blocker) == (False, "the partition has no segments")
+    assert not nothing.rewrite_checkpoint and not nothing.must_compact_now and nothing.is_clean
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,15 @@ def test_space_is_reserved_for_the_saved_state(per_batch: int, tmp_path: Path, m
     assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map takes no more"
 
 
+def test_batches_larger_than_the_first_room_for_output_are_written(tmp_path: Path) -> None:
+    large = b"v" * (3 << 19)
+    first = encode_batch([rec(0, b"a"), rec(1, b"b", large)])
+    task = task_of(tmp_path / "t-0", [[first + encode_batch([rec(2, b"a", large)])], [ACTIVE]], 0)
+    run_rounds(task)
+    left = decode_log((tmp_path / "t-0" / f"{0:020d}.log").read_bytes())
+    assert [(record.offset, record.value) for batch in left for record in batch.records] == [(1, large), (2, large)]
+
+
 def test_later_passes_use_the_point_at_which_the_map_was_full(tmp_path: Path) -> None:
     """The map was full inside a batch, of which an older record is removed."""
     end = encode_batch([rec(1, b"b"), rec(2, b"b"), rec(3, b"c"), rec(4, b"d")])
