@@ -447,3 +447,12 @@ def test_the_latest_run_and_runs_since_a_time(monkeypatch: pytest.MonkeyPatch) -
     assert history.runs_since(LedgerFlags("/l"), 1000)[0] == runs[1:]
     assert asked[-1] == ("partitions", {"run_id": [run.run_id for run in runs[1:]]})
     assert history.runs_since(LedgerFlags("/l"), 5000) == ([], [])
+
+
+def test_a_ledger_without_runs_is_reported_as_such(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(history, "_read", lambda flags, table, filters, spark: [])
+    done = run("report", "--ledger", "/l", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "the ledger has no runs (/l)" in done.stderr

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -129,4 +130,36 @@ def test_workers_end_with_the_process_that_forked_them(workers: Processes) -> No
     pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
     os.kill(workers._forker, signal.SIGKILL)
     _wait_until_gone(pids)
-    assert workers.run([0.0], work.nap) == [None], "nobody is left to do it"
+    with pytest.raises(ChildProcessError, match="the process that starts worker processes has died"):
+        workers.run([0.0], work.nap)
+
+
+@pytest.mark.parametrize("cause", ["EMFILE", "dead forker", "before_again"])
+def test_an_error_of_the_driver_is_not_reported_as_a_killed_worker(
+    cause: str, workers: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    payload, function = (0, str(tmp_path)), work.die_the_first_time
+    before_again: Callable[[object], object] = fail if cause == "before_again" else (lambda payload: None)
+    if cause == "EMFILE":
+        monkeypatch.setattr("keytail.run.processes.socket.socketpair", fail)
+    elif cause == "dead forker":
+        os.kill(workers._forker, signal.SIGKILL)
+        os.waitpid(workers._forker, 0)
+    [outcome] = workers.run_bundle([payload], function, before_again=before_again)
+    expected = "the process that starts worker processes has died" if cause == "dead forker" else "Too many open files"
+    assert outcome.problem is not None
+    assert expected in str(outcome.problem)
+    assert "killed" not in str(outcome.problem)
+    (tmp_path / "0.died").unlink(missing_ok=True)
+    with pytest.raises(OSError, match=expected):
+        workers.run([payload], function, before_again)
+
+
+def test_cancelled_tasks_are_interrupted_not_killed(workers: Processes) -> None:
+    threading.Timer(0.3, workers.cancel).start()
+    outcomes = workers.run_bundle([60.0, 60.0, 60.0], work.nap)
+    assert {outcome.problem.slug for outcome in outcomes if outcome.problem} == {"run-interrupted"}
+    assert len(outcomes) == 3

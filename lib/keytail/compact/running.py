@@ -29,7 +29,7 @@ from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_unseen
 from keytail.run.storage import ScratchSpace
-from keytail.run.tasks import Outcome, explained
+from keytail.run.tasks import Outcome, as_problem
 
 Answer = tuple[CleaningTask, Outcome[CleaningResult]]
 
@@ -133,7 +133,7 @@ class Installer:
     def _fail(self, item: Installation, problem: KeytailError | OSError) -> None:
         if isinstance(problem, LockLost):
             self.stop.lock_lost = problem
-        item.fail(problem if isinstance(problem, KeytailError) else explained(problem))
+        item.fail(problem if isinstance(problem, KeytailError) else as_problem(problem))
 
     def _result_of(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> CleaningResult:
         if outcome.trace:

@@ -32,7 +32,7 @@ from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.engine import Engine
 from keytail.run.memory import map_memory_bytes
 from keytail.run.spark_engine import lost, name_jobs
-from keytail.run.tasks import explained
+from keytail.run.tasks import as_problem
 from keytail.run.watching import sending_progress
 from keytail.values import NotAValue, from_bytes, to_bytes
 
@@ -228,7 +228,7 @@ def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[
             try:
                 yield from _rows(partition, piece, formats)
             except Exception as problem:
-                known = problem if isinstance(problem, KeytailError) else explained(problem)
+                known = problem if isinstance(problem, KeytailError) else as_problem(problem)
                 # `from None`: Spark would print the text of the cause first, which may have the contents of a record.
                 text = base64.b64encode(to_bytes((partition, known))).decode()
                 raise RuntimeError(_PROBLEM + text) from None

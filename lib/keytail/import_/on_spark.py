@@ -31,7 +31,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.recover import remove_lost_scratch
 from keytail.run.spark_engine import attempt_name, name_jobs
-from keytail.run.tasks import Outcome, answer_bytes, explained, run_attempt
+from keytail.run.tasks import Outcome, answer_bytes, as_problem, run_attempt
 from keytail.threads import Threads
 from keytail.values import from_bytes
 
@@ -155,7 +155,7 @@ class Import:
         except KeytailError as known:
             problem = known
         except OSError as system:
-            problem = explained(system)
+            problem = as_problem(system)
         return ImportOutcome(
             plan,
             record if problem is None else None,

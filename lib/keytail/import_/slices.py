@@ -26,7 +26,7 @@ from keytail.import_.records import Load, Unpack
 from keytail.import_.source import Source, chosen_columns
 from keytail.log.fs import LOCAL
 from keytail.run.spark_engine import attempt_name
-from keytail.run.tasks import explained
+from keytail.run.tasks import as_problem
 from keytail.threads import Threads
 
 # Decoded size according to Parquet's footers; a task needs a second or less for a slice.
@@ -111,7 +111,7 @@ def _store(
         try:
             stored = cells.store_slice(LOCAL, item, columns, n_partitions, skipped, scratch.path(item, attempt_name()))
         except OSError as problem:
-            raise explained(problem) from problem
+            raise as_problem(problem) from problem
         columns_of_cells = zip(*stored, strict=True) if stored else ((),) * len(cells.Cell._fields)
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(column, kind) for column, kind in zip(columns_of_cells, _KINDS, strict=True)],

@@ -75,13 +75,20 @@ def run(
     flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
 ) -> tuple[RunRow, list[PartitionRow]]:
     """Return one run, and a row for each of its partitions. `run_id` is its id, or a suffix that no other id has; with
-    `newest` the latest run with this suffix is returned."""
+    `newest` the latest run with this suffix is returned. Raises UsageProblem if there is not exactly one."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
         ones = [item for item in known if item.run_id.endswith(run_id)]
         ones = ones[-1:] if newest else ones
+        if not known:
+            raise UsageProblem(
+                "the ledger has no runs",
+                path=flags.path,
+                remedy="Check --ledger; runs are recorded by commands with --ledger",
+                slug="no-single-run",
+            )
         if len(ones) != 1:
-            few = ", ".join(item.run_id for item in known[-5:]) or "none"
+            few = ", ".join(item.run_id for item in known[-5:])
             what = "several runs have an id that ends with" if ones else "the ledger has no run"
             raise UsageProblem(
                 f"{what} {run_id}",

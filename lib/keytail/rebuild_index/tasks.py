@@ -32,7 +32,7 @@ from keytail.run.batching import in_bundles
 from keytail.run.ended import sweep
 from keytail.run.engine import Engine, ThisProcess, end_tasks
 from keytail.run.hosts import refuse_network_here, refuse_unseen
-from keytail.run.tasks import Outcome, explained, run_attempt
+from keytail.run.tasks import Outcome, as_problem, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.threads import Threads
 
@@ -217,14 +217,14 @@ class Rebuild:
         except KeytailError as known:
             problem = known
         except OSError as system:
-            problem = explained(system)
+            problem = as_problem(system)
         if plan.settings.execute:
             try:
                 remove_scratch(self.fs, plan.facts.path, plan.settings.run_id)
             except KeytailError as known:
                 problem = problem or known
             except OSError as system:
-                problem = problem or explained(system)
+                problem = problem or as_problem(system)
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
 
     def _cut(self, plan: PartitionPlan, torn: Truncation, start_ms: int) -> PartitionOutcome:

@@ -1,4 +1,4 @@
-"""Create a report of runs from their ledger. It lacks everything that only tasks report: phases, segments."""
+"""Creates the report of runs from their ledger, which lacks what only tasks report: phases and segments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXIT = {"done": 0, "partly": 3, "failed": 1}
 
 
 def write_report(request: Request) -> int:
-    """Write the page of the requested runs. Returns the exit status."""
+    """Write the page of the requested runs; return the exit status."""
     if request.run_id is not None and request.since is not None:
         raise UsageProblem(
             "--run and --since exclude each other", remedy="Give only one of them", slug="conflicting-flags"
@@ -40,8 +40,8 @@ def write_report(request: Request) -> int:
 def report_of_ledger(
     flags: LedgerFlags, run_id: str | None, since_ms: int | None, *, master: str | None = None
 ) -> Report:
-    """Return the report of one run, the latest if none is named, or of all runs since a time. Raises
-    UsageProblem if there is none."""
+    """Return the report of one run (the latest if none is given), or of all runs since a time. Raises UsageProblem if
+    there is none."""
     if since_ms is None:
         return of_run(*history.run(flags, "" if run_id is None else run_id, master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)
@@ -56,7 +56,7 @@ def report_of_ledger(
 
 
 def of_run(run: RunRow, rows: Sequence[PartitionRow]) -> Report:
-    ended_early = run.error or run.status if run.status == history.INTERRUPTED else ""
+    ended_early = (run.error or run.status) if run.status == history.INTERRUPTED else ""
     return Report(
         title=f"{run.command}, run {run.run_id}",
         command=run.command,

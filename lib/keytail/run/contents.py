@@ -12,7 +12,7 @@ from keytail.log.chunk import SegmentReader
 from keytail.log.contents import SegmentContents, contents_of
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.engine import Engine
-from keytail.run.tasks import explained
+from keytail.run.tasks import as_problem
 
 # Per task: some tenths of a second.
 TASK_BYTES = 256 << 20
@@ -58,7 +58,7 @@ def _read(place: SegmentPlace, reader: SegmentReader) -> Answer:
     except KeytailError as problem:
         return problem
     except OSError as problem:
-        return explained(problem)
+        return as_problem(problem)
 
 
 def _parts(places: Sequence[SegmentPlace], fs: FileSystem) -> Iterator[list[SegmentPlace]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import os
 import pickle
@@ -22,7 +23,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from keytail.run.tasks import Outcome, interrupted, killed, watched_attempt
+from keytail.errors import KeytailError
+from keytail.run.tasks import Outcome, as_problem, interrupted, killed, watched_attempt
 from keytail.run.watching import HERE, current_channel
 from keytail.threads import inheriting
 
@@ -36,10 +38,10 @@ _LONGEST_END_S = 10.0
 
 
 class Processes:
-    """The engine (run/engine.py) of `count` child processes; a context manager. Create it in the main thread, before
-    other threads start.
+    """The engine (run/engine.py) of `count` child processes; a context manager.
 
-    `function` may be given here, with everything it refers to, or to `run`, which has to pickle it.
+    Create it before other threads start, and in the main thread: children are killed when the thread that forked them
+    ends. Give `function` here, where it is inherited by the fork, or to `run`, which pickles it.
     """
 
     session: Any = None
@@ -86,10 +88,14 @@ class Processes:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """Do the same as `Engine.run_bundle`."""
-        answers = self.run(payloads, partial(watched_attempt, function, current_channel()), before_again)
-        problem = interrupted() if stopped() else killed("twice")
-        return [Outcome(None, problem) if answer is None else answer for answer in answers]
+        """See `Engine.run_bundle`."""
+        jobs = self._put(payloads, partial(watched_attempt, function, current_channel()), before_again)
+        answers = [job.answer.result() for job in jobs]
+        is_stopped = stopped() or self.is_cancelled
+        return [
+            Outcome(None, _problem(job, is_stopped)) if answer is None else answer
+            for job, answer in zip(jobs, answers, strict=True)
+        ]
 
     def run(
         self,
@@ -102,14 +108,29 @@ class Processes:
         may call it. `on_end` is called at the end of each, in another thread.
 
         A worker that dies is replaced, and its payload is tried once more, after `before_again(payload)` is called. The
-        answer is None if the worker died again, or everything was cancelled. An exception of `function` ends its
-        worker: it should raise none.
+        answer is None if the worker died again, or everything was cancelled. Raises OSError if no worker could be
+        started. `function` must not raise: an exception ends its worker.
         """
+        jobs = self._put(payloads, function, before_again, on_end)
+        answers = [job.answer.result() for job in jobs]
+        if not self.is_cancelled:
+            for job in jobs:
+                if job.error is not None:
+                    raise job.error
+        return answers
+
+    def _put(
+        self,
+        payloads: Sequence[P],
+        function: Any,
+        before_again: Callable[[P], object],
+        on_end: Callable[[], object] = lambda: None,
+    ) -> list[_Job]:
         jobs = [_Job(function, payload, before_again) for payload in payloads]
         for job in jobs:
             job.answer.add_done_callback(lambda _: self.is_cancelled or on_end())
             self._jobs.put(job)
-        return [job.answer.result() for job in jobs]
+        return jobs
 
     def has_ended(self) -> bool:
         return False
@@ -145,9 +166,13 @@ class Processes:
                     worker = worker or self._new_worker()
                     worker.send_bytes(pickle.dumps((job.function, job.payload, f"h{next(self._numbers)}")))
                     answer = pickle.loads(worker.recv_bytes())
+                    job.error = None
                     break
-                except (EOFError, OSError):  # the worker has died
-                    if worker is not None:
+                except (EOFError, OSError) as error:
+                    if worker is None:
+                        job.error = error  # of the driver: the worker could not be started
+                    else:
+                        job.error = None  # the worker has died
                         worker.close()
                     worker = None
                 except BaseException as problem:
@@ -159,13 +184,17 @@ class Processes:
             worker.close()
 
     def _new_worker(self) -> Connection:
+        """Have a worker forked, and return the connection to it. Raises OSError if that is not possible."""
         ours, theirs = socket.socketpair()
-        with self._lock:
-            socket.send_fds(self._control, [_FORK], [theirs.fileno()])
-            theirs.close()
-            if len(self._control.recv(_PID_BYTES)) != _PID_BYTES:
-                raise EOFError
-        return Connection(ours.detach())
+        with ours, theirs, self._lock:
+            try:
+                socket.send_fds(self._control, [_FORK], [theirs.fileno()])
+                pid = self._control.recv(_PID_BYTES)
+            except (BrokenPipeError, ConnectionResetError):
+                pid = b""
+            if len(pid) != _PID_BYTES:
+                raise ChildProcessError(errno.ECHILD, "the process that starts worker processes has died")
+            return Connection(ours.detach())
 
     def _end_workers(self) -> None:
         with self._lock, contextlib.suppress(OSError):
@@ -177,10 +206,18 @@ class _Job:
     def __init__(self, function: Any, payload: Any, before_again: Callable[[Any], object]) -> None:
         self.function, self.payload, self.before_again = function, payload, before_again
         self.answer: Future[Any] = Future()
+        self.error: Exception | None = None  # why no worker ran the last attempt
+
+
+def _problem(job: _Job, is_stopped: bool) -> KeytailError:
+    """Return why the job has no answer."""
+    if is_stopped:
+        return interrupted()
+    return killed("twice") if job.error is None else as_problem(job.error)
 
 
 def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
-    """Run `main` after a fork by `parent`, with the descriptor `keep` and no other of the parent's, then exit.
+    """Run `main` after a fork by `parent`, with `keep` as the only inherited descriptor above 2, then exit.
 
     Descriptors are closed first: until then the child shares the driver's locks, even if the driver has been killed.
     """
@@ -216,8 +253,8 @@ def _fork_on_demand(control: socket.socket, function: Any) -> None:
             [descriptor] = descriptors
             pid = os.fork()
             if pid == 0:
-                jobs = Connection(descriptor)
-                _be_child(partial(_work, jobs, function), keep=descriptor, parent=forker)
+                connection = Connection(descriptor)
+                _be_child(partial(_work, connection, function), keep=descriptor, parent=forker)
             os.close(descriptor)
             workers.add(pid)
             control.send(pid.to_bytes(_PID_BYTES, "big"))
@@ -232,7 +269,7 @@ def _fork_on_demand(control: socket.socket, function: Any) -> None:
         control.send(bytes(_PID_BYTES))
 
 
-def _work(jobs: Connection, function: Any) -> None:
+def _work(connection: Connection, function: Any) -> None:
     while True:
-        given, payload, attempt = pickle.loads(jobs.recv_bytes())
-        jobs.send_bytes(pickle.dumps((given or function)(payload, attempt)))
+        given, payload, attempt = pickle.loads(connection.recv_bytes())
+        connection.send_bytes(pickle.dumps((given or function)(payload, attempt)))

@@ -1,4 +1,4 @@
-"""One attempt of a task, on whatever runs it (run/engine.py), and its outcome.
+"""One attempt of a task, on any engine (run/engine.py), and its outcome.
 
 Any exception of a task is returned as a value, so one bad partition never ends the work on the others.
 """
@@ -19,7 +19,7 @@ from keytail.values import to_bytes
 
 P = TypeVar("P")
 R = TypeVar("R")
-# How often a task was tried in vain.
+# The number of failed attempts.
 Times = Literal["once", "twice"]
 
 
@@ -39,7 +39,7 @@ class Outcome(Generic[R]):
 
 
 def watched_attempt(function: Callable[[P, str], R], channel: Channel | None, payload: P, attempt: str) -> Outcome[R]:
-    """Call `run_attempt` in a process of its own, from where progress is sent to `channel`."""
+    """Call `run_attempt` in a worker process, with progress sent to `channel`."""
     send_to(channel)
     return run_attempt(function, payload, attempt)
 
@@ -53,29 +53,29 @@ def run_attempt(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
         value = function(payload, attempt)
     except KeytailError as expected:
         problem = expected
-    except (OSError, MemoryError) as refused:  # an error of the machine, not of this program: no traceback
-        problem = explained(refused)
-    except Exception as surprise:
-        problem, trace = explained(surprise), traceback.format_exc()
+    except (OSError, MemoryError) as error:  # an error of the machine, not of this program: no traceback
+        problem = as_problem(error)
+    except Exception as error:
+        problem, trace = as_problem(error), traceback.format_exc()
     return Outcome(value, problem, os.uname().nodename, start_ms, time.time_ns() // 1_000_000, trace)
 
 
 def answer_bytes(outcome: Outcome[Any]) -> bytes:
-    """Return the outcome encoded for the driver; a value that is not data becomes a problem."""
+    """Return the outcome encoded for the driver; a value that cannot be encoded is replaced by a problem."""
     try:
         return to_bytes(outcome)
-    except TypeError as surprise:
-        return to_bytes(replace(outcome, value=None, problem=explained(surprise), trace=traceback.format_exc()))
+    except TypeError as error:
+        return to_bytes(replace(outcome, value=None, problem=as_problem(error), trace=traceback.format_exc()))
 
 
-def explained(surprise: Exception) -> KeytailError:
+def as_problem(error: Exception) -> KeytailError:
     """Return a KeytailError for an error of the system or of the program itself."""
-    if isinstance(surprise, OSError):
-        return of_system(surprise, f" on host {os.uname().nodename}")
-    if isinstance(surprise, MemoryError):
+    if isinstance(error, OSError):
+        return of_system(error, f" on host {os.uname().nodename}")
+    if isinstance(error, MemoryError):
         return out_of_memory()
     return KeytailError(
-        f"internal error: {type(surprise).__name__}: {surprise}", remedy=REPORT_IT, slug="internal-error"
+        f"internal error: {type(error).__name__}: {error}", remedy=REPORT_IT, slug="internal-error"
     )
 
 
