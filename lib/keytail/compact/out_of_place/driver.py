@@ -21,7 +21,7 @@ from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.out_of_place.output_record import OutputRecord
 from keytail.compact.out_of_place.output_root import Root, close_to_brokers, contents, is_outdated, write
-from keytail.compact.out_of_place.output_tree import Found
+from keytail.compact.out_of_place.output_tree import TargetEntry
 from keytail.compact.out_of_place.placing import InTarget, Worker
 from keytail.compact.out_of_place.plan import Known, PlannedPartition, judge, metadata_partition, not_chosen
 from keytail.compact.out_of_place.target import Target, target_of
@@ -50,7 +50,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         target = target_of(fs, request)
         rules = replace(request.rules(fs), high_watermark="log-end")
         chosen = choose(fs, request.choice)
-        known = target.found()
+        known = target.entries()
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         checked = _judged(fs, chosen, configuration, rules, known)
         for log_dir in request.choice.log_dirs:
@@ -81,7 +81,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         target.make()
         steps.lock(() if target.is_store else target.places)
         chosen, configuration = steps.choose(rules.now_ms)
-        known = target.found()
+        known = target.entries()
         checked = _judged(fs, chosen, configuration, rules, known, execute=True)
         _report_about(checked, configuration)
         work = [item for item in checked if item.action in ("clean", "copy")]
@@ -128,7 +128,7 @@ class _Driver:
     rules: Rules
     target: Target
     chosen: Chosen
-    known: dict[str, dict[str, Found]]
+    known: dict[str, dict[str, TargetEntry]]
     planned_partitions: list[PlannedPartition]
     work: list[PlannedPartition]
     reporter: Reporter
@@ -140,7 +140,7 @@ class _Driver:
         settings, run_id = request.task_settings(), secrets.token_hex(4)
         tasks = []
         for item in self.work:
-            place = self.target.place_of(item.log_dir, item.name)
+            place = self.target.partition_path(item.log_dir, item.name)
             path = os.path.join(scratch, item.name) if scratch else place
             if scratch:
                 os.mkdir(path)
@@ -192,7 +192,7 @@ class _Driver:
                 if name in root.records or name in root.lacking:
                     continue
                 if name in hosted:
-                    place = root.tree.place_of(name)
+                    place = root.tree.partition_path(name)
                     root.lacking[name] = f"moved to {hosted[name].facts.path}, but still in {place}: remove it there"
 
     def is_outdated(self, roots: Sequence[Root]) -> bool:
@@ -209,7 +209,8 @@ class _Driver:
         for root in roots:
             removed = sorted(self.known[root.facts.path].keys() - root.records.keys() - root.lacking.keys())
             for name in removed:
-                self.reporter.note(f"{root.tree.place_of(name)} is still there, but the source no longer has {name}")
+                path = root.tree.partition_path(name)
+                self.reporter.note(f"{path} is still there, but the source no longer has {name}")
         if lacking:
             listed = ", ".join(lacking[:20]) + (f" and {len(lacking) - 20} more" if len(lacking) > 20 else "")
             self.reporter.note(
@@ -229,7 +230,7 @@ class _Driver:
         return rows + [row for row in done if row.status not in DONE]
 
 
-def _metadata(fs: FileSystem, chosen: Chosen, known: dict[str, dict[str, Found]]) -> list[PlannedPartition]:
+def _metadata(fs: FileSystem, chosen: Chosen, known: dict[str, dict[str, TargetEntry]]) -> list[PlannedPartition]:
     return [item for facts in chosen.log_dirs for item in metadata_partition(fs, facts, known[facts.path])]
 
 

@@ -22,7 +22,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from keytail.acting_user import as_caller
 from keytail.compact.out_of_place.output_record import OutputRecord, PlacedFile, encode_record
-from keytail.compact.out_of_place.output_tree import Found, foreign_root_file, found_of
+from keytail.compact.out_of_place.output_tree import TargetEntry, classify, is_foreign_root_file
 from keytail.compact.out_of_place.partition import outputs_of, to_copy
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError, Refused, UsageProblem
@@ -277,10 +277,10 @@ class StoreTree:
     def __str__(self) -> str:
         return str(self.store)
 
-    def place_of(self, name: str) -> str:
+    def partition_path(self, name: str) -> str:
         return str(self.store.below(name))
 
-    def found(self) -> dict[str, Found]:
+    def entries(self) -> dict[str, TargetEntry]:
         listings: dict[str, dict[str, tuple[int, int | None]]] = {}
         for name, size_bytes in self.store.sizes().items():
             directory, slash, file = name.partition("/")
@@ -291,11 +291,12 @@ class StoreTree:
             read = readers.map(lambda name: self.store.below(name).read(names.OUTPUT_RECORD), with_record)
             records = dict(zip(with_record, read, strict=True))
         return {
-            name: found_of(name, listing, records.get(name), self.place_of(name)) for name, listing in listings.items()
+            name: classify(name, listing, records.get(name), self.partition_path(name))
+            for name, listing in listings.items()
         }
 
     def other_files(self) -> list[str]:
-        return sorted(name for name in self.store.sizes() if "/" not in name and foreign_root_file(name))
+        return sorted(name for name in self.store.sizes() if "/" not in name and is_foreign_root_file(name))
 
     def make(self) -> None:
         """Do nothing: folders exist through their objects."""

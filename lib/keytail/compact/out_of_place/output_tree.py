@@ -1,4 +1,5 @@
-"""A log dir of a target on a mounted path: its contents, the placing of a partition, the files of the log dir.
+"""A log dir of the target on a mounted path: lists and commits partitions, reads and writes the files of the log dir
+itself.
 
 Every step is durable before the next (compact/out_of_place/OUT_OF_PLACE.md lists the states). The callers, who hold the
 target's lock, select partitions and contents.
@@ -29,10 +30,12 @@ ROOT_FILES = (
 
 
 @dataclass(frozen=True)
-class Found:
-    """A partition in a target. No `record`: it was begun and is not done. `is_foreign`: not made by keytail.
+class TargetEntry:
+    """A directory in the target.
 
-    `listing` has size and, if the file system provides it, time of its files; `problem` is why its record is unusable.
+    `record` is None if the partition is incomplete; `is_foreign` means that keytail did not create the directory.
+    `listing` has the size of each file and, if the file system provides it, its modification time; `problem` is the
+    reason why the record is unusable.
     """
 
     name: str
@@ -45,40 +48,40 @@ class Found:
     def is_done(self) -> bool:
         return self.record is not None and self.record.is_finished
 
-    def other_than_written(self) -> str:
-        """Return a description of how it differs from its record; empty if it does not."""
+    def differences(self) -> str:
+        """Return the names of files that differ from the record, at most five; empty if none differ."""
         assert self.record is not None
         wanted = as_listed(self.record)
-        here = {name: facts for name, facts in self.listing.items() if not _is_ours(name)}
+        here = {name: facts for name, facts in self.listing.items() if not _is_keytail_file(name)}
         differ = sorted(name for name in {*wanted, *here} if wanted.get(name) != here.get(name))
         return ", ".join(differ[:5]) + (" ..." if len(differ) > 5 else "")
 
 
-def found_of(name: str, listing: dict[str, tuple[int, int | None]], data: bytes | None, where: str) -> Found:
-    """Return what a directory of this name is, by its listing and the contents of its record, if it has one."""
+def classify(name: str, listing: dict[str, tuple[int, int | None]], data: bytes | None, where: str) -> TargetEntry:
+    """Return what the directory `name` is, from its listing and the contents of its record (None if it has none)."""
     parsed = names.parse_partition_dir(name)
     if parsed is None or parsed.kind != "normal":
-        return Found(name, is_foreign=True)
+        return TargetEntry(name, is_foreign=True)
     if data is None:
-        return Found(name, is_foreign=not all(map(_is_ours, listing)), listing=listing)
+        return TargetEntry(name, is_foreign=not all(map(_is_keytail_file, listing)), listing=listing)
     try:
-        return Found(name, decode_record(data, where), listing=listing)
+        return TargetEntry(name, decode_record(data, where), listing=listing)
     except (CorruptLog, Refused) as problem:
-        return Found(name, problem=problem, listing=listing)
+        return TargetEntry(name, problem=problem, listing=listing)
 
 
-def _is_ours(name: str) -> bool:
-    """Return whether only keytail makes this name, which no broker reads."""
+def _is_keytail_file(name: str) -> bool:
+    """Return whether only keytail creates files of this name. Brokers do not read them."""
     return name.endswith(names.SCRATCH) or name in (names.OUTPUT_RECORD, names.OUTPUT_RECORD + names.TEMPORARY)
 
 
-def foreign_root_file(name: str) -> bool:
+def is_foreign_root_file(name: str) -> bool:
     """Return whether keytail never writes a file of this name in the target's log dir."""
     return name not in (*ROOT_FILES, names.LOCK) and name.removesuffix(names.TEMPORARY) not in ROOT_FILES
 
 
 class MountedTree:
-    """One log dir of the target; `source` is the original log dir, whose owner and mode it gets."""
+    """One log dir of the target. `source` is the log dir that it is a copy of, whose owner and mode it gets."""
 
     def __init__(self, fs: FileSystem, path: str, source: str) -> None:
         self.fs, self.path, self.source = fs, path, source
@@ -86,38 +89,37 @@ class MountedTree:
     def __str__(self) -> str:
         return self.path
 
-    def place_of(self, name: str) -> str:
+    def partition_path(self, name: str) -> str:
         """Return the path of a partition, also for display."""
         return os.path.join(self.path, name)
 
-    def found(self) -> dict[str, Found]:
+    def entries(self) -> dict[str, TargetEntry]:
         """Return the partitions in the log dir, and other directories as foreign; empty if it does not exist yet."""
         if not self.fs.exists(self.path):
             return {}
         entries = self.fs.scan_names(self.path)
-        return {entry.name: self._found(entry.name) for entry in entries if entry.is_dir or entry.is_symlink}
+        return {entry.name: self._entry(entry.name) for entry in entries if entry.is_dir or entry.is_symlink}
 
-    def _found(self, name: str) -> Found:
-        path = self.place_of(name)
+    def _entry(self, name: str) -> TargetEntry:
+        path = self.partition_path(name)
         try:
             entries = self.fs.scan(path)
         except (NotADirectoryError, SymbolicLink):
-            return Found(name, is_foreign=True)
+            return TargetEntry(name, is_foreign=True)
         listing: dict[str, tuple[int, int | None]] = {
             entry.name: (entry.size_bytes, entry.mtime_ns) for entry in entries
         }
         record = os.path.join(path, names.OUTPUT_RECORD)
         data = self.fs.read_bytes(record, whole=True) if names.OUTPUT_RECORD in listing else None
-        return found_of(name, listing, data, record)
+        return classify(name, listing, data, record)
 
     def other_files(self) -> list[str]:
         """Return the names in the log dir itself that keytail does not write."""
         if not self.fs.exists(self.path):
             return []
         entries = self.fs.scan_names(self.path)
-        return sorted(
-            entry.name for entry in entries if not (entry.is_dir or entry.is_symlink) and foreign_root_file(entry.name)
-        )
+        files = (entry.name for entry in entries if not (entry.is_dir or entry.is_symlink))
+        return sorted(filter(is_foreign_root_file, files))
 
     def make(self) -> None:
         """Create the log dir, if it does not exist."""
@@ -127,7 +129,7 @@ class MountedTree:
 
     def make_partition(self, name: str, source: str) -> None:
         """Create the partition's directory, or remove the scratch files of an existing one."""
-        path = self.place_of(name)
+        path = self.partition_path(name)
         if not self.fs.exists(path):
             self.fs.mkdir(path, writable(self.fs.stat(source)))
             self.fs.fsync_dir(self.path)
@@ -137,13 +139,13 @@ class MountedTree:
                 self.fs.unlink(os.path.join(path, entry.name))
 
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
-        """Rename the output of a task, replacing everything that was there; return the final record.
+        """Replace the contents of the partition by the output of a task; return the final record.
 
-        While files are replaced the record is unfinished. A run that stops leaves the partition unchanged or
-        unfinished.
+        While files are replaced, the record on disk is marked unfinished, so a killed run leaves the partition either
+        unchanged or marked unfinished.
         """
-        path = self.place_of(record.name)
-        self._check(path, placed)
+        path = self.partition_path(record.name)
+        self._check_sizes(path, placed)
         refuse_lost(self.fs, path)
         self._put_record(path, replace(record, is_finished=False, source_files=(), files=()))
         kept = {file.name for file in placed} | {file.scratch_name for file in placed} | {names.OUTPUT_RECORD}
@@ -159,7 +161,7 @@ class MountedTree:
         self._put_record(path, done)
         return done
 
-    def _check(self, path: str, placed: Sequence[PlacedFile]) -> None:
+    def _check_sizes(self, path: str, placed: Sequence[PlacedFile]) -> None:
         """Check the output before any existing file is changed."""
         sizes = {entry.name: entry.size_bytes for entry in self.fs.scan(path)}
         for file in placed:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from keytail.cli.configuration import Configuration
 from keytail.compact.out_of_place.output_record import Entries, OutputRecord, SeenFile, seen_files
 from keytail.compact.out_of_place.output_root import entries_of
-from keytail.compact.out_of_place.output_tree import Found
+from keytail.compact.out_of_place.output_tree import TargetEntry
 from keytail.compact.out_of_place.partition import as_written
 from keytail.compact.out_of_place.placing import Intended
 from keytail.compact.out_of_place.target import Target
@@ -31,7 +31,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.rows import ResultRow
 
 Action = Literal["clean", "copy", "keep", "leave"]
-Known = Mapping[str, Mapping[str, Found]]
+Known = Mapping[str, Mapping[str, TargetEntry]]
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,11 @@ def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> ErrorTex
     )
 
 
-def _unusable(there: Found) -> KeytailError | None:
+def _unusable(there: TargetEntry) -> KeytailError | None:
     """Return the error if the target's copy of the partition must not be replaced."""
     if there.problem is not None:
         return there.problem
-    if there.is_done and (differs := there.other_than_written()):
+    if there.is_done and (differs := there.differences()):
         return Refused(
             f"the target's files of this partition are not those that keytail wrote: {differs}",
             remedy="Give another --output-dir, or remove the partition's directory there: a broker that starts on the "
@@ -182,7 +182,7 @@ def _unusable(there: Found) -> KeytailError | None:
     return None
 
 
-def _unchanged(at: PlannedPartition, there: Found | None, clean_shutdown: bool) -> OutputRecord | None:
+def _unchanged(at: PlannedPartition, there: TargetEntry | None, clean_shutdown: bool) -> OutputRecord | None:
     """Return the target's record, if the source is the same as when that was written."""
     if there is None or there.record is None or not there.is_done:
         return None
@@ -222,7 +222,7 @@ def _keep(
     return replace(at, action="keep", row=row, record=record, planned=planned)
 
 
-def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, Found]) -> list[PlannedPartition]:
+def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, TargetEntry]) -> list[PlannedPartition]:
     """Return the decision for the metadata log, if the log dir has one: it is copied whole, as listed."""
     name = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
     if name not in facts.skipped:
@@ -242,7 +242,9 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, F
     return [at if record is None else replace(at, action="keep", record=record)]
 
 
-def not_chosen(fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None) -> tuple[OutputRecord | None, str]:
+def not_chosen(
+    fs: FileSystem, facts: LogDirFacts, path: str, there: TargetEntry | None
+) -> tuple[OutputRecord | None, str]:
     """For a partition that this run does not select: return its record if the target has it as the source is now, else
     the reason why not.
     """

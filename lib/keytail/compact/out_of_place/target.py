@@ -13,7 +13,7 @@ from keytail.acting_user import as_caller
 from keytail.cli.outside import refuse_below_log_dir, refuse_unwritable
 from keytail.compact.command import Request
 from keytail.compact.out_of_place.object_store import Store, StoreTree, is_store
-from keytail.compact.out_of_place.output_tree import Found, MountedTree
+from keytail.compact.out_of_place.output_tree import MountedTree, TargetEntry
 from keytail.compact.out_of_place.placing import Tree
 from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.format import names
@@ -46,21 +46,21 @@ class Target:
             return MountedTree(self.fs, self.places[self.log_dirs.index(log_dir)], log_dir)
         return StoreTree(store)
 
-    def place_of(self, log_dir: str, name: str) -> str:
-        return self.tree(log_dir).place_of(name)
+    def partition_path(self, log_dir: str, name: str) -> str:
+        return self.tree(log_dir).partition_path(name)
 
     def make(self) -> None:
         for log_dir in self.log_dirs:
             self.tree(log_dir).make()
 
-    def found(self) -> dict[str, dict[str, Found]]:
-        """Return the partitions by log dir of the source and name. Refused if any content was not written by keytail.
+    def entries(self) -> dict[str, dict[str, TargetEntry]]:
+        """Return the partitions by log dir of the source and name. Raises Refused if any file is not keytail's.
 
         The client of an object store starts threads, and this process may still have to fork: a child process lists it.
         """
         if not self.is_store:
-            return self._found()
-        with Processes(1, lambda target, attempt: run_attempt(Target._found, target, attempt)) as item:
+            return self._entries()
+        with Processes(1, lambda target, attempt: run_attempt(Target._entries, target, attempt)) as item:
             [outcome] = item.run([self])
         if outcome is None or outcome.value is None:
             raise (outcome and outcome.problem) or KeytailError(
@@ -68,16 +68,16 @@ class Target:
                 remedy="See the kernel's log: the usual cause is a lack of memory",
                 slug="listing-process-killed",
             )
-        known: dict[str, dict[str, Found]] = outcome.value
+        known: dict[str, dict[str, TargetEntry]] = outcome.value
         return known
 
-    def _found(self, attempt: str = "") -> dict[str, dict[str, Found]]:
-        known = {log_dir: self.tree(log_dir).found() for log_dir in self.log_dirs}
+    def _entries(self, attempt: str = "") -> dict[str, dict[str, TargetEntry]]:
+        known = {log_dir: self.tree(log_dir).entries() for log_dir in self.log_dirs}
         for log_dir, found in known.items():
             self._refuse_foreign(log_dir, found)
         return known
 
-    def _refuse_foreign(self, log_dir: str, found: dict[str, Found]) -> None:
+    def _refuse_foreign(self, log_dir: str, found: dict[str, TargetEntry]) -> None:
         tree = self.tree(log_dir)
         foreign = sorted(name for name, item in found.items() if item.is_foreign) or tree.other_files()
         if not found and not foreign and tree.read(names.META_PROPERTIES) is not None:
