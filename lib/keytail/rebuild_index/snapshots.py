@@ -1,8 +1,8 @@
-"""Rebuild missing or damaged producer snapshots of a partition from older ones and the log.
+"""Rebuilds missing or damaged producer snapshots of a partition from older ones and the log.
 
 A snapshot whose checksum is right is never touched. A snapshot is rebuilt only from sources that cannot lack a
 producer: the latest older snapshot and the batches after it, or the log alone if every offset from 0 on is still in it
-(format/SNAPSHOT.md, "Which can be rebuilt"). All others are refused, with the reason.
+(format/SNAPSHOT.md, "Which snapshots can be rebuilt"). All others are refused, with the reason.
 """
 
 from __future__ import annotations
