@@ -31,18 +31,18 @@ def expected(log_bytes: int, offsets: int, clean_bytes: int = 0, map_memory_byte
 
 
 def test_strategy_by_scratch_size_and_keys() -> None:
-    assert expected(1 << 20, 1000).way == "packed"
-    assert expected(4 * PACKED_BYTES, 1000).way == "one task"
+    assert expected(1 << 20, 1000).strategy == "packed"
+    assert expected(4 * PACKED_BYTES, 1000).strategy == "one task"
     room = int(GIB / MAP_BYTES_A_KEY)
-    assert expected(1 << 20, room).way == "packed"
-    assert expected(1 << 20, room + 2).way == "maybe fan-out"
+    assert expected(1 << 20, room).strategy == "packed"
+    assert expected(1 << 20, room + 2).strategy == "maybe fan-out"
     assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "two that are packed share a job"
 
 
 @given(st.integers(10, 1 << 34))
 def test_a_partition_that_is_not_maybe_fan_out_fits_into_the_map(memory_bytes: int) -> None:
     keys = int(memory_bytes / MAP_BYTES_A_KEY)
-    if expected(1 << 20, max(keys, 1), map_memory_bytes=memory_bytes).way == "packed":
+    if expected(1 << 20, max(keys, 1), map_memory_bytes=memory_bytes).strategy == "packed":
         slots = max(2, memory_bytes * 2 // (3 * 24))
         assert keys <= max(1, int(slots * 0.9)) + 1
 

@@ -30,7 +30,7 @@ PACKED_BYTES = 1 << 29
 class Expected:
     """The estimate for one partition. `scratch_bytes` is the most written beside the sources, if done in one round."""
 
-    way: Strategy
+    strategy: Strategy
     seconds: float
     scratch_bytes: int
 

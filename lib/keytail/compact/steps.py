@@ -1,4 +1,4 @@
-"""What an executing run does before its tasks, in place (execution.py) and out of place (out_of_place/driver.py)."""
+"""The steps of an executing run before its tasks, in place (execution.py) and out of place (out_of_place/driver.py)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ from keytail.run.workers import workers_of_run
 
 @dataclass
 class Steps:
-    """The steps of one run, in the order of its methods. `run` holds its session and its locks until its end; `at_end`,
-    set by `lock`, has what is done then: with the locks held, but without the session that the run has started.
+    """The steps of one run, in the order of its methods.
+
+    `run` is closed when the run ends, and holds its session and locks. `at_end`, which `lock` adds to `run`, is closed
+    after the session that the run started, and before the locks are released.
     """
 
     request: Request
@@ -58,7 +60,7 @@ class Steps:
         self.run.enter_context(self.at_end)
 
     def choose(self, now_ms: int) -> tuple[Chosen, Configuration]:
-        """Return the partitions to decide for, and their settings."""
+        """Return the selected partitions and their settings."""
         chosen = choose(self.fs, self.request.choice)
         return chosen, with_metadata(self.fs, self.request.choice.log_dirs, self.request.configuration, now_ms)
 
@@ -67,19 +69,19 @@ class Steps:
         reporter: Reporter,
         expected: Iterable[Expected | None],
         *,
-        copies_s: Sequence[float] = (),
+        copy_seconds: Sequence[float] = (),
         needs_spark: bool = False,
         extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
         """Return the engine: that of the submitted session, else Spark, or local processes where they are faster.
 
-        `copies_s` is the expected duration of each copy in seconds, `extra` returns settings for a session.
+        `copy_seconds` is the expected duration of each copy in seconds, `extra` returns settings for a session.
         """
         if self.engine is not None:
             reporter.watch(self.engine.driver_address)
             return self.engine
         known = [item for item in expected if item is not None]
-        may_fan_out = self.request.fan_out == "auto" and any(item.way == "maybe fan-out" for item in known)
+        may_fan_out = self.request.fan_out == "auto" and any(item.strategy == "maybe fan-out" for item in known)
         if may_fan_out and self.request.master is None and SPARK.missing():
             may_fan_out = False
             reporter.note(
@@ -90,7 +92,7 @@ class Steps:
             self.run,
             reporter,
             self.request.master,
-            [*(item.seconds for item in known), *copies_s],
+            [*(item.seconds for item in known), *copy_seconds],
             kernels="compact",
             needs_spark=needs_spark or may_fan_out or self.request.fan_out == "always",
             extra=extra,

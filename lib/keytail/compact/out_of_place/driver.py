@@ -117,7 +117,7 @@ def _report_about(checked: Sequence[PlannedPartition], configuration: Configurat
 
 def _start(steps: Steps, reporter: Reporter, work: Sequence[PlannedPartition]) -> Engine:
     expected = [item.planned.expected(steps.request.map_memory()) for item in work if item.planned is not None]
-    return steps.start(reporter, expected, copies_s=[item.size_bytes / _COPIED_BYTES_PER_S for item in work])
+    return steps.start(reporter, expected, copy_seconds=[item.size_bytes / _COPIED_BYTES_PER_S for item in work])
 
 
 @dataclass
