@@ -17,7 +17,7 @@ from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.log_end import log_end
 from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.lookup.steps import lookup_offset, lookup_time
-from keytail.rebuild_index.indexes import SegmentTask, cut, finish, index_segment, scan
+from keytail.rebuild_index.indexes import SegmentTask, finish, index_segment, scan, slices_of
 from keytail.rebuild_index.partition import RebuildSettings, plan_partition, segment_tasks, settle
 from keytail.verify.task import verify_partition
 from tests.chance import chance, draws
@@ -117,7 +117,7 @@ def test_rebuild_has_nothing_to_rebuild(version: str, topic: str, log_dirs: dict
 @pytest.mark.parametrize(("version", "topic"), ALL)
 def test_segments_are_cut_into_slices_by_such_indexes(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
     for task in tasks_of(facts_of(log_dirs[version], f"{topic}-0")):
-        parts = cut(LOCAL, task, 1000)
+        parts = slices_of(LOCAL, task, 1000)
         scans = [scan(LOCAL, task, part) for part in parts]
         assert all(item.batches for item in scans) or not task.log_bytes
         assert finish(LOCAL, task, scans).next_offset == index_segment(LOCAL, task).next_offset

@@ -11,7 +11,7 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from keytail.rebuild_index import indexes
-from keytail.rebuild_index.indexes import SegmentResult, SegmentTask, Slice, cut, finish, index_segment, scan
+from keytail.rebuild_index.indexes import SegmentResult, SegmentTask, Slice, finish, index_segment, scan, slices_of
 from tests.chance import SEED, draws
 from tests.rebuild_index.logs import INTERVALS, random_segment, restarted_indexes, task_of, write_segment
 from tests.reference.batches import decode_log
@@ -67,7 +67,7 @@ def test_joined_slices_equal_one_pass(tmp_path: Path, case: int, monkeypatch: py
         index = rng.randbytes(8) if rng.random() < 0.3 else spoiled(rng, index)
     write_segment(tmp_path, BASE, log, index=index)
     task = task_of(tmp_path, BASE, interval, execute=True, rebuild_all=True)
-    slices = cut(LOCAL, task, rng.choice([200, 1000, 5000]))
+    slices = slices_of(LOCAL, task, rng.choice([200, 1000, 5000]))
     assert [item.start for item in slices] == [0, *(item.end for item in slices[:-1])]
     assert slices[-1].end == len(log)
     result = finish(LOCAL, task, [scan(LOCAL, task, item) for item in slices])
@@ -87,7 +87,7 @@ def test_an_exact_index_gives_slices_that_join_at_once(tmp_path: Path, monkeypat
     log = random_segment(random.Random(1), BASE, batches=200)
     write_segment(tmp_path, BASE, log, **dict(zip(("index", "time_index"), index_files(log, BASE, 60), strict=True)))
     task = task_of(tmp_path, BASE, 60)
-    slices = cut(LOCAL, task, 2000)
+    slices = slices_of(LOCAL, task, 2000)
     assert len(slices) > 5
     scans = [scan(LOCAL, task, item) for item in slices]
     monkeypatch.setattr(indexes, "_chunks", None)  # nothing is read again
@@ -194,7 +194,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, slice_bytes: int)
 
     def run(segment_index_bytes: int) -> SegmentResult:
         task = task_of(tmp_path, BASE, 60, segment_index_bytes=segment_index_bytes)
-        return finish(LOCAL, task, [scan(LOCAL, task, item) for item in cut(LOCAL, task, slice_bytes)])
+        return finish(LOCAL, task, [scan(LOCAL, task, item) for item in slices_of(LOCAL, task, slice_bytes)])
 
     enough = max(len(index), (len(times) // 12 + 1) * 12)
     assert states(run(enough)) == ["sound", "sound"]

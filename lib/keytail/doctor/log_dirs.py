@@ -22,7 +22,7 @@ from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.lock import can_be_asked, is_held
+from keytail.log.lock import can_detect_holder, is_held
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import LogDirFacts
 from keytail.run.storage import is_local
@@ -120,7 +120,7 @@ def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
 
 def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     check = f"{facts.path}: lock"
-    if not can_be_asked(facts.path, fs):
+    if not can_detect_holder(facts.path, fs):
         remedy = "Run on the host on which the log dir is a local file system, as a user that may read its files"
         return CheckRow(check, FAIL, "this system does not show whether a broker has it open", remedy)
     if is_held(facts.path, fs):

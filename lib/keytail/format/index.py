@@ -24,6 +24,7 @@ TXN_ENTRY = np.dtype(
         ("last_stable_offset", ">i8"),
     ]
 )
+MAX_RELATIVE_OFFSET = 2**31 - 1  # of any batch of a segment, as in Kafka's LogSegment
 assert (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize, TXN_ENTRY.itemsize) == (8, 12, 34)
 
 

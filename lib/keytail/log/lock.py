@@ -1,8 +1,8 @@
-"""Holds Kafka's `.lock` file of log dirs, so that no broker starts on them and no other keytail run changes them.
+"""Holds the locks on Kafka's `.lock` files of log dirs, so that no broker starts on them and no other run changes them.
 
 Uses open-file-description locks, which conflict with Java's locks and, unlike those of `lockf`, are not lost when
 another descriptor of the file is closed. They protect against processes on the same host only; on storage that other
-hosts mount, the caller must prevent concurrent use.
+hosts mount, the caller must prevent concurrent use. Where the system lacks them, `lockf` is used.
 
 A lock belongs to a file, not to its name: if the name is removed, the next process creates and locks another file. So
 keytail never removes the file, and `refuse_lost` compares the two before each change that a run commits. A broker
@@ -39,11 +39,11 @@ class LockLost(Refused):
 
 @contextlib.contextmanager
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
-    """Holds the lock of every log dir, all or none. Raises Refused when one is already locked.
+    """Hold the locks of all log dirs, or of none. Raises Refused if one is already locked.
 
-    The lock file is never removed, whoever created it: removing it while a starting broker has it open would let that
-    broker lock a file without a name while the next run locks another. A new lock file gets the owner of the log dir.
-    If the process dies, the lock is released.
+    The lock file is never removed, whoever created it: a starting broker that had it open would lock a file without a
+    name, while the next run locks a new one. A new lock file gets the owner of the log dir. If the process dies, the
+    lock is released.
     """
     by_directory: dict[str, list[str]] = {}
     for log_dir in log_dirs:
@@ -63,8 +63,8 @@ def refuse_lost(fs: FileSystem, path: str) -> None:
             "the lock file of the log dir was removed or replaced while this run held the lock: a broker or another "
             "run may have started there; nothing more is changed",
             path=holding[1],
-            remedy="Make sure that no broker runs on it and find out what removed the file (a broker that is still "
-            "stopping does). Then run again: the run continues where this one ended",
+            remedy="Make sure that no broker runs on the log dir and find out what removed the file (a broker that is "
+            "still stopping does). Then run again: the run continues where this one ended",
         )
 
 
@@ -79,23 +79,23 @@ def _holding(path: str) -> tuple[int, str] | None:
 
 
 def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Whether any process, usually a broker, holds the lock now. Neither takes the lock nor creates the file.
+    """Return whether any process, usually a broker, holds the lock now. Neither takes the lock nor creates the file.
 
     Also True where this cannot be determined: no permission to open the file, or no support by the system.
     """
-    return _asked(os.path.join(log_dir, names.LOCK), fs) is not False
+    return _is_locked(os.path.join(log_dir, names.LOCK), fs) is not False
 
 
-def can_be_asked(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Whether the system can report lock holders in this directory; creates nothing. True where there is no file to
-    test with."""
+def can_detect_holder(log_dir: str, fs: FileSystem = LOCAL) -> bool:
+    """Return whether the system can report lock holders in this directory; creates nothing. True where there is no file
+    to test with."""
     candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
     path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
-    return path is None or _asked(path, fs) is not None
+    return path is None or _is_locked(path, fs) is not None
 
 
-def _asked(path: str, fs: FileSystem) -> bool | None:
-    """Whether the file is locked; False if it does not exist, None if this cannot be determined."""
+def _is_locked(path: str, fs: FileSystem) -> bool | None:
+    """Return whether the file is locked; False if it does not exist, None if this cannot be determined."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:

@@ -45,7 +45,7 @@ def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | N
         size_bytes = fs.fd_size(fd)
         entry = _last_index_entry(fs, index_path)
         if entry is not None and 0 < entry[1] < size_bytes:
-            end = _walk(fs, log_path, fd, size_bytes, entry[1], base_offset, named_offset=base_offset + entry[0])
+            end = _walk(fs, log_path, fd, size_bytes, entry[1], base_offset, entry_offset=base_offset + entry[0])
             if end is not None:
                 return end
         return _walk(fs, log_path, fd, size_bytes, 0, base_offset) or LogEnd(base_offset, 0, size_bytes)
@@ -76,7 +76,7 @@ def _walk(
     position: int,
     base_offset: int,
     *,
-    named_offset: int | None = None,
+    entry_offset: int | None = None,
 ) -> LogEnd | None:
     """Follow the headers from `position`. Return None if the first batch begins above the offset that the index entry
     names, or all end below it: an entry may name the end of a later batch than the one at its position
@@ -106,9 +106,9 @@ def _walk(
             last_offset += _INT32.unpack_from(window, at + _DELTA_AT)[0]
         if not offset <= last_offset < names.MAX_OFFSET:
             break
-        if first and named_offset is not None and offset > named_offset:
+        if first and entry_offset is not None and offset > entry_offset:
             break
         next_offset, last_position, position, first = last_offset + 1, position, end, False
-    if named_offset is not None and (first or next_offset <= named_offset):
+    if entry_offset is not None and (first or next_offset <= entry_offset):
         return None
     return LogEnd(next_offset, position, size_bytes - position, last_position)

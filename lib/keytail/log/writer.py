@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from keytail.format import names
+from keytail.format.index import MAX_RELATIVE_OFFSET
 from keytail.kernels.native import file_digest
 from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileStat, FileSystem
@@ -23,7 +24,6 @@ from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 
 MAX_SEGMENT_BYTES = 2**31 - 1
-MAX_RELATIVE_OFFSET = 2**31 - 1
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Rebuild the index files of one segment from its log, and compare them with those on disk.
+"""Rebuilds the index files of one segment from its log, and compares them with those on disk.
 
-`index_segment` is one task. A large segment can be divided into slices that several tasks read (`cut`, `scan`,
+`index_segment` is one task. A large segment can be divided into slices that several tasks read (`slices_of`, `scan`,
 `finish`): the joined entries are those of one pass. A `.txnindex` needs the whole log; a pass over a segment returns
 the batches needed for it (aborted.py). New files get scratch names; partition.py renames them.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE
-from keytail.format.index import parse_offset_index
+from keytail.format.index import MAX_RELATIVE_OFFSET, parse_offset_index
 from keytail.kernels.native import file_digest
 from keytail.log.chunk import CORRUPT_REMEDY, Chunk, SegmentReader
 from keytail.log.fs import FileSystem
@@ -28,9 +28,9 @@ from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
 
-# Processing headers and checksums takes less time than passing a chunk to another thread; half of a core's own cache.
+# Half of a core's own cache. Not prefetched: passing a chunk to another thread takes longer than processing its headers
+# and checksums.
 CHUNK_BYTES = 512 << 10
-MAX_RELATIVE_OFFSET = 2**31 - 1
 _NO_LIMIT_BYTES = 1 << 40
 
 State = Literal["sound", "missing", "wrong"]
@@ -68,11 +68,15 @@ class SegmentTask:
 
 @dataclass(frozen=True)
 class Slice:
-    """Bytes `start` .. `end` of a segment's log. Its first batch must begin at or below `named_offset`."""
+    """Bytes `start` to `end` (exclusive) of a segment's log.
+
+    `entry_offset` is the offset of the index entry at `start`, -1 for the first slice; the first batch must begin at or
+    below it.
+    """
 
     start: int
     end: int
-    named_offset: int = -1
+    entry_offset: int = -1
 
 
 @dataclass
@@ -118,13 +122,12 @@ class SegmentResult:
     damage: CorruptLog | None = None
 
 
-def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...]:
+def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...]:
     """Return slices of about `slice_bytes`, each beginning at an entry of the offset index; one slice if there is no
     such index.
 
-    The entries are trusted only as far as the slices then prove them: the batches of each slice end where the next
-    slice begins, with a complete batch that begins at or below the entry's offset. Otherwise `finish` reads the segment
-    again.
+    The index need not be right: `finish` checks that the batches of each slice end where the next one starts, and that
+    this one begins with a complete batch at or below the entry's offset. Otherwise it reads the segment again.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
@@ -144,7 +147,8 @@ def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...
 
 
 def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
-    """Read the whole segment once and judge, or write, its `.index` and `.timeindex`."""
+    """Read the whole segment once and compare its `.index` and `.timeindex` with those of a recovery; an executing run
+    also writes replacements."""
     return _result(fs, task, scan(fs, task, Slice(0, task.log_bytes)))
 
 
@@ -194,7 +198,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         table = chunk.table
         if not found.batches:
             found.first_offset = int(table["base_offset"][0])
-            if part.start and found.first_offset > part.named_offset:
+            if part.start and found.first_offset > part.entry_offset:
                 return found  # a scan without batches cannot be joined: the index was wrong
         _refuse_range(task, chunk)
         _add(task, indexer, chunk)
@@ -281,30 +285,30 @@ def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
 def _judge(
     fs: FileSystem, task: SegmentTask, found: Scan, offset_index: bytes, time_index: bytes
 ) -> tuple[FileVerdict, ...]:
-    """Judge both files by comparing their bytes with a recovery's; if they differ, by whether their entries are
-    true."""
+    """Compare both files with those of a recovery. A file with other bytes is sound if its entries are true, unless
+    `rebuild_all` is set."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
-    there = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
-    why = dict.fromkeys(wanted, "differs from what a recovery writes")
-    differ = [suffix for suffix, data in wanted.items() if there[suffix] not in (None, data)]
+    existing = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
+    reasons = dict.fromkeys(wanted, "differs from what a recovery writes")
+    differ = [suffix for suffix, data in wanted.items() if existing[suffix] not in (None, data)]
     if differ and not task.rebuild_all:
         reader = SegmentReader(fs, CHUNK_BYTES)
-        reported = why_wrong(
-            there[names.INDEX] or b"",
-            there[names.TIME_INDEX] or b"",
+        found_wrong = why_wrong(
+            existing[names.INDEX] or b"",
+            existing[names.TIME_INDEX] or b"",
             reader.chunks_without_prefetch(task.path(names.LOG), found.end),
             reader,
             base_offset=task.base_offset,
             index_interval_bytes=task.index_interval_bytes,
             is_in_use=task.is_in_use,
         )
-        why = dict(zip(wanted, reported, strict=True))
+        reasons = dict(zip(wanted, found_wrong, strict=True))
     verdicts = []
     for suffix, data in wanted.items():
-        if there[suffix] is None:
+        if existing[suffix] is None:
             verdict = FileVerdict(suffix, "missing", "the file is missing")
-        elif suffix in differ and why[suffix]:
-            verdict = FileVerdict(suffix, "wrong", why[suffix])
+        elif suffix in differ and reasons[suffix]:
+            verdict = FileVerdict(suffix, "wrong", reasons[suffix])
         else:
             verdict = FileVerdict(suffix, "sound")
         if verdict.state != "sound" and task.execute:

@@ -1,7 +1,7 @@
 """Process one partition: what forbids a rebuild, its tasks, their results, and the installation of new files.
 
 `segment_tasks` defines what is to be read, by any number of tasks; `settle` combines their results and judges the
-transaction indexes; `cut` truncates a torn tail, after which everything is read again; `install` renames new index
+transaction indexes; `truncate` truncates a torn tail, after which everything is read again; `install` renames new index
 files; `repair_rest` repairs snapshots and leader epochs, which follow from the log too. The caller of an executing run
 holds the locks; in any other run nothing is written here.
 """
@@ -177,7 +177,9 @@ def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResul
         raise result.damage from why
 
 
-def cut(fs: FileSystem, plan: PartitionPlan, torn: Truncation, hosted: Collection[tuple[str, int]]) -> PartitionPlan:
+def truncate(
+    fs: FileSystem, plan: PartitionPlan, torn: Truncation, hosted: Collection[tuple[str, int]]
+) -> PartitionPlan:
     """Truncate the log; return the plan of the truncated partition."""
     facts = plan.facts
     truncate_tail(fs, facts, torn, hosted=hosted)

@@ -16,7 +16,16 @@ from typing import Any
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import remove_lost_scratch, remove_scratch
-from keytail.rebuild_index.indexes import Scan, SegmentResult, SegmentTask, Slice, cut, finish, index_segment, scan
+from keytail.rebuild_index.indexes import (
+    Scan,
+    SegmentResult,
+    SegmentTask,
+    Slice,
+    finish,
+    index_segment,
+    scan,
+    slices_of,
+)
 from keytail.rebuild_index.partition import (
     PartitionPlan,
     PartitionResult,
@@ -25,8 +34,8 @@ from keytail.rebuild_index.partition import (
     repair_rest,
     segment_tasks,
     settle,
+    truncate,
 )
-from keytail.rebuild_index.partition import cut as cut_log
 from keytail.rebuild_index.tail import Truncation
 from keytail.run.batching import in_bundles
 from keytail.run.ended import sweep
@@ -149,7 +158,7 @@ class Rebuild:
         """Return slices only if there are few segments for the cores: a join reads the entries a second time."""
         if n_tasks >= _TASKS_A_CORE * self._cores or self._cores == 1:
             return (None,)
-        slices = cut(self.fs, task, self.slice_bytes)
+        slices = slices_of(self.fs, task, self.slice_bytes)
         return slices if len(slices) > 1 else (None,)
 
     def _do(self, work: Sequence[Work], name: str) -> Iterator[tuple[Work, Outcome[Any]]]:
@@ -209,7 +218,7 @@ class Rebuild:
                     refuse_unseen(self.fs, plan.facts.path, written, outcome.host)
                 result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
                 if result.torn is not None and plan.settings.execute and plan.settings.truncate:
-                    return self._cut(plan, result.torn, start_ms)
+                    return self._truncate(plan, result.torn, start_ms)
                 if plan.settings.execute:
                     install(self.fs, plan, result)
                     installed = True
@@ -227,10 +236,10 @@ class Rebuild:
                 problem = problem or as_problem(system)
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
 
-    def _cut(self, plan: PartitionPlan, torn: Truncation, start_ms: int) -> PartitionOutcome:
+    def _truncate(self, plan: PartitionPlan, torn: Truncation, start_ms: int) -> PartitionOutcome:
         """Truncate the log first, then process the partition again, which is then intact."""
         remove_scratch(self.fs, plan.facts.path, plan.settings.run_id)
-        again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
+        again = truncate(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
         [outcome] = self._run_bundle([replace(again, settings=replace(again.settings, truncate=False))])
         return replace(outcome, start_ms=start_ms, done_truncation=torn)
 

@@ -17,12 +17,13 @@ from typing import Self
 import numpy as np
 
 from keytail.errors import KeytailError, Refused
+from keytail.format.index import MAX_RELATIVE_OFFSET
 from keytail.log.append import incoming
 from keytail.log.append.closed_log import survey_closed
 from keytail.log.append.incoming import NOTHING_WRITTEN, Incoming
 from keytail.log.append.index_plan import IndexState, place, plan_entries
 from keytail.log.append.open_log import OpenLog
-from keytail.log.append.rolling import MAX_RELATIVE_OFFSET, AppendConfig, RollState, is_flush_due
+from keytail.log.append.rolling import AppendConfig, RollState, is_flush_due
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.index.files import OffsetEntry
 from keytail.log.producer import SentBatch

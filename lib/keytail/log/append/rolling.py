@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.errors import UsageProblem
-from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
+from keytail.format.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
 
 MAX_LONG = 2**63 - 1
 MAX_SEGMENT_BYTES = 2**31 - 1
-MAX_RELATIVE_OFFSET = 2**31 - 1
 
 
 @dataclass(frozen=True)

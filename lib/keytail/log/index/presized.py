@@ -1,4 +1,4 @@
-"""An index file of one segment with room after its entries: mapped for look-ups, written while it is active.
+"""An index file of one segment, preallocated while the segment is active: appended to then, and mapped for look-ups.
 
 This is the code that the offset and the time index share; log/index/files.py and format/INDEX.md define their entries.
 """
@@ -15,15 +15,16 @@ from typing import ClassVar, NoReturn, Self
 import numpy as np
 
 from keytail.errors import CorruptLog, KeytailError
+from keytail.format.index import MAX_RELATIVE_OFFSET
 from keytail.log.fs import FileStat, FileSystem
 
-MAX_RELATIVE_OFFSET = 2**31 - 1
 REBUILD = "Rebuild the indexes of the segment with `keytail rebuild-index`"
 CLOSE_FIRST = "Nothing was written; close the segment and start the next one"
 
 
 class PresizedIndex:
-    """Base of both indexes: fixed-size entries that ascend in their first field, in a file with room after them.
+    """Base class of the offset and the time index: a preallocated file of fixed-size entries, ascending by their first
+    field.
 
     Created by `open` (read-only) or `open_for_append`; a context manager that closes it.
     """
@@ -65,11 +66,12 @@ class PresizedIndex:
 
     @classmethod
     def open_for_append(cls, fs: FileSystem, path: str, base_offset: int, max_index_bytes: int, like: FileStat) -> Self:
-        """Open the index of the active segment: created like `like` if missing, and extended to its full size.
+        """Open the index of the active segment and extend it to its full size; a missing file is created with the owner
+        and mode of `like`.
 
         The full size is `segment.index.bytes`, rounded down to whole entries; the zeros after the entries take no
-        space. The name of a new file is not durable yet. CorruptLog for a file that cannot be continued: one that was
-        not trimmed, since zeros cannot be distinguished from entries, or one that fails `sanity_check`.
+        space. The name of a new file is not durable yet. Raises CorruptLog if the file cannot be continued, because it
+        was not trimmed (zeros cannot be distinguished from entries) or fails `sanity_check`.
         """
         index = cls(fs, path, base_offset)
         if not fs.exists(path):
@@ -102,18 +104,18 @@ class PresizedIndex:
 
     @property
     def max_entries(self) -> int:
-        """Capacity in entries; 0 for an index that takes none."""
+        """Capacity in entries; 0 if the index is read-only."""
         return self._max_entries
 
     @property
     def used(self) -> int:
-        """Number of entries before the zeros at the end of a file that was not trimmed; else of all entries."""
+        """Number of entries, without the zeros at the end of a file that was not trimmed."""
         return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
     def append_rows(self, rows: np.ndarray) -> None:
-        """Append planned entries (int64[n, 2]: the columns as stored) in one write, or none.
+        """Append entries (int64[n, 2]: the columns as stored) in one write.
 
-        KeytailError if they do not all fit, or do not ascend.
+        Raises KeytailError, and writes nothing, if they do not all fit or do not ascend.
         """
         self._refuse_read_only()
         if not len(rows):
@@ -166,6 +168,7 @@ class PresizedIndex:
         bad[1:] |= (first[1:] <= first[:-1]) | self._goes_back(second)
         if not bad.any():
             return
+        # The first slot that does not ascend is the first zero, or slot 1 if all are zeros: the file was not trimmed.
         slot = int(np.argmax(bad))
         used = self.used
         if 0 < used == slot or (used == 0 and slot == 1):
@@ -236,7 +239,7 @@ class PresizedIndex:
         if self._fd < 0:
             self._refuse("this index is read-only", None, "Append to the index of the active segment")
 
-    def _refuse_full(self, offset: int | None) -> None:
+    def _refuse_full(self, offset: int | None) -> NoReturn:
         self._refuse(f"the index is full: {self._count} of {self._max_entries} entries", offset, CLOSE_FIRST)
 
     def _refuse_order(self, what: str, offset: int | None) -> NoReturn:
@@ -276,7 +279,7 @@ class PresizedIndex:
 
 
 def _before_zeros(count: int, is_zero: Callable[[int], bool]) -> int:
-    """Return how many of `count` entries precede the zeros at the end: after the first slot, zeros are no entry."""
+    """Return how many of `count` entries precede the zeros at the end. Only slot 0 may be an entry of zeros."""
     if not count or not is_zero(count - 1):
         return count
     used = bisect_left(range(1, count), True, key=is_zero) + 1

@@ -1,4 +1,4 @@
-"""Splits a record block of too many bytes or records for memory into pieces of whole records.
+"""Splits a record block that has too many bytes or records for memory into pieces of whole records.
 
 A piece is about as large as a chunk, or one record. Kafka's cleaner processes such blocks one record at a time: a
 batch of some KiB may decompress to gigabytes. A single record is held as a whole, as in Kafka; records of more than
@@ -25,15 +25,15 @@ WHOLE_BLOCK_RECORDS = 1 << 18
 PIECE_BYTES = 8 << 20
 PIECE_RECORDS = 1 << 17
 
-_NO_DELTA = 2**31
+_NO_DELTA_LIMIT = 2**31  # above every offset delta
 
 
 @dataclass(frozen=True)
 class Piece:
-    """`block[:n_bytes]` contains the records `first` to `first + count` (exclusive) of a batch; the last has
-    `last_delta`.
+    """`block[:n_bytes]` contains the records of a batch with numbers `first` to `first + count - 1`; `last_delta` is
+    the largest offset delta so far.
 
-    The last piece has the rest of block and count, even if these do not agree.
+    The last piece has all remaining bytes and counts all remaining records, even if the two disagree.
     """
 
     block: np.ndarray
@@ -47,7 +47,8 @@ class Piece:
 class RecordStream:
     """The records of one block, returned in consecutive parts, alternating between two arenas.
 
-    `arenas` (two arrays of uint8, replaced by larger ones as needed) keep a part until the part after the next one.
+    `arenas` are two arrays of uint8, replaced by larger ones as needed. A part is valid until the second `take` after
+    it.
     """
 
     def __init__(self, codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> None:
@@ -60,10 +61,11 @@ class RecordStream:
         self.last_delta = -1
 
     def take(
-        self, most: int, room_bytes: int, up_to_delta: int = _NO_DELTA
+        self, most: int, room_bytes: int, up_to_delta: int = _NO_DELTA_LIMIT
     ) -> tuple[np.ndarray, int, int]:
-        """Return (block, its bytes, records): the next whole records, at most `most`, as many as fit into
-        `room_bytes`, or one; none if the next one is after `up_to_delta`, is no record, or is incomplete.
+        """Return (block, bytes, records): the next whole records, at most `most`, as many as fit into `room_bytes` but
+        at least one. Returns no records if the next one has a delta above `up_to_delta`, is not a record, or is
+        incomplete.
 
         `last_delta` is the largest offset delta so far. Raises ValueError if the codec cannot decompress the block,
         and for decreasing offsets; Refused for a record of more than `max_record_bytes`.
@@ -96,15 +98,15 @@ class RecordStream:
         return arena, end, count
 
     def rest(self) -> tuple[np.ndarray, int]:
-        """Return (block, its bytes) of the last `take`, with the bytes available after it: at least one, if any are
-        left."""
+        """Return (block, bytes) of the last `take`, extended by the available bytes after it: at least one if any
+        remain."""
         self._fill(self._filled + 1 if self._used == self._filled else self._filled)
         self._used = self._filled
         return self._arenas[0], self._filled
 
     def take_last(self) -> tuple[np.ndarray, int, int, bool]:
-        """Do the same as `take`, and return whether these are the last; if so, with the rest of block and count, even
-        if these do not agree."""
+        """Return a part as `take` does, and whether it is the last. The last part has all remaining bytes and counts
+        all remaining records, even if the two disagree."""
         block, n_bytes, count = self.take(PIECE_RECORDS, PIECE_BYTES)
         is_last = not self.left or not count
         if is_last:
@@ -121,11 +123,10 @@ class RecordStream:
         return len(self._part) - self._part_at
 
     def _has(self, n_bytes: int) -> bool:
-        """Whether the block has this many bytes from the next record on; bytes beyond the arena are skipped, not
-        kept."""
+        """Return whether the block has this many bytes from the next record on. Bytes beyond the arena are skipped."""
         n = self._filled
-        while n < n_bytes and (there := self._peek()):
-            n, self._part_at = n + there, len(self._part)
+        while n < n_bytes and (available := self._peek()):
+            n, self._part_at = n + available, len(self._part)
         return n >= n_bytes
 
     def _turn(self) -> None:
@@ -144,8 +145,8 @@ class RecordStream:
             self._arenas[0] = np.empty(n_bytes, np.uint8)
             self._arenas[0][: self._filled] = arena[: self._filled]
             arena = self._arenas[0]
-        while self._filled < n_bytes and (there := self._peek()):
-            n = min(there, n_bytes - self._filled)
+        while self._filled < n_bytes and (available := self._peek()):
+            n = min(available, n_bytes - self._filled)
             arena[self._filled : self._filled + n] = self._part[self._part_at : self._part_at + n]
             self._filled, self._part_at = self._filled + n, self._part_at + n
 
