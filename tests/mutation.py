@@ -65,7 +65,7 @@ CORE = {
     ),
     "rewriting": (
         "compact/plan.py", "compact/producers.py", "compact/write_phase/rewrite.py", "compact/write_phase/pieces.py",
-        "compact/write_phase/rounds.py", "kernels/pieces.py", "kernels/rewriting/*.py",
+        "compact/write_phase/passes.py", "kernels/pieces.py", "kernels/rewriting/*.py",
     ),
     "proof": ("compact/proof/*.py", "kernels/proof/*.py", "kernels/walk.py"),
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from keytail.compact import bundles
 from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, bundles_in_flight
 from keytail.compact.task import CleaningTask
-from keytail.compact.write_phase import rounds
+from keytail.compact.write_phase import passes
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.log.fs import FileStat, FileSystem
@@ -33,7 +33,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count partitions by the size of their logs."""
-    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 0)
+    monkeypatch.setattr(passes, "_MARGIN_BYTES", 0)
 
 
 def task_of(number: int, size_bytes: int, log_dir: str = "/a", **more: Any) -> CleaningTask:

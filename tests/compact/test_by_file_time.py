@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keytail.compact import cleaner
-from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.fan_out.stages import Sizes
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.rewrite import Rewriter
@@ -98,7 +98,7 @@ def round_of(task: CleaningTask) -> list[Batch]:
         install(LOCAL, task, result)
         if result.rest is None:
             return left(Path(task.partition_path))
-        task = next_round(task, result)
+        task = next_pass(task, result)
 
 
 def offsets(batches: list[Batch]) -> list[int]:

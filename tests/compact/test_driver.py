@@ -17,7 +17,7 @@ from keytail.compact.replacing import InPlace
 from keytail.compact.run_state import Events
 from keytail.compact.running import Answer
 from keytail.compact.worker import clean_on_worker
-from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_offsets

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.fan_out.stages import fan_out
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.errors import Refused
@@ -148,7 +148,7 @@ def test_a_second_round_changes_nothing(tmp_path: Path, number: int) -> None:
         install(LOCAL, task, result)
         if result.rest is None:
             break
-        task = next_round(task, result)
+        task = next_pass(task, result)
     once = sorted((tmp_path / "t-0").glob("*.log"))
     after = [Segment(int(p.stem), p.read_bytes(), 0, 0, p.stat().st_mtime_ns // 10**6) for p in once]
     log = RandomLog(after, [], log.log_end_offset, {})

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.map_phase import offset_map
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningResult, CleaningTask
-from keytail.compact.write_phase import rounds
+from keytail.compact.write_phase import passes
+from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
 from keytail.compact.write_phase.rewrite import Rewriter
-from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL, FileSystem
@@ -50,7 +50,7 @@ def run_rounds(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResul
         results.append(result)
         if result.rest is None:
             return results
-        task = next_round(task, result)
+        task = next_pass(task, result)
 
 
 def random_task(rng: random.Random, path: str, grouping: str) -> CleaningTask:
@@ -148,7 +148,7 @@ def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_stay(
     install(LOCAL, task, first)
     lose(monkeypatch, 0, 1)
     with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 1"):
-        clean_partition(LOCAL, replace(next_round(task, first), attempt="b"))
+        clean_partition(LOCAL, replace(next_pass(task, first), attempt="b"))
     with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 0"):
         clean_partition(LOCAL, task_of(tmp_path / "t-1", batches, 2))
 
@@ -165,7 +165,7 @@ def test_a_pass_refuses_state_that_the_previous_one_did_not_write(tmp_path: Path
         for wrong in (data[:-1], data[:8] + bytes([data[8] ^ 1]) + data[9:], data[:-1] + bytes([data[-1] ^ 1]), b""):
             path.write_bytes(wrong)
             with pytest.raises(KeytailError, match="has changed since it was written"):
-                clean_partition(LOCAL, replace(next_round(task, first), attempt="b"))
+                clean_partition(LOCAL, replace(next_pass(task, first), attempt="b"))
         path.write_bytes(data)
         left = {found.name for found in (tmp_path / "t-0").glob("*.clean")}
         assert left == {first.rest.survivors.name, first.rest.proof.name}
@@ -215,7 +215,7 @@ def test_the_proof_continues_across_passes(
     while number < in_round:
         result = clean_partition(LOCAL, replace(task, attempt=str(number)))
         install(LOCAL, task, result)
-        task, number = next_round(task, result), number + 1
+        task, number = next_pass(task, result), number + 1
     with pytest.raises(KeytailError, match=text) as failed:
         clean_partition(LOCAL, replace(task, attempt="last"))
     assert f"offset {abs(wrong[-1])}" in str(failed.value)
@@ -231,7 +231,7 @@ def test_replaced_segments_need_no_more_space(grouping: Any, tmp_path: Path) -> 
     needs = [least_scratch_bytes(task)]
     while (result := clean_partition(LOCAL, replace(task, attempt=str(len(needs))))).rest is not None:
         install(LOCAL, task, result)
-        task = next_round(task, result)
+        task = next_pass(task, result)
         needs.append(least_scratch_bytes(task))
         assert scratch_bytes(task) == sum(sizes[len(needs) - 1 : 3]) + (1 << 20)
     if grouping == "kafka":
@@ -250,10 +250,10 @@ def test_a_source_that_may_make_an_output_too_full_needs_its_space_twice(tmp_pat
 @pytest.mark.parametrize("per_batch", [1, 50])
 def test_space_is_reserved_for_the_saved_state(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Distinct keys, and a pass that ends before the dirty section, produce the largest files beside the outputs."""
-    monkeypatch.setattr(rounds, "_UNCOUNTED_BYTES", 0)
+    monkeypatch.setattr(passes, "_UNCOUNTED_BYTES", 0)
     monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
-    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 2000)  # the overhead of values besides their arrays
+    monkeypatch.setattr(passes, "_MARGIN_BYTES", 2000)  # the overhead of values besides their arrays
     segments = [
         [
             encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])

@@ -15,8 +15,8 @@ import pytest
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.compaction import Compaction
 from keytail.compact.task import CleaningResult, CleaningTask
-from keytail.compact.write_phase import rounds
-from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.write_phase import passes
+from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark_engine import SparkEngine
@@ -29,7 +29,7 @@ from tests.log_dirs import newest_by_key, records_of, snapshot
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count partitions of some KiB as they are."""
-    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 0)
+    monkeypatch.setattr(passes, "_MARGIN_BYTES", 0)
 
 
 class Noting(ThisProcess):

@@ -1,4 +1,4 @@
-"""The state that one round saves for the next is data: a replaced file cannot make the next round run code."""
+"""The state that one pass saves for the next is data: a replaced file cannot make the next pass run code."""
 
 from __future__ import annotations
 

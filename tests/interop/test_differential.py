@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.plan import Selection, select
 from keytail.compact.task import CleaningTask, Grouping
 from keytail.config.compaction import CompactionConfig
@@ -311,7 +311,7 @@ def clean(
             on_round(Path(task.partition_path), number)
         if not more:
             return result.end_offset, number
-        task = next_round(task, result)
+        task = next_pass(task, result)
 
 
 def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:

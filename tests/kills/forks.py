@@ -22,7 +22,7 @@ from keytail.cli.selection import Choice
 from keytail.compact import steps, worker
 from keytail.compact.command import Request
 from keytail.compact.execution import compact
-from keytail.compact.write_phase import rounds
+from keytail.compact.write_phase import passes
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import ResultRow
 from tests.crash.compactions import NOW, LogDir
@@ -61,7 +61,7 @@ def _without_spark(fs: FileSystem) -> Iterator[None]:
     with (
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark()),
         patch.object(worker, "LOCAL", fs),  # of the tasks
-        patch.object(rounds, "_MARGIN_BYTES", 0),
+        patch.object(passes, "_MARGIN_BYTES", 0),
     ):
         yield
 

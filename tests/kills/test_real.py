@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from keytail.compact.write_phase.rounds import _MARGIN_BYTES
+from keytail.compact.write_phase.passes import _MARGIN_BYTES
 from keytail.log.lock import is_held
 from tests.chance import SEED
 from tests.cli.test_stopping import inode_of

@@ -19,7 +19,7 @@ from pyspark.accumulators import AccumulatorTCPServer
 
 from keytail.cli.stopping import Stopped, stoppable
 from keytail.compact.task import CleaningTask
-from keytail.compact.write_phase.rounds import least_scratch_bytes
+from keytail.compact.write_phase.passes import least_scratch_bytes
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.run import ended, jvm_log, session

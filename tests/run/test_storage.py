@@ -65,9 +65,9 @@ def test_by_default_half_of_what_is_free_is_used() -> None:
     space.release({item: 300})
     assert space.fits({item: 500})
     assert not space.fits({item: 501}), "what needs more goes in rounds"
-    assert space.for_rounds(item, 100) == 500
-    assert space.for_rounds(item, 700) == 700, "a group that is larger may have what it needs"
-    assert space.for_rounds(item, 1001) is None
+    assert space.for_passes(item, 100) == 500
+    assert space.for_passes(item, 700) == 700, "a group that is larger may have what it needs"
+    assert space.for_passes(item, 1001) is None
 
 
 def test_a_given_limit_holds_also_for_one_alone() -> None:
@@ -75,8 +75,8 @@ def test_a_given_limit_holds_also_for_one_alone() -> None:
     item = space.device("/a")
     assert space.fits({item: 100})
     assert not space.fits({item: 101})
-    assert space.for_rounds(item, 100) == 100
-    assert space.for_rounds(item, 101) is None
+    assert space.for_passes(item, 100) == 100
+    assert space.for_passes(item, 101) is None
     assert "--max-scratch-bytes to 101" in str(space.refusal(item, 101))
     assert isinstance(space.refusal(item, 101), Refused)
 
@@ -87,8 +87,8 @@ def test_free_space_that_shrinks_meanwhile_counts() -> None:
     item = space.device("/a")
     storage_now.free[1] = 40
     assert not space.fits({item: 50})
-    assert space.for_rounds(item, 30) == 30
-    assert space.for_rounds(item, 50) is None
+    assert space.for_passes(item, 30) == 30
+    assert space.for_passes(item, 50) is None
     refusal = str(space.refusal(item, 50))
     assert "needs up to 50 bytes" in refusal
     assert "40 are free" in refusal

@@ -17,7 +17,7 @@ from keytail.compact.keeper import Keeper
 from keytail.compact.replacing import planned_row
 from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
-from keytail.compact.write_phase.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
 from keytail.errors import ErrorText, KeytailError, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost
@@ -87,7 +87,7 @@ class Waiting:
 
     def take(self) -> Bundle | None:
         """Return one large partition or several small ones with their space reserved; None if there is no room."""
-        bundle = self._fitting() or self._in_rounds()
+        bundle = self._fitting() or self._in_passes()
         if bundle is not None:
             self._space.reserve(bundle.needs)
         return bundle
@@ -133,13 +133,13 @@ class Waiting:
             del self._tasks[place]
         return Bundle(tasks, needs)
 
-    def _in_rounds(self) -> Bundle | None:
+    def _in_passes(self) -> Bundle | None:
         """Return the largest partition whose file system has no reservations, with all of that space."""
         for place, (need, task) in enumerate(self._tasks):
             device = _device_of(self._space, task)
             if self._space.reserved_bytes.get(device):
                 continue
-            bound = self._space.for_rounds(device, _least_bytes(task))
+            bound = self._space.for_passes(device, _least_bytes(task))
             if bound is None:
                 continue
             if self._keeper is not None:
@@ -168,10 +168,10 @@ class Waiting:
         return keeper.has_room(task, self._space.reserved_bytes.get(device, 0), scratch)
 
 
-def for_next_round(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
+def for_next_pass(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
     """Return `task` with the space that is free now, usually more after replacements. Refused if it is too little."""
     device, least = _device_of(space, task), _least_bytes(task)
-    bound = space.for_rounds(device, least)
+    bound = space.for_passes(device, least)
     if bound is None:
         raise space.refusal(device, least)
     return replace(task, max_scratch_bytes=bound)

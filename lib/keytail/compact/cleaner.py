@@ -22,8 +22,8 @@ from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
 from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, SavedState, Totals, result_of
+from keytail.compact.write_phase.passes import rewrite_groups
 from keytail.compact.write_phase.rewrite import Rewriter
-from keytail.compact.write_phase.rounds import rewrite_groups
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
@@ -38,7 +38,7 @@ from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
 
 def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
-    """Write the replacement of the segments below the end offset, or one round of it, and prove it.
+    """Write the replacement of the segments below the end offset, or one pass of it, and prove it.
 
     Raises CorruptLog or Refused, after removing every scratch file of this attempt. Memory: the map, and less than 512
     MiB besides, whatever the size of the segments.
@@ -60,7 +60,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     try:
         with clock.phase("write"):
             rewriter = make_rewriter(task, reader, findings)
-            limit = _round_limit(task, survivors)
+            limit = _pass_limit(task, survivors)
             numbers = (task.first_segment, end)
             stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
@@ -94,7 +94,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     return replace(result, phases_s=clock.seconds, key_counts=key_counts)
 
 
-def next_round(task: CleaningTask, result: CleaningResult) -> CleaningTask:
+def next_pass(task: CleaningTask, result: CleaningResult) -> CleaningTask:
     """Return the task that continues after `result`, all of whose groups are installed."""
     if isinstance(result.rest, FannedOut):
         return replace(task, fanned_out=result.rest)
@@ -142,7 +142,7 @@ def check_hash(task: CleaningTask) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """What holds for all rounds of a cleaning. `unread_records` are in segments that the map did not reach."""
+    """What holds for all passes of a cleaning. `unread_records` are in segments that the map did not reach."""
 
     survivors: Survivors
     transactions: Transactions
@@ -151,7 +151,7 @@ class Findings:
 
 
 def _findings(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock) -> Findings:
-    """Return the findings of a pass over the log, or the saved ones of the first round: once a group is replaced, the
+    """Return the findings of a pass over the log, or the saved ones of the first pass: once a group is replaced, the
     log would give different ones.
     """
     if task.saved_state is not None:
@@ -177,11 +177,11 @@ def make_rewriter(
     )
 
 
-def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
-    """Return the bytes of outputs that a round may write: the limit minus the files saved for the next round."""
+def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
+    """Return the bytes of outputs that a pass may write: the limit minus the files saved for the next pass."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return None
-    if task.saved_state:  # the proofs of the previous round and of this one
+    if task.saved_state:  # the proofs of the previous pass and of this one
         kept = task.saved_state.survivors.size_bytes + 2 * task.saved_state.proof.size_bytes
     else:
         kept = survivors.size_bytes + 2 * table_bytes(survivors.offset_map.used)  # an upper bound
@@ -210,11 +210,15 @@ def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions
 
 
 def _prove(
-    fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers, round_of: tuple[int, int]
+    fs: FileSystem,
+    task: CleaningTask,
+    result: CleaningResult,
+    producers: ActiveProducers,
+    pass_segments: tuple[int, int],
 ) -> ProofSoFar | None:
-    """Prove this round, and return the state for the next round's proof, if there is one."""
+    """Prove this pass, and return the state for the next pass's proof, if there is one."""
     so_far = load_state(fs, task, task.saved_state.proof) if task.saved_state else None
-    spec = proof_spec(task, result.groups, producers, result.end_offset, round_of, expected_keys=result.keys)
+    spec = proof_spec(task, result.groups, producers, result.end_offset, pass_segments, expected_keys=result.keys)
     return prove(fs, spec, so_far).so_far
 
 
@@ -223,7 +227,7 @@ def proof_spec(
     groups: Sequence[GroupOutput],
     producers: ActiveProducers,
     end_offset: int,
-    round_of: tuple[int, int],
+    pass_segments: tuple[int, int],
     expected_keys: int = 0,
 ) -> ProofSpec:
     """Return what is to be proven of the groups that a task, or a part of it, wrote."""
@@ -242,7 +246,7 @@ def proof_spec(
         log_start_offset=task.log_start_offset,
         segment_index_bytes=task.config.segment_index_bytes,
         active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
-        round_of=round_of,
+        pass_segments=pass_segments,
         expected_keys=expected_keys,
         removal_limit_offset=task.removal_limit_offset,
         scratch_path=task.scratch_path,

@@ -77,7 +77,7 @@ def detail_of_result(
     phases_s: Mapping[str, float],
     key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Return the details of a finished round: `sources` and `phases_s` are of all its rounds of writing, `key_counts`
+    """Return the details of a finished round: `sources` and `phases_s` are of all its passes, `key_counts`
     of the first one, `result` of the last one.
     """
     known = {source.segment: source for source in sources}

@@ -28,7 +28,7 @@ PACKED_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Expected:
-    """The estimate for one partition. `scratch_bytes` is the most written beside the sources, if done in one round."""
+    """The estimate for one partition. `scratch_bytes` is the most written beside the sources, if done in one pass."""
 
     strategy: Strategy
     seconds: float

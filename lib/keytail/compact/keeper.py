@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 from keytail.compact.task import CleaningResult, CleaningTask
-from keytail.compact.write_phase.rounds import source_bytes
+from keytail.compact.write_phase.passes import source_bytes
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts

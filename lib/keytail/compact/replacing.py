@@ -48,7 +48,7 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """One partition, over all its rounds: `task` is that of the last round begun. `row` holds the results so far; with
+    """One partition, over all its passes: `task` is that of the last pass begun. `row` holds the results so far; with
     a `problem` the partition has ended.
     """
 
@@ -57,12 +57,12 @@ class Replacing:
     task: CleaningTask
     row: ResultRow
     problem: KeytailError | None = None
-    _results: list[CleaningResult] = field(default_factory=list)  # of the rounds whose installation has begun
-    _waiting: list[GroupOutput] = field(default_factory=list)  # of the last round
+    _results: list[CleaningResult] = field(default_factory=list)  # of the passes whose installation has begun
+    _waiting: list[GroupOutput] = field(default_factory=list)  # of the last pass
     _replace_s: float = 0.0
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Install the groups of one round and remove the files it needed. Raises Interrupted between two groups."""
+        """Install the groups of one pass and remove the files it needed. Raises Interrupted between two groups."""
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
         self._results.append(result)
@@ -77,12 +77,12 @@ class Replacing:
 
     @property
     def result(self) -> CleaningResult:
-        """The result of the last round."""
+        """The result of the last pass."""
         return self._results[-1]
 
     @property
     def _groups(self) -> list[GroupOutput]:
-        """The groups of all rounds; those still waiting are the last ones."""
+        """The groups of all passes; those still waiting are the last ones."""
         return [group for result in self._results for group in result.groups]
 
     @property
@@ -144,7 +144,7 @@ class Replacing:
         return warnings_of(self.row.name, self.result)
 
     def _how_far(self) -> str:
-        """Return how many groups are done; further rounds may follow, with an unknown number of groups."""
+        """Return how many groups are done; further passes may follow, with an unknown number of groups."""
         groups, continues = len(self._groups), self.result.rest is not None
         return f"{groups - len(self._waiting)} of {'at least ' if continues else ''}{groups + continues} groups done"
 
@@ -263,7 +263,7 @@ def remove_unneeded(
 
 
 def written(result: CleaningResult) -> set[str]:
-    """Return the names of the scratch files that a round passes on."""
+    """Return the names of the scratch files that a pass saves for the next."""
     files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
     files |= {file.scratch_name for file in result.placed or () if file.scratch_name}
     return files | ({file.name for file in result.rest.files} if result.rest else set())

@@ -46,7 +46,7 @@ class Stop:
     """Whether a run begins nothing more, and why. Any thread may set it; nothing resets it.
 
     Once `asked`, the group that is being installed is finished. `deadline_s` is a time.monotonic() after which no
-    bundle and no round begins; no bundle begins either once a lock is lost.
+    bundle and no pass begins; no bundle begins either once a lock is lost.
     """
 
     deadline_s: float | None = None

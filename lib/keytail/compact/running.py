@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from keytail.compact.bundles import for_next_round
-from keytail.compact.cleaner import next_round
+from keytail.compact.bundles import for_next_pass
+from keytail.compact.cleaner import next_pass
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.out_of_place.partition import uncleaned
 from keytail.compact.replacing import (
@@ -114,7 +114,7 @@ class Installer:
         return started
 
     def _install(self, item: Installation, outcome: Outcome[CleaningResult]) -> None:
-        """Install the result and run the next rounds until none is left. An error ends the partition."""
+        """Install the result and run the next passes until none is left. An error ends the partition."""
         try:
             while True:
                 if self.stop.asked and item.task.continues:
@@ -124,7 +124,7 @@ class Installer:
                 if result.rest is None:
                     return
                 item.task = self._prepare_next(item.task, result)
-                [outcome] = self.runner.run([item.task], f"compact {item.row.name}, next round")
+                [outcome] = self.runner.run([item.task], f"compact {item.row.name}, next pass")
         except (KeytailError, OSError) as problem:
             if isinstance(problem, SparkEnded):
                 self.stop.because_spark_ended(problem)
@@ -149,4 +149,4 @@ class Installer:
         if self.stop.deadline_s is not None and time.monotonic() >= self.stop.deadline_s:
             raise PastDeadline("--deadline has passed")
         with self.lock:
-            return for_next_round(next_round(task, result), self.space)
+            return for_next_pass(next_pass(task, result), self.space)

@@ -1,6 +1,6 @@
-"""Saves the state of one round of a cleaning for the next: values with large arrays, as scratch files in the partition.
+"""Saves the state of one pass for the next: values with large arrays, as scratch files in the partition.
 
-Such a file is part of a run: only its next round reads it, it need not survive a power failure, and the next run
+Such a file is part of a run: only its next pass reads it, it need not survive a power failure, and the next run
 removes it. It contains data only (values.py), since the owner of the directory can replace it. Arrays are written from
 their own memory, not copied.
 """
@@ -50,7 +50,7 @@ def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> C
 
 
 def load_state(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
-    """Return what `save_state` was given. Nothing is decoded before the digest equals that of the round that wrote
+    """Return what `save_state` was given. Nothing is decoded before the digest equals that of the pass that wrote
     it."""
     path = os.path.join(task.scratch_path, file.name)
     digest, parts = hashlib.blake2b(), []
@@ -84,8 +84,8 @@ def load_state(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
 
 def _differs(path: str) -> KeytailError:
     return KeytailError(
-        "a scratch file with the state of the previous round has changed since it was written",
+        "a scratch file with the state of the previous pass has changed since it was written",
         path=path,
-        remedy="Run again: a new run starts its first round from what has been replaced so far",
+        remedy="Run again: a new run starts its first pass from what has been replaced so far",
         slug="scratch-file-changed",
     )

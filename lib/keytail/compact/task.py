@@ -1,4 +1,4 @@
-"""The input and the output of one round over one partition. Small, picklable, the same for every attempt."""
+"""The input and the output of one pass over one partition. Small, picklable, the same for every attempt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_REMOVAL_LIMIT = 2**63 - 1
 
 @dataclass(frozen=True)
 class Totals:
-    """What was written and counted so far, over all rounds of one cleaning; bytes of `.log` files.
+    """What was written and counted so far, over all passes of one round; bytes of `.log` files.
 
     `keys` is the number of keys put into the map.
     """
@@ -69,9 +69,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What one round of writing passes to the next: where to continue, and the files with the state that it needs.
+    """What one pass saves for the next: where to continue, and the files with the state that it needs.
 
-    Segments below number `next_segment` are replaced, or will be before the next round begins.
+    Segments below number `next_segment` are replaced, or will be before the next pass begins.
     """
 
     next_segment: int
@@ -140,8 +140,8 @@ class CleaningTask:
     `segments` are all of the partition's, as listed by the driver before the first was replaced. The map takes
     `map_memory_bytes`, and holds at most `map_max_entries` keys if that is given. `grouping` "kafka" makes one output
     of each group that Kafka would form; "measured" uses the sizes after cleaning. With `max_scratch_bytes` groups are
-    written in rounds of about that many bytes, at least one group per round; `saved_state` is the state saved by the
-    previous round.
+    written in passes of about that many bytes, at least one group per pass; `saved_state` is the state saved by the
+    previous pass.
 
     If there are more keys than the map can hold, `fan_out` "auto" makes the task raise NeedsFanOut, whereas Kafka ends
     the round there; "always" uses a fan-out regardless. `throttle_bytes_per_s` is the limit for all tasks of a host
@@ -199,7 +199,7 @@ class CleaningTask:
 
     @property
     def continues(self) -> bool:
-        """Whether an earlier round has run."""
+        """Whether an earlier pass has run."""
         return self.saved_state is not None or self.fanned_out is not None
 
     @property
@@ -258,10 +258,10 @@ class SourceCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class CleaningResult:
-    """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
+    """What a pass wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
 
     `limits_met`: outputs that had to end inside a source. `large_batches`: rebuilt to more than `max.message.bytes`.
-    `rest`: groups remain for another round; then records are counted only as far as they were read. Out of place,
+    `rest`: groups remain for another pass; then records are counted only as far as they were read. Out of place,
     `placed` are all files that the partition is to have there, or None while only its groups are written; with a
     `refusal`, the reason, they are copies.
     """
@@ -283,8 +283,8 @@ class CleaningResult:
     placed: tuple[PlacedFile, ...] | None = None
     refusal: ErrorText = NO_ERROR
     phases_s: dict[str, float] = field(default_factory=dict)
-    sources: tuple[SourceCounts, ...] = field(default=(), compare=False)  # of this round, by number
-    key_counts: KeyCounts | None = field(default=None, compare=False)  # of the first round, for all
+    sources: tuple[SourceCounts, ...] = field(default=(), compare=False)  # of this pass, by number
+    key_counts: KeyCounts | None = field(default=None, compare=False)  # of the first pass, for all
 
 
 def result_of(
@@ -295,7 +295,8 @@ def result_of(
     totals: Totals,
     untouched_records: int,
 ) -> CleaningResult:
-    """Return the result of a round that covered the segments up to `stop`; the others have `untouched_records`."""
+    """Return the result of a pass that covered the segments before index `stop`. The remaining segments have
+    `untouched_records` records."""
     untouched = task.segments[stop:]
     return CleaningResult(
         end_offset=end_offset,

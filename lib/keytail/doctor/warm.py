@@ -26,7 +26,7 @@ import keytail.kernels
 from keytail.audit.compare import ReplicaLog, compared_range
 from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, audit
-from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.one_partition import COMPACTED, compact
 from keytail.compact.task import CleaningTask
 from keytail.dump.files import DumpOptions, dump
@@ -265,7 +265,7 @@ def _compact_in_rounds(path: str) -> None:
         install(LOCAL, task, result)
         if result.rest is None:
             return
-        task = replace(next_round(task, result), attempt=task.attempt + "0")
+        task = replace(next_pass(task, result), attempt=task.attempt + "0")
 
 
 def _salvage(path: str) -> None:

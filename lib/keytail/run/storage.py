@@ -50,7 +50,7 @@ class ScratchSpace:
     """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
 
     Without `limit_bytes`, at most half of the space that was free on a file system when it was first queried is used. A
-    partition that needs more is written in rounds (`for_rounds`).
+    partition that needs more is written in passes (`for_passes`).
     """
 
     fs: FileSystem
@@ -86,7 +86,7 @@ class ScratchSpace:
         for device, need in needs.items():
             self.reserved_bytes[device] -= need
 
-    def for_rounds(self, device: int, least: int) -> int | None:
+    def for_passes(self, device: int, least: int) -> int | None:
         """Return the bytes that the rounds of one partition alone may use now, or None if its largest group (`least`)
         does not fit.
 

@@ -18,7 +18,7 @@ from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
 from keytail.compact.task import CleaningTask
-from keytail.compact.write_phase.rounds import least_scratch_bytes
+from keytail.compact.write_phase.passes import least_scratch_bytes
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.spark_engine import SparkEngine

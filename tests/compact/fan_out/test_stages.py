@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.fan_out import write as fan_out_write
 from keytail.compact.fan_out.slices import bounds, slices_of
 from keytail.compact.fan_out.stages import Sizes, fan_out
@@ -46,7 +46,7 @@ def fan_out_rounds(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[
         results.append(result)
         if result.rest is None:
             return results
-        task = next_round(task, result)
+        task = next_pass(task, result)
 
 
 def write_indexes(task: CleaningTask) -> None:

@@ -171,7 +171,7 @@ def fan_out_on_spark(
     stopped: Callable[[], bool] = lambda: False,
     sizes: Sizes | None = None,
 ) -> Outcome[CleaningResult]:
-    """Compact one partition, or a round of it, with the tasks of all hosts; the outcome is as with one task."""
+    """Compact one partition, or a pass of it, with the tasks of all hosts; the outcome is as with one task."""
     start_ms = time.time_ns() // 1_000_000
     cores = engine.concurrent_tasks
     workers = Workers(task.scratch_path, cores, task.throttle_bytes_per_s, shared_storage)

@@ -44,7 +44,7 @@ _LOAD = 0.75
 
 @dataclass(frozen=True)
 class ProofPart:
-    """`groups` that replace segments `numbers[0]` .. `numbers[1]`, or none, and segments `present` for later rounds."""
+    """`groups` that replace segments `numbers[0]` .. `numbers[1]`, or none, and segments `present` for later passes."""
 
     task: CleaningTask
     numbers: tuple[int, int]
@@ -57,7 +57,7 @@ class ProofPart:
 
 @dataclass(frozen=True)
 class ProofContext:
-    """The input of all shards. `proofs` are their tables after the previous round, `continues`: another round
+    """The input of all shards. `proofs` are their tables after the previous pass, `continues`: another pass
     follows."""
 
     task: CleaningTask
@@ -68,7 +68,7 @@ class ProofContext:
 @dataclass(frozen=True)
 class Verdict:
     """The result of one shard: the offset of the first missing latest record (-1: none), whether an older one outlived
-    it, the number of keys, and the table for the next round.
+    it, the number of keys, and the table for the next pass.
     """
 
     offset: int
@@ -101,7 +101,7 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
 
 
 def prove_part(fs: FileSystem, part: ProofPart, attempt: str) -> Iterator[Cell]:
-    """Prove one group, or read segments of later rounds; yield the keys by shard. Changes nothing."""
+    """Prove one group, or read segments of later passes; yield the keys by shard. Changes nothing."""
     yield from _pushed(lambda push: _prove(fs, part, push))
 
 
@@ -136,7 +136,7 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
 def settle_proof(
     fs: FileSystem, context: ProofContext, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> Verdict:
-    """Merge the keys of one shard, in any order, with the shard's table after the previous round."""
+    """Merge the keys of one shard, in any order, with the shard's table after the previous pass."""
     task = replace(context.task, attempt=attempt)
     table = _Table(task.map_memory_bytes, task.partition_path)
     if context.proofs:
@@ -158,7 +158,7 @@ class _Table:
         self.used = 0
 
     def continue_(self, slots: np.ndarray) -> None:
-        """Continue with the table of the previous round."""
+        """Continue with the table of the previous pass."""
         self.slots = slots
         self.used = int(np.count_nonzero(slots.reshape(-1, _WORDS)[:, 2]))
 

@@ -37,7 +37,7 @@ from keytail.compact.plan import segments_between
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import refuse_unjustified
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, Totals, result_of
-from keytail.compact.write_phase.rounds import source_bytes
+from keytail.compact.write_phase.passes import source_bytes
 from keytail.errors import CorruptLog
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
@@ -82,7 +82,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Found:
-    """The results of the first stages, for all rounds."""
+    """The results of the first stages, for all passes."""
 
     ranges: tuple[tuple[int, int], ...]
     settled: CleanFile
@@ -96,7 +96,7 @@ class _Found:
 
 
 def fan_out(fs: FileSystem, task: CleaningTask, stages: Stages, sizes: Sizes | None = None) -> CleaningResult:
-    """Write the replacement of the segments below the first uncleanable offset, or one round of it, and prove it.
+    """Write the replacement of the segments below the first uncleanable offset, or one pass of it, and prove it.
 
     `fs` is the driver's, used only to read transaction indexes. Raises as `clean_partition` does; the caller then
     removes the run's scratch files. The task's `map_memory_bytes` limits the tables of each task.
@@ -106,7 +106,7 @@ def fan_out(fs: FileSystem, task: CleaningTask, stages: Stages, sizes: Sizes | N
     check_hash(task)
     end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)[1]
     found = _found(fs, task, stages, sizes or Sizes(), clock) if task.fanned_out is None else _known(task.fanned_out)
-    ranges = _of_this_round(task, found)
+    ranges = _of_this_pass(task, found)
     with clock.phase("write"):
         written, left = _write(task, stages, found, ranges, end)
     stop = left[0][0] if left else end
@@ -193,12 +193,12 @@ def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
             refuse_keyless(task, sum(item[at] for item in some), min(item[at + 1] for item in some))
 
 
-def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
+def _of_this_pass(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
     """Return the ranges that fit into the scratch space beside the files of the fan-out itself, and at least one."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return list(found.ranges)
     kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
-    kept += 2 * table_bytes(sum(shard.keys for shard in found.bits))  # the proofs of the previous round and of this one
+    kept += 2 * table_bytes(sum(shard.keys for shard in found.bits))  # the proofs of the previous pass and of this one
     left = task.max_scratch_bytes - kept
     taken: list[tuple[int, int]] = []
     for item in found.ranges:
@@ -212,7 +212,7 @@ def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
 def _write(
     task: CleaningTask, stages: Stages, found: _Found, ranges: list[tuple[int, int]], end: int
 ) -> tuple[list[tuple[tuple[int, int], Written]], list[tuple[int, int]]]:
-    """Write groups; return what was written of each range, and the ranges left for later rounds.
+    """Write groups; return what was written of each range, and the ranges left for later passes.
 
     If an output reached a limit that its sizes did not show, everything from there on is written by one task, in order.
     """
@@ -236,7 +236,7 @@ def _prove(
     stop: int,
     end: int,
 ) -> tuple[CleanFile, ...]:
-    """Prove the groups; return the tables for the next round, if there is one."""
+    """Prove the groups; return the tables for the next pass, if there is one."""
     shards = len(found.bits)
     part = partial(ProofPart, task, settled=found.settled, markers=found.markers, shards=shards)
     pieces = [part(numbers=item, groups=groups.groups, present=(end, end)) for item, groups in written]

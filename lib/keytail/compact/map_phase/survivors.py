@@ -63,7 +63,7 @@ class Survivors:
         return self.bits.nbytes + self.null_bits.nbytes + self.offset_map.slots.nbytes
 
     def forget_map(self) -> None:
-        """Drop the map for rounds that continue in the dirty section: there bits decide, except in two cases
+        """Drop the map for passes that continue in the dirty section: there bits decide, except in two cases
         (compact/write_phase/rewrite.py), in which it is kept.
         """
         if not (self.full or self.starts_inside_segment):

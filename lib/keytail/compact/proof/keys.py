@@ -33,7 +33,7 @@ def _room_for(records: int, key_bytes: int) -> Notes:
 class Keys:
     """A table of at most `memory_bytes`, growth included; `put` takes the notes in the order of offsets.
 
-    `slots` and `used` are those of the previous round, if there was one. With `spill`, a full table is passed to it and
+    `slots` and `used` are those of the previous pass, if there was one. With `spill`, a full table is passed to it and
     filled again from the start: the caller then merges several entries per key.
     """
 

@@ -45,7 +45,7 @@ class ProofReport:
     records_kept: int
     keys: int
     bytes_read: int
-    so_far: ProofSoFar | None = None  # for the next round, if there is one
+    so_far: ProofSoFar | None = None  # for the next pass, if there is one
 
 
 def prove(
@@ -53,13 +53,13 @@ def prove(
 ) -> ProofReport:
     """Raise unless the groups of `spec` may replace the segments that they name. A corrupt source raises CorruptLog.
 
-    In rounds, `so_far` is taken from the report of the previous round. What a round removes is justified by what it
-    keeps, or by what is still present above it. The first round reads the segments of all the others, so that errors in
-    them are found before anything is replaced; each later round reads only its own.
+    In passes, `so_far` is taken from the report of the previous pass. What a pass removes is justified by what it
+    keeps, or by what is still present above it. The first pass reads the segments of all the others, so that errors in
+    them are found before anything is replaced; each later pass reads only its own.
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
-    own = segments[slice(*spec.round_of)] if spec.round_of else below_end
+    own = segments[slice(*spec.pass_segments)] if spec.pass_segments else below_end
     rest = [segment for segment in below_end if own and own[-1].base_offset < segment.base_offset]
     if part is not None:
         rest = list(part.present)

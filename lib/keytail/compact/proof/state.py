@@ -96,7 +96,7 @@ class ProofSpec:
     markers; `expected_keys` avoids growing the former step by step. At or above `removal_limit_offset` no tombstone and
     no marker may be removed for its age alone. The scratch files are beside the sources, or in `scratch_path`. With
     `keep_magic` the remainder of messages of magic 0 and 1 has that magic. With `by_file_time` the rules are those of
-    CLEANING.md 16. In rounds, `groups` replace `segments[a:b]`, (a, b) = `round_of`.
+    CLEANING.md 16. In passes, `groups` replace `segments[a:b]`, (a, b) = `pass_segments`.
     """
 
     partition_path: str
@@ -113,7 +113,7 @@ class ProofSpec:
     log_start_offset: int = 0
     segment_index_bytes: int = 2**31 - 1
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-    round_of: tuple[int, int] | None = None
+    pass_segments: tuple[int, int] | None = None
     expected_keys: int = 0
     removal_limit_offset: int = 2**63 - 1
     scratch_path: str | None = None
@@ -150,7 +150,7 @@ class PartOfProof:
     of all keys checks the latest records against what became of them. `markers`, None if the log has none, already take
     all data of the log into account.
 
-    `present` are segments of later rounds, which this part notes as still present.
+    `present` are segments of later passes, which this part notes as still present.
     """
 
     keys: Keys
@@ -195,7 +195,7 @@ class Proof:
             self.keys = Keys(self._memory_bytes, so_far.slots, so_far.used)
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
-            # Markers unknown to the previous round are in no source; some of its files are replaced.
+            # Markers unknown to the previous pass are in no source; some of its files are replaced.
             self.state.knows_markers = 1
         else:
             self.keys = Keys(self._memory_bytes)

@@ -1,7 +1,7 @@
-"""Selects which groups are written in one round: as many as fit into the scratch space, and at least one.
+"""Selects which groups are written in one pass: as many as fit into the scratch space, and at least one.
 
-Output boundaries do not depend on the rounds: a round ends only where an output ends and a source begins. With grouping
-"measured" that is known when the next output has begun, which is then dropped and becomes the first of the next round.
+Output boundaries do not depend on the passes: a pass ends only where an output ends and a source begins. With grouping
+"measured" that is known when the next output has begun, which is then dropped and becomes the first of the next pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keytail.log.writer import OutputWriter, Source
 
 # Closing an index file adds an entry that the source may not have had.
 _MARGIN_BYTES = 1 << 20
-# The state saved between rounds takes this much even with few keys; it is small compared with the segments.
+# The state saved between passes takes this much even with few keys; it is small compared with the segments.
 _UNCOUNTED_BYTES = 8 << 20
 
 
@@ -28,9 +28,9 @@ def source_bytes(segment: SegmentFacts) -> int:
 
 
 def scratch_bytes(task: CleaningTask) -> int:
-    """Return an upper bound of what cleaning writes in one round: all that is left below the first uncleanable offset.
+    """Return an upper bound of what cleaning writes in one pass: all that is left below the first uncleanable offset.
 
-    Out of place, where nothing is replaced, there is only one round, and everything else is copied as well.
+    Out of place, where nothing is replaced, there is only one pass, and everything else is copied as well.
     """
     if task.out_of_place is not None:
         if not task.out_of_place.is_local:
@@ -41,8 +41,8 @@ def scratch_bytes(task: CleaningTask) -> int:
 
 
 def least_scratch_bytes(task: CleaningTask) -> int:
-    """Return an upper bound of the space for the largest remaining group and the state saved for the next round: with
-    less no round can be written.
+    """Return an upper bound of the space for the largest remaining group and the state saved for the next pass: with
+    less no pass can be written.
     """
     if task.out_of_place is not None:
         return scratch_bytes(task)
@@ -58,7 +58,7 @@ def least_scratch_bytes(task: CleaningTask) -> int:
 
 
 def _saved_bytes(task: CleaningTask) -> int:
-    """Return an upper bound of what is still to be written for the next round: the map with one bit per record and
+    """Return an upper bound of what is still to be written for the next pass: the map with one bit per record and
     batch, and the tables of two proofs.
 
     There are no more keys than offsets in the dirty section. A map memory of 0 means that it is not known yet.
@@ -85,7 +85,7 @@ def rewrite_groups(
 ) -> tuple[int, Counts]:
     """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the task's grouping.
 
-    Returns where the round ended for lack of space, or `numbers[1]`, and the counts up to there.
+    Returns where the pass ended for lack of space, or `numbers[1]`, and the counts up to there.
     """
     groups = dict(kafka_groups(task, end_offset)) if task.grouping == "kafka" else {}
     number_of = {segment.base_offset: number for number, segment in enumerate(task.segments)}
