@@ -142,7 +142,8 @@ def check_hash(task: CleaningTask) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """What holds for all passes of a cleaning. `unread_records` are in segments that the map did not reach."""
+    """What holds for all passes of a cleaning. `unread_records` are in segments that the map did not
+    reach; the untouched records of a pass include them."""
 
     survivors: Survivors
     transactions: Transactions

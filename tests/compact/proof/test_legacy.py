@@ -431,7 +431,8 @@ def test_a_wrapper_around_another_magic_must_be_rebuilt(tmp_path):
     case.prove(tmp_path)
     [output] = case.outputs
     output.batches = [mixed]
-    with pytest.raises(KeytailError, match="magics or offsets inside it do not fit"):
+    what = "inner messages have another magic or its offset is not that of the last one"
+    with pytest.raises(KeytailError, match=what):
         case.prove(tmp_path)
 
 

@@ -32,7 +32,7 @@ from keytail.compact.fan_out.slices import (
 from keytail.compact.fan_out.write import Measured, Written, measure, parts_of, ranges_of, write
 from keytail.compact.map_phase.hottest_keys import HotPart, by_place, key_counts_of, read_hottest
 from keytail.compact.map_phase.key_counts import KeyCounts, merged
-from keytail.compact.map_phase.reading import PhaseClock, contradicting, refuse_keyless
+from keytail.compact.map_phase.reading import PhaseClock, contradiction_error, refuse_keyless
 from keytail.compact.plan import segments_between
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import refuse_unjustified
@@ -168,7 +168,7 @@ def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: 
         if known.contradicting is None:
             return known
         aborted = known.contradicting
-    raise contradicting(task, known.contradicting_offset)
+    raise contradiction_error(task, known.contradicting_offset)
 
 
 def _count_keys(

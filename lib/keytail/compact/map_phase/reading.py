@@ -64,10 +64,10 @@ def read_log(
     try:
         return _follow_log(fs, task, reader, aborted, clock)
     except Contradiction as contradiction:
-        raise contradicting(task, contradiction.offset) from None
+        raise contradiction_error(task, contradiction.offset) from None
 
 
-def contradicting(task: CleaningTask, offset: int) -> CorruptLog:
+def contradiction_error(task: CleaningTask, offset: int) -> CorruptLog:
     """Return the error for a log whose markers do not match its data, whatever its transaction indexes contain."""
     return CorruptLog(
         "the markers and the data of transactions contradict each other",
@@ -99,7 +99,8 @@ def _follow_log(
         for chunk in _chunks(task, reader, (0, first)):
             tracker.follow(chunk.table)
     with clock.phase("map"):
-        # The indexes of the dirty section's segments and later ones; an entry is in the index of its marker's segment.
+        # Only entries from the indexes of the dirty section's segments and later ones: an entry is in the index of the
+        # segment that has its marker.
         mapped = aborted["last_offset"] >= task.segments[first].base_offset
         mapped &= aborted["first_offset"] < task.first_uncleanable_offset
         mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
@@ -134,7 +135,8 @@ def _follow_log(
 
 
 def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
-    """Return the byte position of the batch that the first dirty segment's index names for the first dirty offset."""
+    """Return the byte position from which to read the first dirty segment: that of the last index entry at or below the
+    first dirty offset, or 0."""
     if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
         return 0
     entries = parse_offset_index(fs.read_bytes(task.path(segment.base_offset, names.INDEX)))
@@ -143,7 +145,8 @@ def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> i
 
 
 def _chunks(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Chunk]:
-    """Yield checked headers of whole segments. Refused for a batch that forbids cleaning the others."""
+    """Yield the chunks of the segments `numbers` (first, end) with their headers checked. Raises Refused for a control
+    batch of unreadable type."""
     for number in range(*numbers):
         segment = task.segments[number]
         is_last = number + 1 == len(task.segments)

@@ -52,7 +52,7 @@ class Message:
 
 
 def read_message(data: bytes) -> Message:
-    """Parse `data` as a message. ValueError with the reason if it is not well-formed."""
+    """Parse `data` as a message. Raises ValueError with the reason if it is not well-formed."""
     outer_offset, magic, attributes, timestamp_ms, key, value = next(_messages(data, whole=True))
     attributes &= v2.CODEC_MASK | v2.LOG_APPEND_TIME if magic else v2.CODEC_MASK
     codec = attributes & v2.CODEC_MASK
@@ -125,7 +125,8 @@ def _sized(body: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
-    """Return the offsets of the records that `batch`, the replacement of `message`, keeps. ValueError if it is invalid.
+    """Return the offsets of the records that `batch`, the replacement of `message`, keeps. Raises ValueError if it is
+    invalid.
 
     `horizon_ms` is what a batch with a tombstone gets, -1: none. Size and checksum have been checked.
     """
@@ -159,12 +160,15 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
 def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
     """Return the offsets of the records that message `output` keeps of `message`, whose bytes are `source`.
 
-    `output` keeps the magic. ValueError if it is not what Kafka's cleaners before 4.0 write (LEGACY.md 5).
+    `output` keeps the magic. Raises ValueError if it is not what Kafka's cleaners before 4.0 write (LEGACY.md 5).
     """
     every = {record.offset for record in message.records}
     if output == source:
         if not message.is_uniform:
-            raise ValueError("the message was copied, although magics or offsets inside it do not fit it")
+            raise ValueError(
+                "the message was copied unchanged, although inner messages have another magic or its offset is not that "
+                "of the last one"
+            )
         return every
     codec = message.attributes & v2.CODEC_MASK
     if not codec or output[16] != message.magic:

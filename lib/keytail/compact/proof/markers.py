@@ -1,7 +1,7 @@
-"""The proof's own view of transactions: every marker of the log, and the transaction index of an output.
+"""The proof's independent table of transactions: every marker of the log, and the transaction index of an output.
 
-Read from the headers of the whole log in one pass, including the segments above the rewritten ones; independent of the
-findings of cleaning and of the `.txnindex` files of the sources.
+It is built in one pass over the headers of the whole log, including the segments above the rewritten ones. Neither the
+results of cleaning nor the `.txnindex` files of the sources are used.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from keytail.log.window import Window
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
 
+SOURCE_REMEDY = "Nothing was replaced. Run `keytail verify`, which lists the errors of the partition"
 _FIRST_ROWS = 1 << 10
 _ENTRY = np.dtype([("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")])
 _PROBLEMS = {
@@ -37,7 +38,7 @@ def collect_markers(
 ) -> np.ndarray | None:
     """Return the table of all markers (kernels/proof/markers.py), or None if it would take more than `limit_bytes`.
 
-    A torn tail of the last segment is not read.
+    In the last segment reading ends at the first invalid batch, since it may have a torn tail.
     """
     cursor = np.zeros(kernels.CURSOR_SIZE, dtype=np.int64)
     cursor[kernels.LAST_OFFSET] = -1
@@ -95,7 +96,7 @@ def walk_headers(
                         _PROBLEMS[code],
                         path=path,
                         byte_position=window.position + int(cursor[kernels.FROM]),
-                        remedy="Nothing was replaced. Run `keytail verify`, which lists the errors of the partition",
+                        remedy=SOURCE_REMEDY,
                         slug=_SLUGS.get(code, "invalid-batch"),
                     )
     finally:
@@ -105,7 +106,7 @@ def walk_headers(
 def check_txn_index(
     data: bytes, path: str, markers: np.ndarray, output: int, log_start_offset: int, remedy: str
 ) -> None:
-    """Check the transaction index of output number `output` against the ABORT markers that it keeps."""
+    """Check the transaction index of output number `output` against the ABORT markers that the output keeps."""
     if len(data) % _ENTRY.itemsize:
         at = len(data) // _ENTRY.itemsize * _ENTRY.itemsize
         raise KeytailError(
@@ -147,7 +148,7 @@ def check_txn_index(
 
 
 def _problem(entry: np.void, before: int, markers: np.ndarray, output: int) -> str:
-    """Return the error of an entry after one whose transaction ended at `before`; empty if there is none."""
+    """Return what is wrong with an entry, or an empty string. `before` is the last offset of the previous entry."""
     first, last = int(entry["first"]), int(entry["last"])
     if entry["version"] != 0:
         return f"has the unknown version {int(entry['version'])}"
@@ -157,7 +158,7 @@ def _problem(entry: np.void, before: int, markers: np.ndarray, output: int) -> s
     if row < 0 or markers[row, kernels.KIND] != kernels.ABORT or markers[row, kernels.OUTPUT] != output:
         return "has no ABORT marker in its segment"
     if not 0 <= first <= last or not 0 <= int(entry["stable"]) <= last + 1:
-        return "has impossible offsets"
+        return "has invalid offsets"
     data = int(markers[row, kernels.FIRST_DATA])
     if data >= 0 and first > data:
         return "begins after the first data of its transaction"

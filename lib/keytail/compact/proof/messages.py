@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from keytail.compact.proof.legacy import INVALID_CRC, Message, kept_in_message, kept_offsets, read_message
+from keytail.compact.proof.markers import SOURCE_REMEDY
 from keytail.compact.proof.output import finish_output, start_output
-from keytail.compact.proof.state import REMEDY, SOURCE, SOURCE_REMEDY, Proof
+from keytail.compact.proof.state import REMEDY, SOURCE, Proof
 from keytail.errors import CorruptLog, KeytailError
 from keytail.kernels.proof import codes
 from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
@@ -51,7 +52,7 @@ def prove_message(proof: Proof) -> None:
     elif message.last_offset + 1 == state.rules.first_uncleanable and not (
         state.rules.keep_magic or state.rules.by_file_time
     ):
-        proof.lost(codes.LOST_LAST_BATCH, message.last_offset)
+        proof.fail_at_source(codes.LOST_LAST_BATCH, message.last_offset)
     _note_message(proof, message, kept)
     state.source.at += len(source)
     state.source.last_offset = message.last_offset
@@ -70,7 +71,7 @@ def note_present_message(proof: Proof) -> None:
             continue
         if record.key is None:
             if not rules.drop_keyless:
-                proof.lost(codes.WOULD_LOSE_KEYLESS, record.offset)
+                proof.fail_at_source(codes.WOULD_LOSE_KEYLESS, record.offset)
         elif record.offset >= rules.first_dirty:
             noted.append((record.key, record.offset, PRESENT))
     _note(proof, noted)
@@ -98,7 +99,8 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
-    """Enter each record and its result into the table of keys. Raises for one that must not be missing."""
+    """Enter each record and its result into the table of keys. Raises KeytailError for one that must not be
+    missing."""
     rules, old = proof.state.rules, bool(proof.state.source.is_old)
     noted = []
     for record in message.records:
@@ -106,10 +108,10 @@ def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
         expired = old and record.value is None and record.offset < rules.removal_limit
         if record.offset >= rules.end_offset:
             if not is_kept:
-                proof.lost(codes.LOST_BEYOND_END, record.offset)
+                proof.fail_at_source(codes.LOST_BEYOND_END, record.offset)
         elif record.key is None:
             if not is_kept and not rules.drop_keyless:
-                proof.lost(codes.LOST_KEYLESS, record.offset)
+                proof.fail_at_source(codes.LOST_KEYLESS, record.offset)
         elif record.offset >= rules.first_dirty or not (is_kept or expired):
             noted.append((record.key, record.offset, KEPT if is_kept else EXPIRED if expired else DROPPED))
     _note(proof, noted)

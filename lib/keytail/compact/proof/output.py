@@ -103,7 +103,7 @@ def finish_output(proof: Proof) -> None:
                 slug="invalid-output-index",
             )
     if output.txn_index:
-        proof.know_markers()
+        proof.ensure_markers()
     check_txn_index(
         output.txn_index,
         output.paths.get(names.TXN_INDEX, output.paths[names.LOG]),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from keytail.compact.proof.markers import SOURCE_REMEDY
 from keytail.compact.proof.output import NEVER_READ, block_at, not_opened
-from keytail.compact.proof.state import REMEDY, SOURCE_REMEDY, Proof
+from keytail.compact.proof.state import REMEDY, Proof
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels import batch_header as v2
 from keytail.kernels.proof.codes import PASSED, SOURCE_COUNT
@@ -68,7 +69,7 @@ def prove_in_pieces(proof: Proof, *, is_present: bool) -> None:
     while code == PASSED and not is_last:
         block, n_bytes, count, is_last = before.next()
         if count * SMALLEST_RECORD_BYTES > n_bytes:
-            proof.lost(SOURCE_COUNT, int(state.batch.last_offset) + 1)
+            proof.fail_at_source(SOURCE_COUNT, int(state.batch.last_offset) + 1)
         records, others = Records(block, 0, n_bytes, count), Records(NEVER_READ, 0, 0, 0)
         if after is not None:
             room_bytes = n_bytes + _MOST_GROWTH_BYTES * count

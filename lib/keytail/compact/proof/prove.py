@@ -2,8 +2,8 @@
 
 Every output batch must be a batch of the source with fewer records, every removed record of the source must be
 justified by a later one that is kept (or by an expired tombstone, or because its transaction was aborted), and the
-index files must be those that the output's bytes require. Shares no reader, walker, hash or view of transactions with
-the writer; changes nothing, and raises on the first violation with its place.
+index files must be those that the output's bytes require. The proof shares no reader, parser, hash or table of
+transactions with the writer. It changes nothing, and raises an error with its position at the first violation.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keytail.compact.proof.markers import SOURCE_REMEDY
 from keytail.compact.proof.messages import note_present_message, prove_message
 from keytail.compact.proof.output import finish_output, open_block, open_checked, start_output
 from keytail.compact.proof.pieces import prove_in_pieces
-from keytail.compact.proof.state import REMEDY, SOURCE_REMEDY, PartOfProof, Proof, ProofSoFar, ProofSpec
+from keytail.compact.proof.state import REMEDY, PartOfProof, Proof, ProofSoFar, ProofSpec
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.kernels.proof import codes
@@ -51,11 +52,12 @@ class ProofReport:
 def prove(
     fs: FileSystem, spec: ProofSpec, so_far: ProofSoFar | None = None, part: PartOfProof | None = None
 ) -> ProofReport:
-    """Raise unless the groups of `spec` may replace the segments that they name. A corrupt source raises CorruptLog.
+    """Raise KeytailError unless the groups of `spec` may replace the segments that they name; CorruptLog for a corrupt
+    source.
 
-    In passes, `so_far` is taken from the report of the previous pass. What a pass removes is justified by what it
-    keeps, or by what is still present above it. The first pass reads the segments of all the others, so that errors in
-    them are found before anything is replaced; each later pass reads only its own.
+    If there are several passes, `so_far` is taken from the report of the previous one. What a pass removes is justified
+    by what it keeps, or by what is still present above it. The first pass reads the segments of all the others, so that
+    errors in them are found before anything is replaced; each later pass reads only its own.
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
@@ -115,7 +117,7 @@ def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> li
 
 
 def _check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
-    """Check that the groups cover `mine` of the segments, in order, each exactly once."""
+    """Raise KeytailError unless the groups cover the segments `own`, in order, each exactly once."""
     path, segments, groups = spec.partition_path, spec.segments, spec.groups
     expected = [segment.base_offset for segment in own]
     covered = [base for group in groups for base in group.source_bases]
@@ -175,7 +177,7 @@ def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> No
 
 
 def _supply(proof: Proof, code: int, is_present: bool) -> None:
-    """Provide what a kernel asked for by its code, or raise the violation that it found."""
+    """Provide what a kernel requested by its code, or raise the error for the violation that it found."""
     state, wanted = proof.state, proof.state.wanted
     if code == codes.SOURCE_DONE:
         pass
@@ -204,11 +206,11 @@ def _supply(proof: Proof, code: int, is_present: bool) -> None:
     elif code == codes.NEED_NOTES:
         proof.put_keys(int(wanted.records), int(wanted.key_bytes))
     elif code == codes.NEED_MARKERS:
-        proof.know_markers()
+        proof.ensure_markers()
     elif code == codes.NEED_NEXT_OUTPUT:
         if not proof.waiting:  # its offsets are those of segments after all outputs, or of no log
             at = int(state.source.at)
-            proof.lost(codes.SOURCE_ORDER, int.from_bytes(proof.source.bytes[at : at + 8].tobytes(), "big"))
+            proof.fail_at_source(codes.SOURCE_ORDER, int.from_bytes(proof.source.bytes[at : at + 8].tobytes(), "big"))
         finish_output(proof)
         start_output(proof)
     elif code == codes.NEED_LEGACY and is_present:
@@ -230,7 +232,8 @@ def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:
 def refuse_unjustified(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, outlived: int
 ) -> None:
-    """Raise unless each key's latest record is kept, or was a tombstone past its horizon that no older record outlived.
+    """Raise KeytailError unless each key's latest record is kept, or was a tombstone past its
+    horizon that no older record outlived.
 
     `offset` is that of the first violation, -1 if there is none.
     """

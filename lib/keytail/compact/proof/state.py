@@ -11,7 +11,7 @@ import numpy as np
 
 from keytail.compact.proof.keys import LEAST_MEMORY_BYTES as _LEAST_MEMORY_BYTES
 from keytail.compact.proof.keys import Keys
-from keytail.compact.proof.markers import collect_markers
+from keytail.compact.proof.markers import SOURCE_REMEDY, collect_markers
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.kernels.opening.decoders import Decoders
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import GroupOutput, OutputSegment
 
-_BLOCK_BYTES = 1 << 20  # of a decompressed batch: larger ones are opened one by one
+_BLOCK_BYTES = 1 << 20  # Initial room for a decompressed batch; prove.py opens larger ones.
 
 SOURCE = {
     codes.SOURCE_CUT: "a batch is cut off by the end of the file",
@@ -83,42 +83,33 @@ _INDEX = {
     codes.TIME_MISSING: (names.TIME_INDEX, "a time index entry is missing"),
 }
 REMEDY = "Nothing was replaced. Keep the directory and report this: it is a bug in keytail or a failing disk"
-SOURCE_REMEDY = "Nothing was replaced. Run `keytail verify`, which lists the errors of the partition"
 
 
 @dataclass(frozen=True)
 class ProofSpec:
-    """What is to be proven: `groups` (ascending, on disk as scratch files) may replace the segments that they name.
-
-    `segments` are ALL of the partition's, ascending, also those above the rewritten ones: they may contain markers of
-    transactions. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data offset of
-    each or -1, epochs) are not checked if None. `memory_bytes` (at least 4 MiB) limits the table of keys and that of
-    markers; `expected_keys` avoids growing the former step by step. At or above `removal_limit_offset` no tombstone and
-    no marker may be removed for its age alone. The scratch files are beside the sources, or in `scratch_path`. With
-    `keep_magic` the remainder of messages of magic 0 and 1 has that magic. With `by_file_time` the rules are those of
-    CLEANING.md 16. In passes, `groups` replace `segments[a:b]`, (a, b) = `pass_segments`.
-    """
+    """What is to be proven: the scratch files `groups`, in ascending order, may replace the segments that they name."""
 
     partition_path: str
-    segments: Sequence[SegmentFacts]
+    segments: Sequence[SegmentFacts]  # all of the partition, ascending: those above the rewritten ones may have markers
     groups: Sequence[GroupOutput]
-    first_dirty_offset: int
+    first_dirty_offset: int  # to `end_offset` (exclusive): the range that was mapped
     end_offset: int
     first_uncleanable_offset: int
     now_ms: int
     delete_retention_ms: int
     index_interval_bytes: int
     drop_keyless: bool
-    memory_bytes: int
+    memory_bytes: int  # for the tables of keys and markers; at least 4 MiB
     log_start_offset: int = 0
     segment_index_bytes: int = 2**31 - 1
+    # Sorted ids, the last data offset of each or -1, and epochs. None: producers are not checked.
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-    pass_segments: tuple[int, int] | None = None
-    expected_keys: int = 0
-    removal_limit_offset: int = 2**63 - 1
-    scratch_path: str | None = None
-    keep_magic: bool = False
-    by_file_time: bool = False
+    pass_segments: tuple[int, int] | None = None  # first and end (exclusive) index of the segments that a pass replaces
+    expected_keys: int = 0  # the initial size of the table of keys
+    removal_limit_offset: int = 2**63 - 1  # from here on no tombstone or marker may be removed because of its age
+    scratch_path: str | None = None  # None: beside the sources
+    keep_magic: bool = False  # rewritten messages of magic 0 and 1 keep their magic
+    by_file_time: bool = False  # the rules are those of format/CLEANING.md 16
 
 
 @dataclass(frozen=True)
@@ -146,11 +137,11 @@ class ProofSoFar:
 
 @dataclass(frozen=True)
 class PartOfProof:
-    """One part of a proof that runs in several parts side by side: `keys` takes the keys noted by this part; the holder
-    of all keys checks the latest records against what became of them. `markers`, None if the log has none, already take
-    all data of the log into account.
+    """The inputs of one part, if several tasks prove a partition.
 
-    `present` are segments of later passes, which this part notes as still present.
+    `keys` collects the keys of this part; the task that merges the parts checks that the latest records were kept.
+    `markers` is the complete table, with the data of all segments taken into account; None if the log has no
+    transactions. `present`: segments that later passes rewrite; their records are noted as still present.
     """
 
     keys: Keys
@@ -195,7 +186,8 @@ class Proof:
             self.keys = Keys(self._memory_bytes, so_far.slots, so_far.used)
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
-            # Markers unknown to the previous pass are in no source; some of its files are replaced.
+            # Do not collect markers again: some sources are replaced by now. If the previous pass has none, it found no
+            # transactions.
             self.state.knows_markers = 1
         else:
             self.keys = Keys(self._memory_bytes)
@@ -226,8 +218,8 @@ class Proof:
         self.keys.put(int(self.state.noted.count), records, key_bytes)
         self.state.noted.count = self.state.noted.key_bytes = 0
 
-    def know_markers(self) -> None:
-        """Collect the table of markers, once: only a log with transactions needs it."""
+    def ensure_markers(self) -> None:
+        """Collect the table of markers on first use; only a log with transactions needs it."""
         if self.state.knows_markers:
             return
         found = collect_markers(self.fs, self.path, self.spec.segments, self._memory_bytes // 2)
@@ -252,20 +244,20 @@ class Proof:
                 all_of_them.callback(item.close)
 
     def windows(self) -> Windows:
-        """Return the bytes that are read and set how far they extend, for the kernels."""
+        """Update the state with the extent of both windows, and return their bytes for the kernels."""
         for state, window in ((self.state.source, self.source), (self.state.output, self.output)):
             state.to, state.is_all = window.filled, window.is_all
         self.state.output.position = self.output.position
         return Windows(self.source.bytes, self.output.bytes, self.source_block, self.output_block)
 
-    def lost(self, code: int, offset: int) -> NoReturn:
-        """Raise for a part of the source's next batch that is missing from the output and must not be."""
+    def fail_at_source(self, code: int, offset: int) -> NoReturn:
+        """Raise the error `code` at the source's next batch."""
         self.state.failure.at = self.state.source.at
         self.state.failure.offset = offset
         self.fail(code)
 
     def fail(self, code: int) -> NoReturn:
-        """Raise the error that a kernel found, with its place."""
+        """Raise the error `code` with the position that the state contains."""
         at, offset = int(self.state.failure.at), int(self.state.failure.offset)
         if code in _INDEX:
             suffix, what = _INDEX[code]
