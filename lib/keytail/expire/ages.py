@@ -64,7 +64,7 @@ def read_age(fs: FileSystem, task: AgeTask) -> Age:
     """Read the batches of a segment, checking every CRC, and return its age.
 
     The age is exact unless the segment is young: then it is any timestamp of at least `young_from_ms`. Raises
-    CorruptLog for bytes that are no batch and for offsets outside of the segment.
+    Raises CorruptLog for bytes that are no batch and for offsets outside of the segment.
     """
     largest_ms = -1
     for chunk in SegmentReader(fs).chunks_without_prefetch(task.log_path, task.log_bytes):

@@ -1,4 +1,4 @@
-"""The command `expire`, as it is declared: flags, rows, statuses, next step."""
+"""Declares the command `expire`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SegmentReader:
         """Yield chunks of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
         Raises CorruptLog at the first byte that is not a valid batch, and at an incomplete last batch; with
-        `torn_tail` it ends there instead (at the part of a log that a broker would truncate at its next start).
+        `torn_tail` it ends there instead (at the part of a log that a broker would truncate at its next startup).
         """
         if start >= log_bytes:
             return

@@ -64,9 +64,9 @@ class ProducerStates:
 def _rows_that_count(rows: np.ndarray) -> np.ndarray:
     """Return the ascending numbers of the rows that suffice to reach the same state as all of them.
 
-    These are, of a producer's data batches between two of its control batches, the last one and each transactional
-    one that comes first or follows one that is not transactional: each batch replaces the one before, except for the
-    transaction that it may open.
+    These are all control batches, and of each producer's data batches between two of them: the last one, and every
+    transactional one that is the first or follows a non-transactional one. Any other batch is superseded by the next,
+    and opens no transaction.
     """
     if not len(rows):
         return np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""The command `rebuild-index`, as it is declared: flags, rows, statuses, next step."""
+"""Declares the command `rebuild-index`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `salvage`, as it is declared: flags, rows, statuses, next step."""
+"""Declares the command `salvage`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

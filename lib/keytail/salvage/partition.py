@@ -75,10 +75,10 @@ def salvage_partition(
     settings: Settings,
     new: NewPartition | None,
 ) -> Salvage:
-    """Reads every byte of the partition, and with `new` writes a partition from the good batches.
+    """Read every byte of the partition, and with `new` write a partition from the good batches.
 
-    Raises KeytailError if there is no good batch (nor an empty log file), OSError if the directory cannot be listed or
-    `new` cannot be written.
+    Raises KeytailError if there is neither a good batch nor an empty log file, and OSError if the directory cannot be
+    listed or `new` cannot be written.
     """
     sources = find_sources(fs, entry.path)
     result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))

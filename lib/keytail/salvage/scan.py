@@ -91,7 +91,7 @@ class FileScan:
 
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
     """Find the good batches with offsets in [low, high). Raises OSError if the file cannot be read, except for EIO;
-    Refused for a compressed message of magic 0 or 1 that decompresses to more than `max_record_bytes`.
+    Raises Refused for a compressed message of magic 0 or 1 that decompresses to more than `max_record_bytes`.
 
     Takes memory for the whole file, and 88 bytes per batch.
     """

@@ -1,4 +1,4 @@
-"""The command `undo`, as it is declared: flags, rows, statuses, next step."""
+"""Declares the command `undo`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `verify`, as it is declared: flags, rows, statuses, next step."""
+"""Declares the command `verify`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ _FILES = {
         "segments may be missing before this one: offsets {first} to {last} have no batch, and nothing else shows that "
         "the log was ever compacted",
         "Starts without them; consumers skip the offsets, and followers that fetch them get the gap too",
-        "If the topic was never compacted, and the partition was never salvaged: look for the segment's files and put "
-        f"them back. {REFETCH}",
+        "If the topic was never compacted and the partition never salvaged, look for the segment's files and put them "
+        f"back. {REFETCH}",
     ),
     "no-segment": Kind(
         "warning",

@@ -12,7 +12,7 @@ from keytail.verify.findings import Finding, Findings
 
 
 def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
-    """Check the checkpoints of the log dir and the names of its directories. OSError if it cannot be listed."""
+    """Check the checkpoints of the log dir and the names of its directories. Raises OSError if it cannot be listed."""
     findings = Findings(path)
     for name in foreign_dirs(fs.scan(path)):
         findings.add("foreign-directory", name)

@@ -61,7 +61,7 @@ class ActiveSegment:
     def reopen(
         cls, fs: FileSystem, directory: str, opened: RollState, config: AppendConfig, like: FileStat
     ) -> ActiveSegment:
-        """Open the last segment of a closed log. CorruptLog for an index that cannot be continued."""
+        """Open the last segment of a closed log. Raises CorruptLog if an index cannot be continued."""
         segment = cls(fs, directory, opened.base_offset, config, like, opened)
         try:
             offsets, times = segment.open_indexes()

@@ -14,7 +14,8 @@ from keytail.log.producers import newest_snapshot
 
 
 def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
-    """Return the facts of a closed log in the directory `path`, or of an empty directory. Refused for any other."""
+    """Return the facts of a closed log in the directory `path`, or of an empty directory. Raises Refused for any
+    other."""
     _refuse_claimed(fs, path)
     facts = survey(path, log_start_offset=log_start_offset, fs=fs)
     if facts.segments:

@@ -58,7 +58,7 @@ class LiveProducers:
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
         """Return the batches' changes. As leader each is a set of its own and is checked; as follower they are one set.
 
-        Refused for what a broker refuses.
+        Raises Refused for batches that a broker refuses.
         """
         numbers = np.flatnonzero(table["producer_id"] >= 0)
         change = _Change(self)

@@ -52,7 +52,7 @@ class OpenSegments:
         self.bases.append(base_offset)
 
     def reopen(self, segments: tuple[SegmentFacts, ...], now_ms: int) -> None:
-        """Open the segments of a closed log. CorruptLog for an index that cannot be continued."""
+        """Open the segments of a closed log. Raises CorruptLog if an index cannot be continued."""
         last = segments[-1]
         jitter_ms = draw_jitter_ms(self._rng, self._config)
         opened = RollState(last.base_offset, last.log_bytes, last.first_batch_timestamp_ms, now_ms, jitter_ms)

@@ -83,7 +83,7 @@ class PartitionLog:
     ) -> Self:
         """Open the log in the directory `path`, or create one if there is no segment; idle producers are removed.
 
-        Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
+        Raises Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
         "Before it is opened"). A new log begins at `log_start_offset`; for an existing log, give the checkpoint's.
         """
         facts = survey_closed(fs, path, log_start_offset)

@@ -59,7 +59,8 @@ class ProducerState:
         return state
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the changes made by these batches (BATCH_TABLE rows). Refused for what a broker refuses."""
+        """Return the changes made by these batches (BATCH_TABLE rows). Raises Refused for batches that a broker
+        refuses."""
         return self._producers.check_set(table, as_leader=as_leader)
 
     def take(self, checked_set: CheckedSet, end: int) -> None:
