@@ -169,7 +169,8 @@ class Waiting:
 
 
 def for_next_pass(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
-    """Return `task` with the space that is free now, usually more after replacements. Refused if it is too little."""
+    """Return `task` with the space that is free now, usually more after replacements. Raises
+    Refused if it is too little."""
     device, least = _device_of(space, task), _least_bytes(task)
     bound = space.for_passes(device, least)
     if bound is None:

@@ -1,4 +1,4 @@
-"""The commands `plan` and `compact`, as they are declared: flags, rows, statuses, next step."""
+"""Declares the commands `plan` and `compact`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

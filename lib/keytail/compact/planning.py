@@ -82,7 +82,7 @@ class Planned:
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
-    """Return the time to decide by. Refused if an executing run would use another time than the clock's."""
+    """Return the time to decide by. Raises Refused if an executing run would use another time than the clock's."""
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
         return clock_ms

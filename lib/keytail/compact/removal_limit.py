@@ -45,7 +45,8 @@ def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
 
 
 def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> RemovalLimit:
-    """Return how far all replicas that host the partition have been cleaned. Refused if that is unknown for one."""
+    """Return how far all replicas that host the partition have been cleaned. Raises Refused if that is unknown for
+    one of them."""
     own = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}
     for replica in replicas:

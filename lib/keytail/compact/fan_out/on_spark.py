@@ -148,8 +148,8 @@ class StagesOnSpark:
         return [answers[shard] for shard in range(shards)]
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
-        """Return the values, or raise the first error. Refused if a host has written files that are not visible here:
-        the next stage would fail to find them, on hosts that are not at fault.
+        """Return the values, or raise the first error. Raises Refused if a host has written files that are not visible
+        here: the next stage would fail to find them, on hosts that are not at fault.
         """
         values = []
         for outcome in outcomes:

@@ -120,8 +120,8 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
     """Return the first byte of the slice and of the next one, by the offset index: adjacent slices get the same.
 
-    It is not checked whether a batch begins there. The whole segment if it has no index. CorruptLog for an unsorted
-    index.
+    Returns the whole segment if it has no index. Does not check whether a batch begins there. Raises CorruptLog if the
+    index is not sorted.
     """
     segment = task.segments[piece.segment]
     if piece.parts == 1:

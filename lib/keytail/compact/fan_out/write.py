@@ -82,7 +82,8 @@ def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
 
 
 def write(fs: FileSystem, part: WritePart, attempt: str) -> Written:
-    """Rewrite the range's segments into one group; into more if a limit ended an output at the start of a segment.
+    """Rewrite the segments of the range into one group, or into several if an output reached a limit at the start of a
+    segment.
 
     Writes scratch files of this attempt, and removes them on an exception.
     """

@@ -181,7 +181,8 @@ class Store:
         self._tried(name, once)
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes of all objects below the folder, by relative name. UsageProblem if the bucket is missing."""
+        """Return the sizes of all objects below the folder, by relative name. Raises UsageProblem if there is no
+        such bucket."""
         import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
 
         def once(remote: Any, path: str) -> dict[str, int]:

@@ -85,7 +85,7 @@ def encode_record(record: OutputRecord) -> bytes:
 
 
 def decode_record(data: bytes, where: str) -> OutputRecord:
-    """Parse a record. CorruptLog if it cannot be read, Refused if it has another version."""
+    """Parse a record. Raises CorruptLog if it cannot be read, Refused if it has another version."""
     try:
         fields = parse_object(data)
         version = fields.pop("version")

@@ -102,7 +102,7 @@ class Target:
 
 
 def target_of(fs: FileSystem, request: Request) -> Target:
-    """Return the target. UsageProblem for conflicting flags, and for a place that cannot contain a log dir."""
+    """Return the target. Raises UsageProblem for conflicting flags, and for a place that cannot contain a log dir."""
     given, log_dirs = request.output_dirs, request.choice.log_dirs
     if not given:
         raise UsageProblem(

@@ -166,8 +166,8 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
     if output == source:
         if not message.is_uniform:
             raise ValueError(
-                "the message was copied unchanged, although inner messages have another magic or its offset is not that "
-                "of the last one"
+                "the message was copied unchanged, although inner messages have another magic or its offset is not "
+                "that of the last one"
             )
         return every
     codec = message.attributes & v2.CODEC_MASK

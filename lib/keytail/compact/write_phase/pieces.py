@@ -47,7 +47,8 @@ class BlockInPieces:
         self._rebuilt = np.zeros(0, REBUILT)
 
     def add(self, rebuilt: np.ndarray, block: np.ndarray) -> None:
-        """Add the next piece: its row of REBUILT, and its records. Refused if the batch becomes too large to hold."""
+        """Add the next piece: its row of REBUILT, and its records. Raises Refused if the batch becomes too
+        large to hold."""
         self._packed += self._compressor.compress(block.data)
         newest = self._rebuilt["max_timestamp_ms"][0] if len(self._rebuilt) else -(2**63)
         self._rebuilt = rebuilt.copy()
