@@ -227,7 +227,7 @@ def _rows(output: bytes, status: int) -> list[dict[str, Any]]:
 
 
 def outcome(ended: Ended) -> dict[str, Any]:
-    """Return what a task stores in its XCom, small for any number of rows; or raise the error of the task.
+    """Return the summary that the task stores in its XCom, with a limited number of rows, or raise the task's error.
 
     Status 0, and 1 with only warnings: success. 3, or 1 with some rows bad: `partial` is true, and the task succeeds,
     as a retry of everything would not help those rows. 1 with all rows bad, 2, and a missing program: no retry.

@@ -1,4 +1,4 @@
-"""DAG that keeps the ledger of runs small: removes old rows and unreferenced files, joins small files."""
+"""DAG that keeps the ledger of runs small: removes old rows and unreferenced files, merges small files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAG = "keytail_ledger_maintenance"
 @steps.dag(
     _DAG,
     {
-        "ledger": steps.text_param(None, "Ledger", "Ledger that is given to runs (--ledger).", minLength=1),
+        "ledger": steps.text_param(None, "Ledger", "Ledger of the runs (--ledger).", minLength=1),
         "retain_days": Param(
             400, type=["null", "integer"], minimum=1, title="Days to retain",
             description="Older rows are removed (--retain-days). Empty: none are removed.",
@@ -34,13 +34,14 @@ _DAG = "keytail_ledger_maintenance"
             minLength=1,
         ),
         "delta_jars": steps.text_param(
-            None, "Delta's jars", "Directory with them, if no Maven repository can be reached (--delta-jars).",
+            None, "Delta's jars",
+            "Directory with Delta's JAR files, if no Maven repository can be reached (--delta-jars).",
             minLength=1,
         ),
     },
     dag_display_name="keytail: maintain the ledger",
     description="Remove old rows from the ledger of runs, and merge its small files",
-    doc_md="""Keeps the ledger of `--ledger` small: `keytail history --maintain`.
+    doc_md="""Keeps the ledger small with `keytail history --maintain`.
 
 | Task | What it does |
 |---|---|
@@ -59,12 +60,12 @@ def ledger_maintenance() -> None:
         values = steps.given()
         if not values["ledger"]:
             raise AirflowFailException("the Params have no ledger: give the path of one")
-        one = inventory.broker(values["broker"]) if values["broker"] else None
-        keytail = one.keytail if one else f"{values['keytail_home']}/bin/keytail"
-        words = [keytail, "history", *steps.flags(values, "history"), "--maintain", "--execute"]
+        broker = inventory.broker(values["broker"]) if values["broker"] else None
+        keytail = broker.keytail if broker else f"{values['keytail_home']}/bin/keytail"
+        arguments = [keytail, "history", *steps.flags(values, "history"), "--maintain", "--execute"]
         if values["retain_days"] is not None:
-            words += ["--retain-days", str(values["retain_days"])]
-        ended = commands.run([*words, "--output", "json"], one.on_host if one else ())
+            arguments += ["--retain-days", str(values["retain_days"])]
+        ended = commands.run([*arguments, "--output", "json"], broker.on_host if broker else ())
         return {"step": "maintain", **commands.outcome(ended)}
 
     steps.end_with(maintain(), partial=["maintain"])

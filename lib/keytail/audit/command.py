@@ -1,4 +1,4 @@
-"""The command `audit`, as it is declared: flags, rows, statuses, exit status."""
+"""Declares the command `audit`: flags, rows, statuses, exit status."""
 
 from __future__ import annotations
 

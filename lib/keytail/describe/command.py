@@ -1,4 +1,4 @@
-"""The command `describe`, as it is declared: flags, rows, exit status."""
+"""Declares the command `describe`: flags, rows, exit status."""
 
 from __future__ import annotations
 

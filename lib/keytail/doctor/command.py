@@ -1,4 +1,4 @@
-"""The command `doctor`, as it is declared: flags, rows, statuses, exit status."""
+"""Declares the command `doctor`: flags, rows, statuses, exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `dump`, as it is declared: the flags of Kafka's DumpLogSegments under their names, and ranges."""
+"""Declares the command `dump`: the flags of Kafka's DumpLogSegments under their names, and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `export`, as it is declared: flags, rows, statuses, next step."""
+"""Declares the command `export`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

@@ -65,7 +65,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Field:
-    """A schema field. `kind`: a scalar's name, "array" or "struct"; `parts`: an array's item, a struct's fields."""
+    """A schema field.
+
+    `kind` is the name of a scalar type, "array" or "struct"; `parts` has the item of an array, or the fields of a
+    struct.
+    """
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""The command `import`, as it is declared: flags, rows, statuses, next step."""
+"""Declares the command `import`: flags, rows, statuses, next step."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def bytes_column(array: Any) -> BytesColumn:
 
 
 def _headers(array: Any) -> HeadersColumn | None:
-    """Convert lists of structs of key and value. A null list has no headers; a null struct has a null key."""
+    """Convert an Arrow array of lists of (key, value) structs; return None if there are no headers. A null struct has a
+    null key."""
     if array.null_count == len(array):
         return None
     offsets = array.offsets.to_numpy().astype(np.int64)

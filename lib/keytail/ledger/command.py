@@ -1,4 +1,4 @@
-"""The command `history`, as it is declared: flags, rows, statuses."""
+"""Declares the command `history`: flags, rows, statuses."""
 
 from __future__ import annotations
 

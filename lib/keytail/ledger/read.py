@@ -1,6 +1,6 @@
-"""Read rows of a ledger, by the deltalake package where it is installed, else by Spark.
+"""Reads rows of a ledger, with the deltalake package if it is installed, otherwise with Spark.
 
-The first needs no JVM. Both return the same rows as plain values: those of each table's latest commit.
+The package needs no JVM. Both return the same rows as plain values: those of each table's latest commit.
 """
 
 from __future__ import annotations

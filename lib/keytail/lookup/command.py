@@ -1,4 +1,4 @@
-"""The command `lookup`, as it is declared: flags, rows, exit status."""
+"""Declares the command `lookup`: flags, rows, exit status."""
 
 from __future__ import annotations
 

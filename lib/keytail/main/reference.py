@@ -63,31 +63,31 @@ def _command(name: str, command: Any, context: Any) -> str:
 
 
 def _wrapped(example: str) -> list[str]:
-    """Return the lines of a command that a shell joins."""
+    """Return the lines of a shell command, to be joined by backslashes."""
     return textwrap.wrap(
         example, 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False
     )
 
 
 def _row(parameter: Any, context: Any) -> str:
-    every = [*parameter.opts, *parameter.secondary_opts]
-    names = ", ".join(f"`{name}`" for name in sorted(every, key=lambda name: not name.startswith("--")))
     if parameter.param_type_name == "argument":
-        names = f"`{parameter.metavar or parameter.name.upper()}`"
-    value = parameter.metavar if parameter.metavar is not None else parameter.display_type(context) or ""
-    value = "" if parameter.param_type_name == "argument" else value
-    reported = _plain(parameter.help or "")
+        names, value = f"`{parameter.metavar or parameter.name.upper()}`", ""
+    else:
+        options = [*parameter.opts, *parameter.secondary_opts]
+        names = ", ".join(f"`{name}`" for name in sorted(options, key=lambda name: not name.startswith("--")))
+        value = parameter.metavar if parameter.metavar is not None else parameter.display_type(context) or ""
+    text = _plain(parameter.help or "")
     if isinstance(parameter.default, str | int | float) and not isinstance(parameter.default, bool):
-        reported += f" Default: {parameter.default}."
-    return f"| {names} | {cell(f'`{value}`') if value else ''} | {cell(' '.join(reported.split()))} |"
+        text += f" Default: {parameter.default}."
+    return f"| {names} | {cell(f'`{value}`') if value else ''} | {cell(' '.join(text.split()))} |"
 
 
 def _keys(title: str, keys: Sequence[Key]) -> str:
-    head = [f"| {title} | Default | Allowed | Means | In a broker's file |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *_of(keys), ""])
+    head = [f"| {title} | Default | Allowed | Meaning | In a broker's file |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *_key_rows(keys), ""])
 
 
-def _of(keys: Sequence[Key]) -> Iterator[str]:
+def _key_rows(keys: Sequence[Key]) -> Iterator[str]:
     for key in keys:
         value = key.default
         shown = "" if value is None else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

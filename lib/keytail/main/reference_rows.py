@@ -30,7 +30,7 @@ counted is `null`. Sizes are in bytes, those of logs are of `.log` files; times 
 _END = """\
 ## Exit statuses
 
-| Exit status | Means |
+| Exit status | Meaning |
 |---|---|
 | 0 | every partition is done: compacted, clean or skipped, sound, alike, ... |
 | 1 | no partition is, or the run could not begin (a broker holds the lock); or a check found something |
@@ -86,10 +86,10 @@ def _section(commands: Sequence[Command]) -> Iterator[str]:
     yield f"## {' and '.join(f'`{item.name}`' for item in commands)}\n"
     for about, row in command.rows.items():
         yield f"{about or 'A row for each partition'}:\n"
-        yield "\n".join(["| Field | Type | Means |", "|---|---|---|", *_fields(row, ""), ""])
+        yield "\n".join(["| Field | Type | Meaning |", "|---|---|---|", *_fields(row, ""), ""])
     if command.statuses:
         lines = [f"| `{name}` | {cell(status.meaning)} |" for name, status in command.statuses.items()]
-        yield "\n".join(["| Status | Means |", "|---|---|", *lines, ""])
+        yield "\n".join(["| Status | Meaning |", "|---|---|", *lines, ""])
     for status, meaning in command.exits.items():
         yield f"Exit status {status}: {meaning}.\n"
 

@@ -1,4 +1,4 @@
-"""The command `report`, as it is declared: flags."""
+"""Declares the command `report`: flags."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _micros(times_ms: np.ndarray, offsets: np.ndarray, piece: Piece) -> np.ndarr
 
 
 def _headers(table: RecordTable, kind: Any) -> Any:
-    """Return the headers of records, with null for a record without headers, as in Spark's own source."""
+    """Return the headers of records; null for a record without headers, as Spark's Kafka source does."""
     headers = table.headers()
     offsets = headers.offsets.astype(np.int32)
     fields = [header_names(headers.keys), binary(headers.values)]

@@ -102,8 +102,8 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
     not fit, the bytes it may need (call again, with `out` empty), else 0. `literal_ends` (int64) has one more item than
     there are literals.
 
-    One loop for both kinds, and no calls for the frequent operations: references to each array passed to a function are
-    counted, which takes as long as a literal.
+    Parent and child rows share one loop, and frequent operations are inlined: Numba counts references to each array
+    that is passed to a function, which takes as long as writing a literal.
     """
     raw, arena, extra = buffers
     parents = len(first_child) - 1
