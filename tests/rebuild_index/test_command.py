@@ -12,6 +12,7 @@ import pytest
 
 from keytail.log.lock import hold
 from keytail.rebuild_index import driver as rebuild
+from keytail.rebuild_index.command import REBUILD_INDEX
 from tests.command_line import Run, rows_of
 from tests.log_dirs import snapshot
 from tests.reference.batches import decode_log
@@ -105,6 +106,23 @@ def test_the_topics_interval_is_used(run: Run, sound: Path) -> None:
     status, rows = go(run, sound, "--topic-config", "segment.index.bytes=16", *config[:2], "--all")
     assert (status, rows["orders-0"]["status"]) == (3, "refused")
     assert "segment.index.bytes" in rows["orders-0"]["error"]
+
+
+def test_a_refused_row_lists_what_was_rebuilt_nevertheless(run: Run, sound: Path) -> None:
+    partition = sound / "orders-0"
+    log = partition / f"{0:020d}.log"
+    data = log.read_bytes()
+    second, third = (batch.position for batch in decode_log(data)[1:3])
+    log.write_bytes(data[:second] + data[third:])  # compacted: without older snapshots, producers may be missing
+    for suffix in (".snapshot", ".index"):
+        remove(partition, suffix)
+    status, rows = go(run, sound, "--execute")
+    row = rows["orders-0"]
+    assert (status, row["status"]) == (3, "refused")
+    assert "cannot be rebuilt" in row["error"]
+    assert {segment["status"] for segment in row["segments"]} == {"rebuilt"}
+    assert (partition / f"{0:020d}.index").exists()
+    assert "nothing was changed" not in REBUILD_INDEX.statuses["refused"].meaning
 
 
 def test_the_others_continue_beside_a_corrupt_one(run: Run, sound: Path) -> None:

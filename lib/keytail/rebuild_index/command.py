@@ -23,13 +23,13 @@ from keytail.run.rows import OfPartition
 
 RebuildAll = Annotated[bool, o.run_flag(
     "--all",
-    "Rebuild every index file that differs from what a recovering broker writes, even if it is valid: it differs "
-    "after a restart of the broker, or if index.interval.bytes was changed.",
+    "Rebuild every index file that differs from what a recovering broker writes, even if it is valid. Valid files "
+    "differ after a restart of the broker, or if index.interval.bytes was changed.",
 )]
 Truncate = Annotated[bool, o.safety_flag(
     "--truncate",
-    "Truncate a log that was torn by a crash, where a broker would at its start, and print what is lost. Only above "
-    "the recovery point, and only if the broker did not stop cleanly.",
+    "Truncate a log that was torn by a crash, as a broker would at startup, and print what is lost. Only above the "
+    "recovery point, and only if the broker did not stop cleanly.",
 )]
 
 
@@ -89,8 +89,8 @@ class RebuildRow(OfPartition):
 
 
 def exit_status(rows: Sequence[RebuildRow], request: Request | None = None) -> int:
-    """Return 0 if nothing is wrong any more; 1 if something is, or if nothing could be done; 3 if some partitions could
-    not be done, or the ledger lacks some that were."""
+    """Return 0 if nothing is wrong any more; 1 if something is still wrong or no partition could be processed; 3 if
+    some partitions could not be processed, or the ledger lacks the results of some."""
     if status := exit_status_of(rows):
         return status
     if any(row.status == "would-rebuild" or row.error for row in rows):
@@ -144,6 +144,7 @@ REBUILD_INDEX = Command(
         "would-rebuild": Status("in a dry run: files would be rebuilt", "notable"),
         "rebuilt": Status("files were rebuilt", "done"),
         **FAILURES,
+        "refused": Status("something cannot be repaired; `segments` and `notes` list what was rebuilt", "not done"),
     },
     exits={0: "if nothing is wrong any more", 1: "also if a dry run found something wrong"},
     show=show_rows,
