@@ -30,7 +30,7 @@ def _minutes(text: str) -> float:
 
 Deadline = Annotated[float | None, o.run_flag(
     "--deadline MINUTES",
-    "Start no partition and no round of groups after this many minutes; what was started is finished. Default: no "
+    "Start no partition and no pass after this many minutes; what was started is finished. Default: no "
     "limit.",
     parser=_minutes,
 )]

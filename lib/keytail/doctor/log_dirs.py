@@ -113,7 +113,7 @@ def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
         found += "; not known to be local: a lock on another host may have no effect here"
         return CheckRow(check, WARN, found, remedy)
     if free < largest_bytes:
-        remedy = "Free more space for a shorter run: without it, this partition is compacted in rounds, group by group"
+        remedy = "Free more space for a shorter run: without it, this partition is compacted in passes, group by group"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
