@@ -244,7 +244,7 @@ def test_a_source_that_may_make_an_output_too_full_needs_its_space_twice(tmp_pat
     task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [ACTIVE]], 0, config={"segment_bytes": 1000})
     for index_bytes, time_index_bytes, once in ((None, None, 70), (8, 12, 90)):
         segment = SegmentFacts(0, 70, 0, index_bytes, time_index_bytes, None, 0, 0)
-        assert [rounds._needed_bytes(task, segment, size) for size in (930, 931)] == [once, once + 70]
+        assert [passes._needed_bytes(task, segment, size) for size in (930, 931)] == [once, once + 70]
 
 
 @pytest.mark.parametrize("per_batch", [1, 50])
