@@ -50,7 +50,7 @@ _VARIES_ON_SPARK = (
     (re.compile(r'("(?:start|end)_ms": )\d+'), r"\1TIME"),
     (re.compile(r" +(?:\d+\.\d s|\d+ min \d+ s)$", re.MULTILINE), "  TIME"),
     (re.compile(r" +took$", re.MULTILINE), "  took"),
-    (re.compile(r'("(?:keytail|python|pyspark|delta-spark|numba|numpy|pyarrow)": )"[^"]+"'), r'\1"VERSION"'),
+    (re.compile(r'("(?:keytail|python|pyspark|delta-spark|deltalake|numba|numpy|pyarrow)": )"[^"]+"'), r'\1"VERSION"'),
     (re.compile(r"^versions: .*$", re.MULTILINE), "versions: VERSIONS"),
     (re.compile(r'("files_after": null,\s+"bytes_before": )\d+'), r"\1SIZE"),
     (re.compile(r"^(.* would-maintain .*?) +[\d.]+ \w+$", re.MULTILINE), r"\1  SIZE"),
