@@ -82,8 +82,11 @@ class Started(LikeSpark):
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted, extra: Started(master, submitted))
+    def started(run: object, master: str | None, *, submitted: bool, extra: object, kernels: str) -> Started:
+        return Started(master, submitted)
 
+    monkeypatch.setattr(workers, "session_of_run", started)
+    monkeypatch.setattr(workers, "compile_kernels", lambda commands, report: None)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,8 @@ def test_large_runs_start_spark(
 ) -> None:
     given = {"master": None, "each_s": [0.1] * 10, **given}
     with contextlib.ExitStack() as run, Reporter("compact", [("a-0", 1)]) as reporter:
-        found = workers.workers_of_run(run, reporter, given.pop("master"), given.pop("each_s"), **given)
+        of_run = given.pop("master"), given.pop("each_s")
+        found = workers.workers_of_run(run, reporter, *of_run, kernels="compact", **given)
         if has_spark:
             assert isinstance(found, Started)
             assert given.get("submitted", False) == found.submitted

@@ -149,7 +149,8 @@ def batches_of(path: Path) -> list[Batch]:
 
 
 def serious(path: Path) -> list[str]:
-    return [str(finding) for finding in verify_partition(LOCAL, str(path))]
+    """Return the findings, but the warning that offsets between two segments are missing: the draws leave some out."""
+    return [str(finding) for finding in verify_partition(LOCAL, str(path)) if finding.kind != "offsets-missing"]
 
 
 def seeded(number: int) -> random.Random:
