@@ -95,7 +95,7 @@ def send(root: Path, remote: Memory, scratch: Path) -> list[ResultRow] | str:
     """Return the rows of a run, or the exception that ended it."""
     with (
         patch.object(object_store, "_connected", lambda uri: (remote, "bucket/backup")),
-        patch.object(Target, "found", Target._found),
+        patch.object(Target, "entries", Target._entries),
         patch.object(tenacity.nap.time, "sleep", lambda seconds: None),
     ):
         try:

@@ -85,7 +85,7 @@ def test_many_tasks_send_what_one_task_writes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Into an object store; one partition is processed by all tasks once it proves to have too many keys."""
-    monkeypatch.setattr(Target, "found", Target._found)  # no process may be forked here
+    monkeypatch.setattr(Target, "entries", Target._entries)  # no process may be forked here
     mounted = tmp_path / "mounted"
     run(spark, monkeypatch, log_dir, mounted, fan_out="never")
     (tmp_path / "scratch").mkdir()
