@@ -213,7 +213,7 @@ def test_full_shared_or_read_only_storage_is_reported(tmp_path: Path) -> None:
 
     assert storage().status == "ok"
     assert "--shared-storage" in storage(file_system_type="nfs4").remedy
-    assert "rounds" in storage(free_bytes=10).remedy
+    assert "in passes" in storage(free_bytes=10).remedy
     assert "--output-dir" in storage(is_read_only=True).remedy
 
 
