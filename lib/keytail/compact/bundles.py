@@ -79,15 +79,20 @@ class Waiting:
         keeper: Keeper | None = None,
     ) -> None:
         self._size, self._space, self._fs, self._keeper = size, space, fs, keeper
-        sized = [(scratch_bytes(task), task) for task in tasks]
+        tasks = list(tasks)
+        self._prepared = [task for task in tasks if task.prepared is not None]
+        sized = [(scratch_bytes(task), task) for task in tasks if task.prepared is None]
         self._tasks = sorted(sized, key=lambda item: item[0], reverse=True)
 
     def __bool__(self) -> bool:
-        return bool(self._tasks)
+        return bool(self._prepared or self._tasks)
 
     def take(self) -> Bundle | None:
-        """Return one large partition or several small ones with their space reserved; None if there is no room."""
-        bundle = self._fitting() or self._in_passes()
+        """Return one large partition or several small ones with their space reserved; None if there is no room.
+
+        Those that were prepared are first: their commits take seconds, and free space.
+        """
+        bundle = self._of_prepared() or self._fitting() or self._in_passes()
         if bundle is not None:
             self._space.reserve(bundle.needs)
         return bundle
@@ -97,16 +102,30 @@ class Waiting:
 
     def take_all(self) -> list[CleaningTask]:
         """Remove and return all waiting partitions; they will not be started."""
-        tasks = [task for _, task in self._tasks]
-        self._tasks = []
+        tasks = [*self._prepared, *(task for _, task in self._tasks)]
+        self._prepared, self._tasks = [], []
         return tasks
 
     def refusal(self, task: CleaningTask) -> KeytailError:
         """Return why a partition cannot be rewritten even when it is alone."""
         if self._keeper is not None and not self._has_room_for_copies(self._keeper, task):
             return self._keeper.refusal(task)
-        what = "the partition" if task.out_of_place else "the largest group of segments"
-        return self._space.refusal(_device_of(self._space, task), _least_bytes(task), what)
+        whole = task.out_of_place is not None or task.prepares
+        need = scratch_bytes(task) if task.prepares else _least_bytes(task)
+        what = "the partition" if whole else "the largest group of segments"
+        return self._space.refusal(_device_of(self._space, task), need, what)
+
+    def _of_prepared(self) -> Bundle | None:
+        needs: dict[int, int] = {}
+        taken: list[CleaningTask] = []
+        for task in self._prepared[: self._size.most]:
+            more = self._needs(task, 0, needs)  # of copies for a backup
+            if not self._space.fits(more):
+                break
+            taken.append(task)
+            needs = more
+        del self._prepared[: len(taken)]
+        return Bundle(taken, needs) if taken else None
 
     def _fitting(self) -> Bundle | None:
         taken: list[int] = []  # indexes of self._tasks
@@ -136,6 +155,8 @@ class Waiting:
     def _in_passes(self) -> Bundle | None:
         """Return the largest partition whose file system has no reservations, with all of that space."""
         for place, (need, task) in enumerate(self._tasks):
+            if task.prepares:  # the next pass begins only when the output of this one is in place
+                continue
             device = _device_of(self._space, task)
             if self._space.reserved_bytes.get(device):
                 continue

@@ -125,8 +125,10 @@ def install(
 
 
 def check_sources(fs: FileSystem, task: CleaningTask) -> None:
-    """Check that the segments not replaced yet are the files that were planned with."""
-    for segment in task.segments[task.first_segment :]:
+    """Check that the segments not replaced yet are the files that were planned with; those that the output of a
+    preparation does not replace may have changed."""
+    _, end = segments_between(task.segments, 0, task.first_uncleanable_offset)
+    for segment in task.segments[task.first_segment : end if task.prepares else None]:
         path = task.path(segment.base_offset, names.LOG)
         refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
 

@@ -36,6 +36,35 @@ def _configuration(
     return replace(configuration, message_format=message_format or "unknown", broker_version=broker_version)
 
 
+def _prepared_only(
+    execute: bool,
+    prepare: bool,
+    output_dirs: tuple[str, ...],
+    keep_originals: str | None,
+    ledger: LedgerFlags,
+    prepared_only: c.PreparedOnly = False,
+) -> bool:
+    """Check which flags exclude each other, and return --prepared-only."""
+    if prepared_only and not execute:
+        raise UsageProblem(
+            "--prepared-only requires --execute", remedy="Add --execute, or omit --prepared-only", slug="missing-flag"
+        )
+    excluded = {
+        "--execute": execute,
+        "--output-dir": bool(output_dirs),
+        "--keep-originals": keep_originals is not None,
+        "--ledger": ledger.path is not None,
+    }
+    if prepare and any(excluded.values()):
+        given = next(flag for flag, is_given in excluded.items() if is_given)
+        raise UsageProblem(
+            f"--prepare excludes {given}: nothing is committed yet",
+            remedy=f"Run with --prepare and without {given} first, then with {given} and without --prepare",
+            slug="conflicting-flags",
+        )
+    return prepared_only
+
+
 def _replicas(replica: c.Replica = None) -> tuple[str, ...]:
     return tuple(replica or ())
 
@@ -75,6 +104,8 @@ class Request:
     choice: Annotated[Choice, FromFlags(_choice)]
     configuration: Annotated[Configuration, FromFlags(_configuration)] = field(default_factory=Configuration)
     execute: o.Execute = False
+    prepare: c.PrepareFlag = False
+    prepared_only: Annotated[bool, FromFlags(_prepared_only)] = False
     now_ms: o.Now = None
     unsafe_clock: o.UnsafeClock = False
     force: c.Force = False
@@ -178,6 +209,8 @@ _RUN_COLUMNS: tuple[Column[ResultRow], ...] = (
 
 
 def _title(request: Request) -> str:
+    if request.prepare:
+        return "Prepared: nothing was replaced"
     if request.is_out_of_place:
         return "Compacted out of place" if request.execute else "Dry run: nothing was written"
     return "Compacted" if request.execute else "Dry run: nothing was changed"
@@ -207,7 +240,8 @@ def _reason(row: ResultRow) -> str:
             f"tombstones and markers from offset {row.removal_limit_offset} on are retained: replica "
             f"{row.removal_limit_replica} has not been cleaned further"
         )
-    return "; ".join(text for text in (row.error, held) if text)
+    discarded = f"what was prepared is {row.prepared}" if (row.prepared or "").startswith("discarded") else ""
+    return "; ".join(text for text in (row.error, discarded, held) if text)
 
 
 def _print_totals(rows: Sequence[ResultRow]) -> None:
@@ -250,6 +284,12 @@ def _after_compact(rows: Sequence[ResultRow]) -> str:
     return _about_refused(rows) or "Nothing was due; no segment was changed."
 
 
+def _after_prepare(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "prepared" for row in rows):
+        return "Next: stop the broker, then run the same command with --execute in place of --prepare."
+    return _about_refused(rows) or "Nothing was due; nothing was prepared."
+
+
 def _about_refused(rows: Sequence[ResultRow]) -> str:
     bad = [row for row in rows if row.status in ("refused", "corrupt", "failed")]
     if not bad:
@@ -260,6 +300,8 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
 
 
 def _next_step(rows: Sequence[ResultRow], request: Request) -> str:
+    if request.prepare:
+        return _after_prepare(rows)
     if request.is_out_of_place:
         return _about_refused(rows) if request.execute else "To do it: run the same command with --execute."
     return _after_compact(rows) if request.execute else _after_dry_run(rows)
@@ -284,6 +326,7 @@ def _extras(request: Request) -> Needs:
 _STATUSES = {
     "would-compact": Status("in a plan: `--execute` would compact it", "done"),
     "compacted": Status("done", "done"),
+    "prepared": Status("with `--prepare`: written and proven, for `--execute` on the stopped broker to commit", "done"),
     "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
     "skipped": Status("not due, or not a compacted topic, as stated in `error`", "skipped"),
     **FAILURES,
@@ -300,7 +343,7 @@ PLAN = Command(
         "keytail plan --log-dirs /var/lib/kafka --topic-config orders:cleanup.policy=compact --topic-list orders",
     ),
     rows={"": ResultRow},
-    statuses={name: meaning for name, meaning in _STATUSES.items() if name != "compacted"},
+    statuses={name: meaning for name, meaning in _STATUSES.items() if name not in ("compacted", "prepared")},
     show=_show_plan,
     next_step=_after_plan,
     exit_status=exit_status_of_rows,

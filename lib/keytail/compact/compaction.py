@@ -105,8 +105,13 @@ class Compaction:
             raise
 
     def remove_scratch(self) -> None:
-        """Remove the scratch files that tasks of a stopped run have left."""
-        sweep(lambda: sum(remove_unneeded(self.destination.fs, task) for task in self.tasks))
+        """Remove the scratch files that tasks of a stopped run have left; what is prepared is retained."""
+        left = [task for task in self.tasks if task.prepared is None and not self._is_prepared(task)]
+        sweep(lambda: sum(remove_unneeded(self.destination.fs, task) for task in left))
+
+    def _is_prepared(self, task: CleaningTask) -> bool:
+        row = self.rows.by_path.get(task.partition_path)
+        return row is not None and row.status == "prepared"
 
     def _work(self, schedule: Schedule, end: threading.Event) -> None:
         try:

@@ -24,6 +24,8 @@ from keytail.undo.options import announce_backup, backup_of
 
 def run(request: Request) -> list[ResultRow]:
     """Plan or compact, in place or to another directory, as the request says; return a row for each partition."""
+    if request.prepare:
+        return pkgutil.resolve_name("keytail.compact.prepared.driver:prepare")(request)
     where = "out_of_place.driver" if request.is_out_of_place else "execution" if request.execute else "driver"
     step = pkgutil.resolve_name(f"keytail.compact.{where}:{'compact' if request.execute else 'plan'}")
     return step(request)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from keytail.cli.configuration import Configuration
@@ -18,7 +19,8 @@ from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
-from keytail.compact.planned_rows import row_of, with_detail, with_removal_limit
+from keytail.compact.plan import Decision
+from keytail.compact.planned_rows import row_of, with_detail, with_preparation, with_removal_limit
 from keytail.compact.planning import Planned, plan_to_compact, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
@@ -28,8 +30,11 @@ from keytail.compact.steps import Steps, cleaning_tasks, resolve_leftovers
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.console import print_message
+from keytail.errors import ErrorText, joined
+from keytail.format import names
 from keytail.ledger.of_run import Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import hold
 from keytail.log.log_dirs import hosted
 from keytail.run.each_partition import of_each
 from keytail.run.engine import Engine
@@ -51,8 +56,12 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if submitted is not None:
             flags = flags.in_session(submitted, fs, log_dirs)
         steps.lock(log_dirs)
+        preparing = [path for path in log_dirs if fs.exists(os.path.join(path, names.PREPARE_LOCK))]
+        run.enter_context(hold(preparing, fs, names.PREPARE_LOCK))
         chosen, configuration = steps.choose(rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules)
+        if request.prepared_only:
+            planned = [p if p.prepared or not p.wanted else _not_prepared(p) for p in planned]
         report_unhosted(
             [row_of(p).name for p in planned if p.removal_limit is not None and p.removal_limit.replica is None]
         )
@@ -71,7 +80,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 reporter.note(why_spark)
             engine = steps.start(
                 reporter,
-                (plan.expected(request.map_memory()) for plan in planned),
+                (plan.expected(request.map_memory()) for plan in planned if plan.prepared is None),
                 needs_spark=bool(why_spark),
                 extra=None if submitted else flags.session_settings,
             )
@@ -81,7 +90,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 keeper = None
                 if backup is not None and tasks:
                     make_directory(fs, backup, log_dirs[0])
-                    keeper = Keeper(fs, backup)
+                    keeper = Keeper(fs, backup, run_id)
                     steps.at_end.callback(report_backup, fs, backup, run_id)
                 compaction = Compaction(
                     engine,
@@ -96,6 +105,12 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 record.rows = _in_order(planned, rows, request)
                 record.exit_status = exit_status(record.rows)
         return record.recorded(record.rows)
+
+
+def _not_prepared(planned: Planned) -> Planned:
+    text = ErrorText("not prepared (--prepared-only)")
+    decision = Decision("skipped", joined([text, planned.discarded]), planned.decision.selection)
+    return replace(planned, decision=decision).without_segments()
 
 
 def _log_bytes(task: CleaningTask) -> int:
@@ -141,5 +156,8 @@ def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | Non
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Request) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
-    found = [(p, with_removal_limit(next(done), p) if p.wanted else row_of(p, executed=True)) for p in planned]
+    found = [
+        (p, with_preparation(with_removal_limit(next(done), p) if p.wanted else row_of(p, executed=True), p))
+        for p in planned
+    ]
     return [with_detail(row, p) if request.in_detail else row for p, row in found]

@@ -34,6 +34,15 @@ Deadline = Annotated[float | None, o.run_flag(
     "limit.",
     parser=_minutes,
 )]
+PrepareFlag = Annotated[bool, o.run_flag(
+    "--prepare",
+    "Do all of a compaction except its commit, beside a running broker or on a stopped one: the new segments are "
+    "written beside the old ones and proven. --execute on the stopped broker then commits them in seconds, if their "
+    "sources have not changed.",
+)]
+PreparedOnly = Annotated[bool, o.run_flag(
+    "--prepared-only", "With --execute: commit what was prepared, and compact nothing else."
+)]
 GroupingFlag = Annotated[Grouping, o.run_flag(
     "--grouping",
     "How segments are merged. measured: by their sizes after cleaning. kafka: by their sizes before, as by Kafka's "

@@ -61,6 +61,15 @@ def with_removal_limit(row: ResultRow, planned: Planned) -> ResultRow:
     return replace(row, removal_limit_offset=limit.offset, removal_limit_replica=limit.replica)
 
 
+def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
+    """Return `row` with what became of an earlier run's preparation of the partition."""
+    if planned.discarded:
+        return replace(row, prepared="discarded: " + planned.discarded)
+    if planned.prepared is None:
+        return row
+    return replace(row, prepared="committed" if row.status == "compacted" else "not committed")
+
+
 def _about_checkpoint(planned: Planned, executed: bool) -> str:
     if planned.repaired_checkpoint is None:
         return ""

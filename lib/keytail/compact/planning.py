@@ -22,11 +22,12 @@ from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY
 from keytail.console import print_message
 from keytail.durations import duration_text
-from keytail.errors import CorruptLog, KeytailError, Refused, in_words, joined
+from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused, in_words, joined
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
 
 if TYPE_CHECKING:
+    from keytail.compact.prepared.record import Record
     from keytail.log.producers import Unstable
 
 NOW_TOLERANCE_MS = 60_000
@@ -46,6 +47,8 @@ class Planned:
     counted: tuple[int, int] | None = None  # segments and their bytes, if `facts` has none any more
     removal_limit: RemovalLimit | None = None  # of a due partition, if other replicas were named
     message_format: MessageFormat = "unknown"
+    prepared: Record | None = None  # what an earlier run has prepared, and this one commits
+    discarded: ErrorText = NO_ERROR  # why such a preparation was discarded
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:

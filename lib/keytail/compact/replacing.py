@@ -27,9 +27,10 @@ from keytail.run.tasks import Outcome
 
 if TYPE_CHECKING:
     from keytail.compact.out_of_place.placing import InTarget, Placing
+    from keytail.compact.prepared.preparing import Prepare, Preparing
 
-Installation: TypeAlias = "Replacing | Placing"
-Destination: TypeAlias = "InPlace | InTarget"
+Installation: TypeAlias = "Replacing | Placing | Preparing"
+Destination: TypeAlias = "InPlace | InTarget | Prepare"
 
 _SAFE = "safe to start the broker"
 
@@ -109,11 +110,11 @@ class Replacing:
         try:
             refuse_lost(self.fs, self.task.partition_path)
             if self._waiting:
-                recovered = recover(self.fs, self.task.partition_path)
+                recovered = recover(self.fs, self.task.partition_path, self._still_prepared())
                 if _is_replaced(self.fs, self.task, self._waiting[0], recovered):
                     self._waiting.pop(0)
             else:
-                remove_scratch(self.fs, self.task.scratch_path, self.task.run_id)
+                remove_scratch(self.fs, self.task.scratch_path, self.task.run_id, self._still_prepared())
             if self.keeper is not None:
                 self.keeper.remove_unused(self.task)
             left = NO_ERROR
@@ -138,6 +139,15 @@ class Replacing:
             end_ms=_now_ms(),
             problem=problem,
         )
+
+    def _still_prepared(self) -> frozenset[str]:
+        """Return the files of a preparation none of whose groups is in place: the next run may commit them."""
+        prepared = self.task.prepared
+        return prepared.files if prepared is not None and len(self._waiting) == len(self._groups) else frozenset()
+
+    def remove_unneeded(self) -> None:
+        """Remove all scratch files of a finished partition."""
+        remove_unneeded(self.fs, self.task)
 
     def warnings(self) -> Iterator[str]:
         """Return the warnings about a finished partition."""
@@ -257,6 +267,8 @@ def remove_unneeded(
     names of attempts differ.
     """
     kept = set() if result is None else written(result)
+    if result is not None and task.prepared is not None:
+        kept |= task.prepared.files
     if again and task.saved_state is not None:
         kept |= {file.name for file in task.saved_state.files}
     return remove_lost_scratch(fs, task.scratch_path, task.run_id, kept)

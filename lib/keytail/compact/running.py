@@ -45,6 +45,8 @@ class TaskRunner:
 
     def run(self, bundle: Sequence[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
         """Return the outcomes of the tasks, in their order; `name` is shown where the engine shows jobs."""
+        if bundle[0].prepared is not None:  # such a bundle has only such tasks
+            return [Outcome(task.prepared.result if task.prepared else None, None) for task in bundle]
         if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # such a bundle has one task
             return [self._fan_out(task) for task in bundle]
         return self.engine.run_bundle(
@@ -107,7 +109,7 @@ class Installer:
             self._fail(item, problem)
         for item in started:
             if item.problem is None:
-                remove_unneeded(self.destination.fs, item.task)
+                item.remove_unneeded()
                 for warning in item.warnings():
                     self.events.on_note(warning)
                 item.row = item.compacted_row()

@@ -16,15 +16,17 @@ from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
 from keytail.compact.planning import Planned, plan_partition_of
+from keytail.compact.prepared.takeover import read_record, taken_over
 from keytail.compact.rules import Rules, TaskSettings
-from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask
+from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.extras import SPARK
+from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.lock import hold
+from keytail.log.lock import LockName, hold
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.recover import recover
-from keytail.run.engine import Engine
+from keytail.run.engine import Engine, ThisProcess
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
@@ -51,12 +53,13 @@ class Steps:
             self.engine = session_of_run(self.run, self.request.master, submitted=True, kernels="compact")
         return self.engine
 
-    def lock(self, places: Sequence[str]) -> None:
-        """Take the locks of these directories, if any."""
+    def lock(self, places: Sequence[str], *lock_names: LockName) -> None:
+        """Take the locks of these directories, if any: Kafka's, or those that are named."""
         if places:
             if not self.request.shared_storage:
                 refuse_shared_storage(self.fs, places)
-            self.run.enter_context(hold(places, self.fs))
+            for name in lock_names or (names.LOCK,):
+                self.run.enter_context(hold(places, self.fs, name))
         self.run.enter_context(self.at_end)
 
     def choose(self, now_ms: int) -> tuple[Chosen, Configuration]:
@@ -81,6 +84,8 @@ class Steps:
             reporter.watch(self.engine.driver_address)
             return self.engine
         known = [item for item in expected if item is not None]
+        if not known and not copy_seconds and not needs_spark and self.request.master is None:
+            return ThisProcess()  # only commits of what was prepared: no task runs
         may_fan_out = self.request.fan_out == "auto" and any(item.strategy == "maybe fan-out" for item in known)
         if may_fan_out and self.request.master is None and SPARK.missing():
             may_fan_out = False
@@ -126,12 +131,16 @@ def resolve_leftovers(
             return replace(planned, decision=Decision("refused", in_words(problem), None)), []
     if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
         return planned, []
+    record, reason = read_record(fs, facts.path, facts.leftovers)
     try:
-        done = recover(fs, facts.path)
+        done = recover(fs, facts.path, record.files if record else ())
     except (KeytailError, OSError) as problem:
         text = "an interrupted replacement of segments cannot be finished or undone: " + in_words(problem)
         return replace(planned, decision=Decision("refused", text, None)), []
-    return plan_partition_of(fs, log_dir, entry, configuration, rules), done
+    planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
+    if record is None:
+        return replace(planned, discarded=reason), done
+    return taken_over(fs, planned, record, rules, by_file_time=configuration.by_file_time), done
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:
@@ -144,14 +153,16 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
             continue
         facts = plan.facts
         limit = plan.removal_limit.offset if plan.removal_limit else None
+        record = plan.prepared
         task = CleaningTask.of(
             facts,
-            first_dirty_offset=selection.first_dirty_offset,
-            first_uncleanable_offset=selection.first_uncleanable_offset,
-            now_ms=rules.now_ms,
+            first_dirty_offset=record.first_dirty_offset if record else selection.first_dirty_offset,
+            first_uncleanable_offset=record.result.end_offset if record else selection.first_uncleanable_offset,
+            now_ms=record.prepared_ms if record else rules.now_ms,
             config=plan.config,
-            run_id=run_id,
+            run_id=record.run_id if record else run_id,
             hash_seed=hash_seed,
+            prepared=Prepared(record.result, record.files) if record else None,
             removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
             message_format=plan.message_format,
             **asdict(settings),

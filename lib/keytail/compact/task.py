@@ -152,6 +152,10 @@ class CleaningTask:
     "unknown", a partition that has some is refused. With `by_file_time` tombstones and markers are removed by the time
     of their file, and no delete horizon is written, as by the cleaners before Kafka 3.1 (CLEANING.md 16).
 
+    With `prepares`, the output is left for a later run to commit, and a broker may run (prepared/PREPARED.md): only the
+    segments that the output replaces must not change. `prepared` is such output, which this run commits: `run_id` is
+    then that of the run that prepared it.
+
     With `hottest_keys` the records of each key are counted, and that many keys with the most records are reported, by
     their hashes or, with `show_keys`, as they are. This takes 4 of 28 bytes of the map's memory.
     """
@@ -187,6 +191,8 @@ class CleaningTask:
     out_of_place: OutOfPlace | None = None
     hottest_keys: int = 0
     show_keys: bool = False
+    prepares: bool = False
+    prepared: Prepared | None = None
 
     @property
     def scratch_path(self) -> str:
@@ -285,6 +291,14 @@ class CleaningResult:
     phases_s: dict[str, float] = field(default_factory=dict)
     sources: tuple[SourceCounts, ...] = field(default=(), compare=False)  # of this pass, by number
     key_counts: KeyCounts | None = field(default=None, compare=False)  # of the first pass, for all
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What another run has prepared for a partition: the result of its task, and the names of all its files."""
+
+    result: CleaningResult
+    files: frozenset[str]
 
 
 def result_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 # Content of a segment's file. The number before SNAPSHOT is an end offset, before the others a base offset.
 LOG = ".log"
@@ -30,9 +30,11 @@ SCRATCH = ".clean"  # keytail's: brokers ignore it
 SURVIVORS = ".survivors"
 PROOF = ".proof"
 CELLS = ".cells"  # of an import: records passed from the task that reads to the one that writes; scratch only
+PREPARED = ".prepared"  # the record of a prepared compaction (compact/prepared/PREPARED.md); scratch only
 
 # Files of a log dir.
-LOCK = ".lock"
+LOCK: Final = ".lock"
+PREPARE_LOCK: Final = ".keytail-prepare.lock"  # keytail's: brokers ignore it
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
@@ -116,7 +118,7 @@ _CONTENT = "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in CONTENT_SUFF
 _STAGE = "(?P<stage>" + "|".join(re.escape(stage) for stage in (CLEANED, SWAP, DELETED)) + ")"
 _SEGMENT_FILE = re.compile(f"{_OFFSET}{_CONTENT}{_STAGE}?")
 _SCRATCH_CONTENT = (
-    "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in (*CONTENT_SUFFIXES, SURVIVORS, PROOF, CELLS)) + ")"
+    "(?P<suffix>" + "|".join(map(re.escape, (*CONTENT_SUFFIXES, SURVIVORS, PROOF, CELLS, PREPARED))) + ")"
 )
 _SCRATCH_FILE = re.compile(
     rf"{_OFFSET}{_SCRATCH_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"

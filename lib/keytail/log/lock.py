@@ -17,6 +17,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from keytail.errors import Refused, SymbolicLink
 from keytail.format import names
@@ -27,8 +28,10 @@ _FLOCK = struct.Struct("@hhqqi4x")
 _OF_A_DESCRIPTION = -1  # the pid that the kernel returns for a lock that no process owns
 _ATTEMPTS = 20
 
-# Descriptor and lock file path of each log dir that this process holds, by every path that names the log dir.
-_held: dict[str, tuple[int, str]] = {}
+LockName = Literal[".lock", ".keytail-prepare.lock"]
+
+# Descriptors and lock file paths of each log dir that this process holds, by every path that names the log dir.
+_held: dict[str, list[tuple[int, str]]] = {}
 
 
 class LockLost(Refused):
@@ -38,8 +41,11 @@ class LockLost(Refused):
 
 
 @contextlib.contextmanager
-def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
+def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names.LOCK) -> Iterator[None]:
     """Hold the locks of all log dirs, or of none. Raises Refused if one is already locked.
+
+    `name` is that of the lock file: Kafka's, or keytail's own, by which only one run at a time prepares compactions in
+    a log dir, beside its broker (compact/prepared/PREPARED.md).
 
     The lock file is never removed, whoever created it: a starting broker that had it open would lock a file without a
     name, while the next run locks a new one. A new lock file gets the owner of the log dir. If the process dies, the
@@ -50,30 +56,31 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
         by_directory.setdefault(os.path.realpath(log_dir), []).append(os.path.abspath(log_dir))
     with contextlib.ExitStack() as held:
         for path, given in sorted(by_directory.items()):
-            held.enter_context(_hold_log_dir(path, given, fs))
+            held.enter_context(_hold_log_dir(path, given, fs, name))
         yield
 
 
 def refuse_lost(fs: FileSystem, path: str) -> None:
-    """Raise LockLost if this process holds the lock of the log dir that is `path` or contains it, and the name of the
+    """Raise LockLost if this process holds a lock of the log dir that is `path` or contains it, and the name of the
     lock file no longer refers to the locked file. Call it right before a change is committed."""
-    holding = _holding(os.path.abspath(path)) or _holding(os.path.realpath(path))
-    if holding is not None and not _is_at(fs, *holding):
+    for fd, lock_path in _holding(os.path.abspath(path)) or _holding(os.path.realpath(path)):
+        if _is_at(fs, fd, lock_path):
+            continue
         raise LockLost(
             "the lock file of the log dir was removed or replaced while this run held the lock: a broker or another "
             "run may have started there; nothing more is changed",
-            path=holding[1],
+            path=lock_path,
             remedy="Make sure that no broker runs on the log dir and find out what removed the file (a broker that is "
             "still stopping does). Then run again: the run continues where this one ended",
         )
 
 
-def _holding(path: str) -> tuple[int, str] | None:
-    """Return the entry of `_held` for the log dir that is `path` or contains it."""
+def _holding(path: str) -> list[tuple[int, str]]:
+    """Return the entry of `_held` for the log dir that is `path` or contains it; empty if there is none."""
     while path not in _held:
         above = os.path.dirname(path)
         if above == path:
-            return None
+            return []
         path = above
     return _held[path]
 
@@ -114,16 +121,20 @@ def _is_locked(path: str, fs: FileSystem) -> bool | None:
 
 
 @contextlib.contextmanager
-def _hold_log_dir(log_dir: str, given: Sequence[str], fs: FileSystem) -> Iterator[None]:
+def _hold_log_dir(log_dir: str, given: Sequence[str], fs: FileSystem, name: LockName) -> Iterator[None]:
     """Hold the lock of one log dir; `given` are other paths of the same directory."""
-    path = os.path.join(log_dir, names.LOCK)
+    path = os.path.join(log_dir, name)
     fd = _acquire(path, log_dir, fs)
+    held = (fd, path)
     try:
-        _held.update(dict.fromkeys((log_dir, *given), (fd, path)))
+        for directory in {log_dir, *given}:
+            _held.setdefault(directory, []).append(held)
         yield
     finally:
-        for name in {log_dir, *given}:
-            _held.pop(name, None)
+        for directory in {log_dir, *given}:
+            _held[directory].remove(held)
+            if not _held[directory]:
+                del _held[directory]
         fs.close(fd)
 
 
@@ -148,6 +159,13 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
         try:
             holder = _try_lock(fd)
             if holder is not None:
+                if os.path.basename(path) == names.PREPARE_LOCK:
+                    raise Refused(
+                        "another run prepares compactions in the log dir",
+                        path=path,
+                        remedy="Wait until it ends, or stop it, which retains what it has prepared; then run again",
+                        slug="prepare-in-progress",
+                    )
                 raise Refused(
                     f"the log dir is in use by {holder}",
                     path=path,

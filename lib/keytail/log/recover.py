@@ -28,21 +28,22 @@ class _Left:
     end: int
 
 
-def recover(fs: FileSystem, partition_path: str) -> list[str]:
+def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> list[str]:
     """Resolve the leftovers of an interrupted replacement by keytail or Kafka; return one sentence for each action
     taken.
 
     Scratch files are removed, and so is every `.swap` that a `.cleaned` file makes void; every other `.swap` is
     finished, then `.deleted` files are removed. If killed at any moment, it can be run again. Raises Refused or
     CorruptLog, before anything is changed, where a broker would lose data or not start. The scratch files of all runs
-    are removed: call it before tasks write. Raises LockLost, with nothing changed, if this process no longer holds
-    the lock of the log dir.
+    are removed, except `keep`: call it before tasks write. Raises LockLost, with nothing changed, if this process no
+    longer holds the lock of the log dir.
     """
     refuse_lost(fs, partition_path)
     files = named_files(fs, partition_path)
     _refuse_unresolvable(files, partition_path)
     swapped = _committed(fs, partition_path, files)
-    done = _remove(fs, partition_path, [file for file in files if file.kind == "scratch"])  # frees space for the rest
+    scratch = [file for file in files if file.kind == "scratch" and file.name not in keep]
+    done = _remove(fs, partition_path, scratch)  # frees space for the rest
     done += _discard(fs, partition_path, files)
     for left in reversed(swapped):  # the guard of one makes all above it void
         done += _finish_left(fs, partition_path, left)

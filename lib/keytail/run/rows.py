@@ -12,7 +12,7 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
+DONE = frozenset({"compacted", "prepared", "clean", "skipped", "would-compact"})
 
 
 class OfPartition:
@@ -56,6 +56,9 @@ class ResultRow(OfPartition):
     ] = None
     removal_limit_replica: Annotated[
         str | None, "with `--replica`: the replica that has not been cleaned further"
+    ] = None
+    prepared: Annotated[
+        str | None, "what became of an earlier `--prepare`: `committed`, or `discarded` and why"
     ] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status

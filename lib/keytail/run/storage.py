@@ -50,14 +50,18 @@ class ScratchSpace:
     """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
 
     Without `limit_bytes`, at most half of the space that was free on a file system when it was first queried is used. A
-    partition that needs more is written in passes (`for_passes`).
+    partition that needs more is written in passes (`for_passes`). With `output_stays`, what tasks have written counts
+    after they have ended, and so does what others have written meanwhile: the space that is free does not fall below
+    what was free at the start minus the limit.
     """
 
     fs: FileSystem
     limit_bytes: int | None = None
+    output_stays: bool = False
     reserved_bytes: dict[int, int] = field(default_factory=dict)
     _device_of: dict[str, int] = field(default_factory=dict)
     _path_of: dict[int, str] = field(default_factory=dict)
+    _free_at_start: dict[int, int] = field(default_factory=dict)
     _half_free: dict[int, int] = field(default_factory=dict)
 
     def device(self, log_dir: str) -> int:
@@ -66,7 +70,8 @@ class ScratchSpace:
         number = self._device_of[log_dir] = self.fs.stat(log_dir).device
         if number not in self._path_of:
             self._path_of[number] = log_dir
-            self._half_free[number] = self.fs.free_bytes(log_dir) // 2
+            self._free_at_start[number] = self.fs.free_bytes(log_dir)
+            self._half_free[number] = self._free_at_start[number] // 2
         return number
 
     def fits(self, needs: Mapping[int, int]) -> bool:
@@ -74,7 +79,10 @@ class ScratchSpace:
         for device, need in needs.items():
             reserved = self.reserved_bytes.get(device, 0)
             limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
-            if reserved + need > limit or reserved + need > self.fs.free_bytes(self._path_of[device]):
+            free = self.fs.free_bytes(self._path_of[device])
+            if self.output_stays:
+                limit -= max(0, self._free_at_start[device] - free)
+            if reserved + need > limit or reserved + need > free:
                 return False
         return True
 
@@ -101,6 +109,16 @@ class ScratchSpace:
         `need` bytes."""
         path = self._path_of[device]
         free = self.fs.free_bytes(path)
+        if self.output_stays and need <= free:
+            limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
+            return Refused(
+                f"{what} needs up to {need} bytes of scratch space, and of the {limit} that may be used "
+                f"{max(0, self._free_at_start[device] - free)} are in use; {free} are free",
+                path=path,
+                remedy="Raise --max-scratch-bytes, or leave the partition to `compact --execute`, which replaces it in "
+                "several passes",
+                slug="scratch-limit-too-low",
+            )
         if self.limit_bytes is not None and need > self.limit_bytes:
             return Refused(
                 f"{what} needs up to {need} bytes of scratch space, but --max-scratch-bytes "

@@ -139,6 +139,9 @@ class Placing:
             return replace(with_numbers(self.row, result), detail=detail)
         return replace(row, start_ms=self.row.start_ms, end_ms=time.time_ns() // 1_000_000)
 
+    def remove_unneeded(self) -> None:
+        remove_unneeded(self.target.fs, self.task)
+
     def warnings(self) -> Iterator[str]:
         yield from warnings_of(self.row.name, self.result)
         yield from self.intended.notes

@@ -1,0 +1,160 @@
+"""The destination of a run that prepares compactions: it leaves the output of tasks beside the segments, for a later
+run to commit, and writes the record of each partition (PREPARED.md in this directory).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from keytail.compact.detail import detail_of_result
+from keytail.compact.prepared.record import Basis, Record, Source, encode_record, record_name, see_outputs, see_sources
+from keytail.compact.replacing import (
+    Installation,
+    Interrupted,
+    PastDeadline,
+    remove_unneeded,
+    warnings_of,
+    with_numbers,
+    written,
+)
+from keytail.compact.task import CleaningResult, CleaningTask, Prepared
+from keytail.errors import KeytailError, Refused, in_words
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
+from keytail.log.partition import SegmentFacts
+from keytail.run.ended import SparkEnded
+from keytail.run.rows import ResultRow, status_of
+from keytail.run.tasks import as_problem
+
+
+class SourcesChanged(Refused):
+    """A broker replaced, removed or truncated segments while they were read."""
+
+    default_slug = "segments-changed-meanwhile"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A partition as it was found before its task began. `sources` are the segments that may be replaced."""
+
+    basis: Basis
+    sources: tuple[Source, ...]
+
+
+def refuse_changed_sources(fs: FileSystem, task: CleaningTask, sources: Sequence[Source]) -> None:
+    """Raise SourcesChanged if a broker has replaced, removed or truncated segments since the task was planned."""
+    last = task.segments[-1]
+    try:
+        kept = see_sources(fs, task.partition_path, [*_of(task, sources), last])
+    except OSError as problem:
+        raise SourcesChanged("a segment was removed meanwhile: " + in_words(problem)) from None
+    for before, now in zip(sources, kept, strict=False):
+        if before != now:
+            raise SourcesChanged(
+                "a segment was replaced meanwhile", path=task.path(now.base_offset, names.LOG), offset=now.base_offset
+            )
+    if kept[-1].log_bytes < last.log_bytes:
+        raise SourcesChanged("the log was truncated meanwhile", path=task.path(last.base_offset, names.LOG))
+
+
+def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
+    bases = {source.base_offset for source in sources}
+    return [segment for segment in task.segments if segment.base_offset in bases]
+
+
+@dataclass
+class Preparing:
+    """The preparation of one partition, in place of compact/replacing.py's Replacing."""
+
+    target: Prepare
+    task: CleaningTask
+    row: ResultRow
+    problem: KeytailError | None = None
+    made: list[int] = field(default_factory=list)  # none: nothing is put in place
+    _result: CleaningResult | None = None
+    _record_name: str = ""
+
+    def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
+        """Write the record, durably, if the sources are still those that were read."""
+        if is_stopped():
+            raise Interrupted("interrupted")
+        assert result.rest is None, "a preparation has one pass"
+        fs, path, found = self.target.fs, self.task.partition_path, self.target.found[self.task.partition_path]
+        replaced = {base for group in result.groups for base in group.source_bases}
+        sources = tuple(source for source in found.sources if source.base_offset in replaced)
+        fs.fsync_dir(path)  # the names of the outputs are durable before the record that lists them
+        record = Record(
+            run_id=self.task.run_id,
+            topic=self.task.topic,
+            partition=self.task.partition,
+            prepared_ms=self.task.now_ms,
+            first_dirty_offset=self.task.first_dirty_offset,
+            basis=found.basis,
+            sources=sources,
+            outputs=see_outputs(fs, path, frozenset(written(result))),
+            result=result,
+        )
+        refuse_changed_sources(fs, self.task, found.sources)
+        refuse_lost(fs, path)
+        name = record_name(sources[0].base_offset, self.task.run_id)
+        temporary = names.scratch_file(sources[0].base_offset, self.task.run_id, "new", names.PREPARED)
+        like = self.task.like(fs, self.task.path(sources[0].base_offset, names.LOG))
+        fs.put_file(os.path.join(path, name), encode_record(record), like, os.path.join(path, temporary))
+        fs.fsync_dir(path)
+        self._result, self._record_name = result, name
+
+    @property
+    def result(self) -> CleaningResult:
+        assert self._result is not None
+        return self._result
+
+    def compacted_row(self) -> ResultRow:
+        """Return the row of a prepared partition."""
+        result = self.result
+        detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
+        return replace(with_numbers(self.row, result), status="prepared", detail=detail)
+
+    def remove_unneeded(self) -> None:
+        """Remove the scratch files of lost attempts; what is prepared is retained."""
+        prepared = Prepared(self.result, frozenset({self._record_name}))
+        remove_unneeded(self.target.fs, replace(self.task, prepared=prepared), self.result)
+
+    def warnings(self) -> Iterator[str]:
+        return warnings_of(self.row.name, self.result)
+
+    def fail(self, problem: KeytailError) -> None:
+        """End a partition that is not prepared. What a broker has changed meanwhile is not an error of the log."""
+        remove_unneeded(self.target.fs, self.task)
+        try:
+            refuse_changed_sources(self.target.fs, self.task, self.target.found[self.task.partition_path].sources)
+        except (SourcesChanged, OSError) as changed:
+            problem = changed if isinstance(changed, KeytailError) else as_problem(changed)
+        self.problem = problem
+        skipped = isinstance(problem, SourcesChanged | Interrupted | PastDeadline | SparkEnded)
+        text = in_words(problem) + ". Nothing was changed; it is compacted as usual when the broker is stopped"
+        self.row = replace(self.row.unchanged("skipped" if skipped else status_of(problem), text), problem=problem)
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """The destination of a run that only prepares, as compact/replacing.py's `InPlace` is of others. `found` is each
+    partition as it was before its task, by path.
+    """
+
+    fs: FileSystem
+    found: Mapping[str, Found]
+    clean: Callable[[CleaningTask, str], CleaningResult]
+    shared_storage: bool = False
+    keeper: None = None
+    phase: str = "record"
+
+    def begin(self, task: CleaningTask, row: ResultRow) -> Preparing:
+        return Preparing(self, task, row)
+
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+        """Move none: the run that commits does."""
+        return iter(())
+

@@ -1,0 +1,187 @@
+"""The record of a prepared compaction: what was read, what was decided by, and what was written.
+
+JSON of one version, a scratch file of the partition's directory, written when the outputs are durable and proven
+(PREPARED.md in this directory). Whoever owns the directory can change it: nothing in it is trusted beyond what
+takeover.py compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from keytail.compact.task import CleaningResult
+from keytail.config.compaction import CompactionConfig
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.batch import HEADER_BYTES
+from keytail.format.json_object import parse_object
+from keytail.kernels.native import file_digest
+from keytail.log.fs import FileSystem
+from keytail.log.partition import SegmentFacts
+from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile
+
+RUN_ID_PREFIX = "p"  # no other run's id begins with it: those are hexadecimal
+_VERSION = 1
+_ATTEMPT = "0"
+
+
+class Source(NamedTuple):
+    """A segment that the outputs replace: the identity of its `.log`, and the digest of its first batch header."""
+
+    base_offset: int
+    log_bytes: int
+    mtime_ns: int
+    inode: int
+    header_digest: str
+
+
+class Output(NamedTuple):
+    """A scratch file of the outputs, by its name."""
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What the decisions of a preparation depend on, besides the bytes of the sources.
+
+    `log_end_offset` is the log end at the time of the survey, `leader_epochs` are pairs of epoch and start offset, and
+    `removal_limit_offset` is that of `CleaningTask`.
+    """
+
+    cleaner_checkpoint: int | None
+    log_start_offset: int
+    log_end_offset: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    config: CompactionConfig
+    message_format: str
+    by_file_time: bool
+    removal_limit_offset: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """`first_dirty_offset` is where the prepared round begins; `result.end_offset` is where it ends."""
+
+    run_id: str
+    topic: str
+    partition: int
+    prepared_ms: int
+    first_dirty_offset: int
+    basis: Basis
+    sources: tuple[Source, ...]
+    outputs: tuple[Output, ...]
+    result: CleaningResult
+
+    @property
+    def file_name(self) -> str:
+        return record_name(self.sources[0].base_offset, self.run_id)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The names of all scratch files of the preparation, its record included."""
+        return frozenset((self.file_name, *(output.name for output in self.outputs)))
+
+
+def record_name(base_offset: int, run_id: str) -> str:
+    return names.scratch_file(base_offset, run_id, _ATTEMPT, names.PREPARED)
+
+
+def is_record(name: str) -> bool:
+    parsed = names.parse_file_name(name)
+    return parsed.kind == "scratch" and parsed.suffix == names.PREPARED
+
+
+def is_prepared(name: str) -> bool:
+    """Whether it is the name of a scratch file of a run that prepares."""
+    parsed = names.parse_file_name(name)
+    return parsed.kind == "scratch" and parsed.run_id.startswith(RUN_ID_PREFIX)
+
+
+def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> tuple[Source, ...]:
+    """Return what the `.log` files of these segments are now. Raises OSError for one that does not exist any more."""
+    entries = {entry.name: entry for entry in fs.scan(path)}
+    found = []
+    for segment in segments:
+        name = names.segment_file(segment.base_offset, names.LOG)
+        entry = entries.get(name)
+        if entry is None:
+            raise FileNotFoundError(2, os.strerror(2), os.path.join(path, name))
+        digest = file_digest()
+        digest.update(fs.read_at(os.path.join(path, name), 0, HEADER_BYTES))
+        found.append(Source(segment.base_offset, entry.size_bytes, entry.mtime_ns, entry.inode, digest.hexdigest()))
+    return tuple(found)
+
+
+def see_outputs(fs: FileSystem, path: str, files: frozenset[str]) -> tuple[Output, ...]:
+    """Return those of the scratch files that exist, by name."""
+    return tuple(
+        sorted(
+            Output(entry.name, entry.size_bytes, entry.mtime_ns, entry.inode)
+            for entry in fs.scan(path)
+            if entry.name in files and entry.is_regular
+        )
+    )
+
+
+def encode_record(record: Record) -> bytes:
+    fields = {"version": _VERSION, **asdict(replace(record, result=_stored(record.result)))}
+    fields["basis"]["config"]["cleanup_policy"] = sorted(record.basis.config.cleanup_policy)
+    for name in ("rest", "placed", "refusal", "phases_s", "sources", "key_counts"):
+        del fields["result"][name]
+    return (json.dumps(fields) + "\n").encode()
+
+
+def _stored(result: CleaningResult) -> CleaningResult:
+    return replace(result, rest=None, placed=None, phases_s={}, sources=(), key_counts=None)
+
+
+def decode_record(data: bytes, where: str) -> Record:
+    """Parse a record. Raises CorruptLog for one that cannot be read or has another version."""
+    try:
+        fields = parse_object(data)
+        if (version := fields.pop("version")) != _VERSION:
+            raise ValueError(f"it has version {version}, and this keytail reads version {_VERSION}")
+        basis, result = fields["basis"], fields["result"]
+        config = basis["config"]
+        config["cleanup_policy"] = frozenset(config["cleanup_policy"])
+        basis["config"] = CompactionConfig(**config)
+        basis["leader_epochs"] = tuple((epoch, start) for epoch, start in basis["leader_epochs"])
+        fields["basis"] = Basis(**basis)
+        fields["sources"] = tuple(Source(*source) for source in fields["sources"])
+        fields["outputs"] = tuple(Output(*output) for output in fields["outputs"])
+        result["groups"] = tuple(map(_group, result["groups"]))
+        fields["result"] = CleaningResult(**result)
+        record = Record(**fields)
+        written = {file.name for group in record.result.groups for out in group.segments for file in out.files}
+        if not record.sources or written - {output.name for output in record.outputs}:
+            raise ValueError("it does not list its files")
+        foreign = [name for name in record.files if names.parse_file_name(name).run_id != record.run_id]
+        if foreign or os.path.basename(where) != record.file_name:
+            raise ValueError("it lists files of other runs")
+        return record
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CorruptLog(
+            f"the record of a prepared compaction cannot be read: {error}",
+            path=where,
+            remedy="It is discarded, and the partition is compacted as usual",
+            slug="invalid-prepared-record",
+        ) from error
+
+
+def _group(fields: dict[str, Any]) -> GroupOutput:
+    return GroupOutput(
+        tuple(fields["source_bases"]),
+        tuple(
+            OutputSegment(out["base_offset"], tuple(CleanFile(**file) for file in out["files"]))
+            for out in fields["segments"]
+        ),
+        tuple(SnapshotFile(**snapshot) for snapshot in fields["snapshots"]),
+    )

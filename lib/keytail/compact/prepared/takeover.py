@@ -1,0 +1,228 @@
+"""Decides whether an executing run takes over what was prepared, and discards it where it does not.
+
+PREPARED.md in this directory explains why each condition suffices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from keytail.compact.plan import Decision, Selection
+from keytail.compact.planning import Planned
+from keytail.compact.prepared.record import (
+    Basis,
+    Output,
+    Record,
+    Source,
+    decode_record,
+    is_prepared,
+    is_record,
+    see_outputs,
+    see_sources,
+)
+from keytail.compact.removal_limit import removal_limit
+from keytail.compact.rules import Rules
+from keytail.compact.task import NO_REMOVAL_LIMIT
+from keytail.config.compaction import CompactionConfig
+from keytail.durations import duration_text
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, refusal
+from keytail.format import names
+from keytail.log.checkpoint import read_epochs
+from keytail.log.fs import FileSystem
+
+# Tombstones and markers are retained for delete.retention.ms from the preparation on, not from the commit.
+_LEAST_MAX_AGE_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class Now:
+    """A partition as the executing run finds it. `sources` are those that the record names, as far as they exist."""
+
+    now_ms: int
+    basis: Basis
+    selection: Selection | None
+    sources: tuple[Source, ...]
+    outputs: tuple[Output, ...]
+
+
+def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bool) -> Basis:
+    """Return what decisions about a planned partition depend on. Raises KeytailError if a replica cannot be read."""
+    facts = planned.facts
+    assert planned.config is not None
+    limit = planned.removal_limit
+    if limit is None and rules.replicas:
+        limit = removal_limit(fs, rules.replicas, facts)
+    return Basis(
+        cleaner_checkpoint=facts.cleaner_checkpoint,
+        log_start_offset=facts.log_start_offset,
+        log_end_offset=facts.log_end_offset,
+        leader_epochs=tuple(read_epochs(fs, os.path.join(facts.path, names.LEADER_EPOCHS))),
+        config=planned.config,
+        message_format=planned.message_format,
+        by_file_time=by_file_time,
+        removal_limit_offset=NO_REMOVAL_LIMIT if limit is None or limit.offset is None else limit.offset,
+    )
+
+
+def checked(fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool) -> ErrorText:
+    """Return why what was prepared cannot be committed to the partition as it is planned now; NO_ERROR if it can be.
+
+    Reads names, sizes, times, checkpoints, and the header of each source's first batch.
+    """
+    facts = planned.facts
+    if planned.decision.status == "refused" or not planned.is_compacted_topic:
+        return planned.decision.error
+    wanted = {source.base_offset for source in record.sources}
+    segments = [segment for segment in facts.segments if segment.base_offset in wanted]
+    try:
+        now = Now(
+            rules.now_ms,
+            basis_of(fs, planned, rules, by_file_time=by_file_time),
+            planned.decision.selection,
+            see_sources(fs, facts.path, segments),
+            see_outputs(fs, facts.path, record.files),
+        )
+    except (KeytailError, OSError) as problem:
+        return in_words(problem)
+    return reason_to_discard(record, now)
+
+
+def taken_over(fs: FileSystem, planned: Planned, record: Record, rules: Rules, *, by_file_time: bool) -> Planned:
+    """Return the plan by which the run commits what was prepared; or, once that is discarded, as it was, with the
+    reason."""
+    reason = checked(fs, record, planned, rules, by_file_time=by_file_time)
+    if reason:
+        discard(fs, planned.facts.path)
+        return replace(planned, discarded=reason)
+    return replace(
+        planned, prepared=record, decision=Decision("would-compact", NO_ERROR, planned.decision.selection)
+    )
+
+
+def reason_to_discard(record: Record, now: Now) -> ErrorText:
+    """Return why what was prepared must not be committed; NO_ERROR if it may be."""
+    for reason in (_of_sources, _of_basis, _of_end, _of_outputs, _of_age):
+        if text := reason(record, now):
+            return text
+    return NO_ERROR
+
+
+def _of_sources(record: Record, now: Now) -> ErrorText:
+    seen = {source.base_offset: source for source in now.sources}
+    for source in record.sources:
+        found = seen.get(source.base_offset)
+        if found is None:
+            return refusal(
+                f"the segment at offset {source.base_offset} does not exist any more", slug="prepared-sources-changed"
+            )
+        if found != source:
+            return refusal(
+                f"the segment at offset {source.base_offset} was replaced or changed since",
+                slug="prepared-sources-changed",
+            )
+    return NO_ERROR
+
+
+def _of_basis(record: Record, now: Now) -> ErrorText:
+    then, basis = record.basis, now.basis
+    if basis.cleaner_checkpoint != then.cleaner_checkpoint:
+        text = f"the cleaner's checkpoint is {basis.cleaner_checkpoint}, and was {then.cleaner_checkpoint}"
+    elif basis.log_start_offset != then.log_start_offset:
+        text = f"the log start offset is {basis.log_start_offset}, and was {then.log_start_offset}"
+    elif basis.log_end_offset < then.log_end_offset:
+        text = f"the log was truncated: it ends at offset {basis.log_end_offset}, and ended at {then.log_end_offset}"
+    elif (differs := _of_epochs(then, basis)) is not None:
+        text = differs
+    elif changed := _changed_settings(then.config, basis.config):
+        text = f"settings changed since: {', '.join(changed)}"
+    elif (basis.message_format, basis.by_file_time) != (then.message_format, then.by_file_time):
+        text = "it was prepared with another --message-format or --broker-version"
+    elif basis.removal_limit_offset < then.removal_limit_offset:
+        text = (
+            f"tombstones and markers must be retained from offset {basis.removal_limit_offset} on (--replica), and it "
+            "was prepared with a higher limit, or with none"
+        )
+    else:
+        return NO_ERROR
+    return refusal(text, slug="prepared-basis-changed")
+
+
+def _of_epochs(then: Basis, basis: Basis) -> str | None:
+    """Return how the leader epochs show that the log was truncated and appended to since; None if they do not."""
+    known, end = dict(then.leader_epochs), then.log_end_offset
+    found = dict(basis.leader_epochs)
+    for epoch, start in found.items():
+        if epoch not in known and start < end:
+            return f"the log was truncated: it ended at offset {end}, and leader epoch {epoch} begins at {start}"
+        if epoch in known and known[epoch] != start:
+            return f"leader epoch {epoch} begins at offset {start}, and began at {known[epoch]}"
+    gone = [epoch for epoch in known if epoch not in found]
+    return f"leader epoch {gone[0]} does not exist any more" if gone else None
+
+
+def _changed_settings(then: CompactionConfig, now: CompactionConfig) -> list[str]:
+    return [
+        field.name.replace("_", ".")
+        for field in fields(CompactionConfig)
+        if getattr(then, field.name) != getattr(now, field.name)
+    ]
+
+
+def _of_end(record: Record, now: Now) -> ErrorText:
+    """The end must still be one at which a round may end: below the high watermark, open transactions and so on."""
+    end = record.result.end_offset
+    if now.selection is None or end > now.selection.first_uncleanable_offset:
+        limit = "nothing can be cleaned" if now.selection is None else (
+            f"cleaning is limited to offset {now.selection.first_uncleanable_offset} ({now.selection.limit})"
+        )  # fmt: skip
+        return refusal(f"it was prepared up to offset {end}, and now {limit}", slug="prepared-end-not-reached")
+    return NO_ERROR
+
+
+def _of_outputs(record: Record, now: Now) -> ErrorText:
+    seen = {output.name: output for output in now.outputs}
+    for output in record.outputs:
+        if seen.get(output.name) != output:
+            return refusal(
+                f"{output.name}, which was prepared, {'was changed' if output.name in seen else 'does not exist'}",
+                slug="prepared-output-changed",
+            )
+    return NO_ERROR
+
+
+def _of_age(record: Record, now: Now) -> ErrorText:
+    age_ms, limit_ms = now.now_ms - record.prepared_ms, max(record.basis.config.delete_retention_ms, _LEAST_MAX_AGE_MS)
+    if age_ms > limit_ms:
+        return refusal(
+            f"it was prepared {duration_text(age_ms)} ago, longer than delete.retention.ms and one day",
+            slug="prepared-too-long-ago",
+        )
+    return NO_ERROR
+
+
+def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Record | None, ErrorText]:
+    """Return the record in a partition directory whose `leftovers` are given, or why there is none that can be used."""
+    found = sorted(name for name in leftovers if is_record(name))
+    if not found:
+        return None, NO_ERROR
+    where = os.path.join(path, found[-1])
+    try:
+        record = decode_record(fs.read_bytes(where, whole=True), where)
+    except (KeytailError, OSError) as problem:
+        return None, in_words(problem)
+    if names.partition_dir(record.topic, record.partition) != os.path.basename(path):
+        return None, refusal("the record is that of another partition", slug="invalid-prepared-record")
+    return record, NO_ERROR
+
+
+def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()) -> int:
+    """Remove all that runs have prepared in a partition directory, except `keep`; records first. Return the bytes."""
+    found = [entry for entry in fs.scan(path) if is_prepared(entry.name) and entry.name not in keep]
+    for entry in sorted(found, key=lambda entry: (not is_record(entry.name), entry.name)):
+        fs.unlink(os.path.join(path, entry.name))
+    if found:
+        fs.fsync_dir(path)
+    return sum(entry.size_bytes for entry in found)
+
