@@ -138,7 +138,7 @@ class Request:
         from keytail.compact.planning import check_clock  # noqa: PLC0415 (--help needs no log code)
 
         return Rules(
-            now_ms=check_clock(self.now_ms, self.execute, self.unsafe_clock),
+            now_ms=check_clock(self.now_ms, self.execute or self.prepare, self.unsafe_clock),
             force=self.force,
             from_log_start=self.from_log_start,
             high_watermark=self.high_watermark,

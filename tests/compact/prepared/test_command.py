@@ -1,0 +1,289 @@
+"""`compact --prepare` and the `--execute` that commits it: the same bytes as in one go, and every change in between
+that makes what was prepared wrong discards it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.format import names
+from keytail.log.lock import hold
+from tests.chance import chance
+from tests.command_line import Run, rows_of
+from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
+from tests.no_spark import without_spark
+from tests.reference.batches import Rec, encode_batch
+
+NOW = ("--now", "1800000000000", "--unsafe-clock")
+CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
+          "users:cleanup.policy=delete")  # fmt: skip
+
+
+def compact(run: Run, log_dir: Path, *flags: str, status: int = 0) -> dict[str, dict[str, Any]]:
+    with without_spark():
+        done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, *flags, "--output", "json")
+    assert done.exit_code == status, done.output
+    return rows_of(done)
+
+
+def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: row["status"] for name, row in rows.items()}
+
+
+def scratch(log_dir: Path) -> list[str]:
+    return [path.name for path in log_dir.glob("*/*.clean")]
+
+
+@pytest.fixture
+def prepared(run: Run, log_dir: Path) -> Path:
+    rows = compact(run, log_dir, "--prepare", status=0)
+    assert statuses(rows) == {"orders-0": "prepared", "orders-1": "prepared", "users-0": "skipped"}
+    return log_dir
+
+
+def append(partition: Path, offset: int, key: bytes = b"key-1") -> None:
+    """Append a record to the active segment, as a broker does."""
+    log = sorted(partition.glob("*.log"))[-1]
+    log.write_bytes(log.read_bytes() + encode_batch([Rec(offset, 1_700_000_900_000, key, b"later", ())]))
+
+
+def all_files(log_dir: Path) -> dict[str, tuple[bytes, int]]:
+    files = {name: data for name, data in snapshot(log_dir).items() if name != names.PREPARE_LOCK}
+    return {name: (data, 0 if "/" not in name else mtime) for name, (data, mtime) in files.items()}
+
+
+def test_the_same_bytes_as_in_one_go(run: Run, tmp_path: Path) -> None:
+    log_dirs = []
+    seeds = [chance().randrange(10**6) for _ in range(4)]
+    for name in ("one", "two"):
+        records = {f"orders-{n}": random_records(seed, 300 + 50 * n, 5 + 10 * n) for n, seed in enumerate(seeds)}
+        log_dirs.append(write_log_dir(tmp_path / name, records, segments=5))
+    for path in log_dirs[0].rglob("*"):  # both were written within a second, but not at the same nanosecond
+        other = log_dirs[1] / path.relative_to(log_dirs[0])
+        os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
+    grouping = ("--grouping", chance().choice(["kafka", "measured"]))
+    compact(run, log_dirs[0], "--execute", *grouping)
+    before = snapshot(log_dirs[1])
+    rows = compact(run, log_dirs[1], "--prepare", *grouping)
+    after = {name: file for name, file in snapshot(log_dirs[1]).items() if not name.endswith(".clean")}
+    after.pop(names.PREPARE_LOCK)
+    assert after == before, "a preparation changes nothing"
+    assert set(statuses(rows).values()) == {"prepared"}
+    done = compact(run, log_dirs[1], "--execute", "--prepared-only", *grouping)
+    assert {row["prepared"] for row in done.values()} == {"committed"}
+    assert all_files(log_dirs[1]) == all_files(log_dirs[0])
+    numbers = ("records_after", "bytes_after", "segments_after", "end_dirty_offset", "tombstones_removed")
+    for name, row in rows.items():
+        assert {number: row[number] for number in numbers} == {number: done[name][number] for number in numbers}
+
+
+def test_what_a_broker_appends_in_between_is_the_next_round(run: Run, prepared: Path) -> None:
+    partition = prepared / "orders-0"
+    before = newest_by_key(records_of(partition))
+    append(partition, 400)
+    rows = compact(run, prepared, "--execute")
+    assert statuses(rows) == {"orders-0": "compacted", "orders-1": "compacted", "users-0": "skipped"}
+    assert {rows[name]["prepared"] for name in ("orders-0", "orders-1")} == {"committed"}
+    after = newest_by_key(records_of(partition))
+    assert after == before | {b"key-1": records_of(partition)[-1]}
+    assert records_of(partition)[-1].offset == 400
+    assert scratch(prepared) == []
+    again = compact(run, prepared, "--execute", status=0)
+    assert again["orders-0"]["status"] in ("clean", "skipped")
+
+
+def test_a_second_preparation_keeps_the_first_until_more_can_be_cleaned(run: Run, prepared: Path) -> None:
+    files = scratch(prepared)
+    assert statuses(compact(run, prepared, "--prepare"))["orders-0"] == "prepared"
+    assert scratch(prepared) == files
+    partition = prepared / "orders-0"
+    for suffix in (".log", ".index", ".timeindex"):  # as if the broker had rolled
+        (partition / f"{401:020d}{suffix}").write_bytes(b"")
+    append(partition, 401)
+    for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
+        (prepared / name).write_text("0\n2\norders 0 402\norders 1 400\n")
+    (partition / f"{401:020d}.snapshot").write_bytes(b"")
+    row = compact(run, prepared, "--prepare")["orders-0"]
+    assert (row["status"], row["end_dirty_offset"]) == ("prepared", 401)
+    assert not set(files) & set(scratch(prepared)) & {path.name for path in partition.iterdir()}
+    done = compact(run, prepared, "--execute")["orders-0"]
+    assert (done["prepared"], done["end_dirty_offset"]) == ("committed", 401)
+
+
+def _replace_source(log_dir: Path) -> None:
+    path = min((log_dir / "orders-0").glob("*.log"))
+    shutil.copy2(path, path.with_suffix(".swap"))  # as a cleaner that removes nothing: it writes before it deletes
+    path.with_suffix(".swap").rename(path)
+
+
+def _touch_source(log_dir: Path) -> None:
+    os.utime(min((log_dir / "orders-0").glob("*.log")))
+
+
+def _retain_less(log_dir: Path) -> None:
+    partition = log_dir / "orders-0"
+    base = min(partition.glob("*.log")).stem
+    for path in partition.glob(f"{base}*"):
+        if not path.name.endswith(".clean"):
+            path.unlink()
+
+
+def _move_checkpoint(log_dir: Path) -> None:
+    (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 100\n")
+
+
+def _delete_records(log_dir: Path) -> None:
+    (log_dir / "log-start-offset-checkpoint").write_text("0\n1\norders 0 7\n")
+
+
+def _truncate(log_dir: Path) -> None:
+    log = max((log_dir / "orders-0").glob("*.log"))
+    log.write_bytes(b"".join(encode_batch([record]) for record in records_of(log_dir / "orders-0")[300:350]))
+    for suffix in (".index", ".timeindex"):
+        log.with_suffix(suffix).write_bytes(b"")
+
+
+def _truncate_and_append(log_dir: Path) -> None:
+    (log_dir / "orders-0" / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 350\n")
+
+
+def _lower_high_watermark(log_dir: Path) -> None:
+    (log_dir / "replication-offset-checkpoint").write_text("0\n2\norders 0 250\norders 1 400\n")
+
+
+def _lose_output(log_dir: Path) -> None:
+    next((log_dir / "orders-0").glob("*.log.r*.clean")).unlink()
+
+
+def _grow_output(log_dir: Path) -> None:
+    path = next((log_dir / "orders-0").glob("*.log.r*.clean"))
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def _spoil_record(log_dir: Path) -> None:
+    next((log_dir / "orders-0").glob("*.prepared.*.clean")).write_bytes(b"{")
+
+
+def _take_record_of_other(log_dir: Path) -> None:
+    record = next((log_dir / "orders-1").glob("*.prepared.*.clean"))
+    own = next((log_dir / "orders-0").glob("*.prepared.*.clean"))
+    own.unlink()
+    shutil.copy2(record, own.parent / record.name)
+
+
+def _raise_offset(log_dir: Path) -> None:
+    """Change the record as somebody could who wants records to be lost."""
+    path = next((log_dir / "orders-0").glob("*.prepared.*.clean"))
+    record = json.loads(path.read_text())
+    record["result"]["groups"][0]["segments"][0]["files"][0]["name"] = "../../other.log"
+    path.write_text(json.dumps(record))
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a source replaced by one that looks the same": (_replace_source, "prepared-sources-changed"),
+    "a source written to": (_touch_source, "prepared-sources-changed"),
+    "a source removed by retention": (_retain_less, "prepared-sources-changed"),
+    "the broker's cleaner came first": (_move_checkpoint, "prepared-basis-changed"),
+    "records deleted up to an offset": (_delete_records, "prepared-basis-changed"),
+    "the log truncated": (_truncate, "prepared-basis-changed"),
+    "the log truncated and appended to": (_truncate_and_append, "prepared-basis-changed"),
+    "the high watermark below the end": (_lower_high_watermark, "prepared-end-not-reached"),
+    "an output lost": (_lose_output, "prepared-output-changed"),
+    "an output changed": (_grow_output, "prepared-output-changed"),
+    "the record unreadable": (_spoil_record, "invalid-prepared-record"),
+    "the record of another partition": (_take_record_of_other, "invalid-prepared-record"),
+    "a record that names another directory": (_raise_offset, "invalid-prepared-record"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_no_longer_fits_is_discarded_and_the_partition_compacted_as_usual(
+    run: Run, prepared: Path, change: str
+) -> None:
+    make, slug = CHANGES[change]
+    make(prepared)
+    reference = prepared.parent / "reference"
+    shutil.copytree(prepared, reference)
+    for path in reference.glob("*/*.clean"):
+        path.unlink()
+    with_mtimes = {path.relative_to(prepared): path.stat() for path in prepared.rglob("*") if path.is_file()}
+    for name, facts in with_mtimes.items():
+        if (reference / name).exists():
+            os.utime(reference / name, ns=(facts.st_mtime_ns, facts.st_mtime_ns))
+    rows = compact(run, prepared, "--execute")
+    expected = compact(run, reference, "--execute")
+    row = rows["orders-0"]
+    assert row["prepared"].startswith("discarded: "), row
+    assert slug in row["slugs"] or f"[{slug}]" in row["prepared"], row
+    assert rows["orders-1"]["prepared"] == "committed"
+    assert statuses(rows) == statuses(expected)
+    assert all_files(prepared) == all_files(reference)
+    assert scratch(prepared) == []
+
+
+def test_changed_settings_discard(run: Run, log_dir: Path) -> None:
+    compact(run, log_dir, "--prepare")
+    rows = compact(run, log_dir, "--execute", "--topic-config", "orders:delete.retention.ms=5")
+    assert "settings changed since: delete.retention.ms" in rows["orders-0"]["prepared"]
+
+
+def test_an_old_preparation_is_discarded(run: Run, log_dir: Path) -> None:
+    compact(run, log_dir, "--prepare")
+    with without_spark():
+        late = ("--now", str(1_800_000_000_000 + 86_400_001), "--unsafe-clock", "--execute", "--output", "json")
+        done = run("compact", "--log-dirs", log_dir, *CONFIG, *late)
+    assert "ago" in rows_of(done)["orders-0"]["prepared"]
+
+
+def test_what_is_not_prepared_is_left_with_prepared_only(run: Run, log_dir: Path) -> None:
+    rows = compact(run, log_dir, "--prepare", "--partitions", "orders-0")
+    assert statuses(rows) == {"orders-0": "prepared"}
+    before = {name: file for name, file in snapshot(log_dir).items() if name.startswith("orders-1")}
+    rows = compact(run, log_dir, "--execute", "--prepared-only")
+    assert statuses(rows) == {"orders-0": "compacted", "orders-1": "skipped", "users-0": "skipped"}
+    assert "not prepared" in rows["orders-1"]["error"]
+    assert {name: file for name, file in snapshot(log_dir).items() if name.startswith("orders-1")} == before
+
+
+def test_a_running_broker_does_not_hinder_a_preparation_but_another_one_does(run: Run, log_dir: Path) -> None:
+    with hold([str(log_dir)]):
+        assert statuses(compact(run, log_dir, "--prepare"))["orders-0"] == "prepared"
+    with hold([str(log_dir)], name=names.PREPARE_LOCK):
+        for flags in (["--prepare"], ["--execute"]):
+            with without_spark():
+                done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, *flags)
+            assert done.exit_code == 1
+            assert "another run prepares compactions" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [["--execute"], ["--output-dir", "out"], ["--keep-originals", "kept"]])
+def test_flags_that_exclude_each_other(run: Run, log_dir: Path, flags: list[str]) -> None:
+    done = run("compact", "--log-dirs", log_dir, *CONFIG, "--prepare", *flags)
+    assert done.exit_code == 2
+    assert f"--prepare excludes {flags[0]}" in done.stderr
+
+
+def test_prepared_only_requires_execute(run: Run, log_dir: Path) -> None:
+    done = run("compact", "--log-dirs", log_dir, *CONFIG, "--prepared-only")
+    assert done.exit_code == 2
+
+
+def test_originals_of_what_is_committed_are_kept(run: Run, prepared: Path) -> None:
+    kept = prepared.parent / "kept"
+    before = snapshot(prepared / "orders-0")
+    compact(run, prepared, "--execute", "--keep-originals", str(kept))
+    [run_dir] = kept.iterdir()
+    assert (run_dir / "orders-0" / f"{0:020d}.log").read_bytes() == before[f"{0:020d}.log"][0]
+    done = run("undo", "--originals", kept, "--run", run_dir.name, "--execute", "--output", "json")
+    assert done.exit_code == 0, done.output
+    after = snapshot(prepared / "orders-0")
+    assert {name: data for name, (data, _) in after.items()} == {
+        name: data for name, (data, _) in before.items() if not name.endswith(".clean")
+    }

@@ -1,0 +1,199 @@
+"""Stop before every file operation of a preparation and of the commit after it, and let each of them fail.
+
+At every stop a broker finds what it would find after a stop of a compaction in one go, and the next run, which commits
+what was prepared or discards it, has the result of the reference model. Inodes do not count here: the states are
+written to a disk again. KEYTAIL_SEED repeats the random log dirs of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from keytail.compact.cleaner import clean_partition
+from keytail.compact.compaction import Compaction
+from keytail.compact.plan import Decision, select
+from keytail.compact.planning import Planned
+from keytail.compact.prepared.preparing import Found as FoundBefore
+from keytail.compact.prepared.preparing import Prepare
+from keytail.compact.prepared.record import is_record, see_sources
+from keytail.compact.prepared.takeover import basis_of, read_record, taken_over
+from keytail.compact.replacing import InPlace
+from keytail.compact.rules import Rules, TaskSettings
+from keytail.compact.steps import cleaning_tasks
+from keytail.compact.task import CleaningTask
+from keytail.errors import NO_ERROR, Refused
+from keytail.log import fs as fs_module
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
+from keytail.log.producers import first_unstable
+from keytail.log.recover import recover
+from keytail.run.engine import ThisProcess
+from keytail.run.storage import ScratchSpace
+from keytail.run.tasks import Outcome, run_attempt
+from tests.chance import SEED
+from tests.crash.compactions import NOW, LogDir, expect, find, judge
+from tests.crash.driver import SOAK, Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
+from tests.crash.test_compaction import SHAPES, check_names, shape
+from tests.crash.trees import read_tree, remove_tree, write_tree
+from tests.interop.conftest import fast_dir  # noqa: F401
+
+RULES = Rules(NOW, force=True)
+SETTINGS = TaskSettings(map_memory_bytes=1 << 20, grouping="kafka", fan_out="never")
+
+
+@pytest.fixture(autouse=True)
+def without_inodes() -> Iterator[None]:
+    scan = fs_module.scan
+    with patch.object(fs_module, "scan", lambda fd: [replace(entry, inode=1) for entry in scan(fd)]):
+        yield
+
+
+class InTwoSteps(LogDir):
+    """A log dir whose run prepares a compaction and then commits it; a run after a stop does both again."""
+
+    def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
+        reported = [*self.prepare(fs, root, "p" + run_id), *self.commit(fs, root, run_id)]
+        assert not reported or fs is not LOCAL, reported
+        return Failed(tuple(reported))
+
+    def prepare(self, fs: FileSystem, root: Path, run_id: str) -> list[str]:
+        _, planned, reported = self._planned(fs, root, recovers=False)
+        due = [plan for plan in planned if plan.wanted]
+        found = {
+            plan.facts.path: FoundBefore(
+                basis_of(fs, plan, RULES, by_file_time=False),
+                see_sources(fs, plan.facts.path, plan.facts.segments[:-1]),
+            )
+            for plan in due
+        }
+        tasks = [replace(task, prepares=True) for task in cleaning_tasks(due, RULES, SETTINGS, run_id)]
+        destination = Prepare(fs, found, _is_not_run)
+        driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs, output_stays=True), destination)
+        outcomes = [run_attempt(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
+        rows = [item.row for item in driver.installer.finish(list(zip(tasks, outcomes, strict=True)))]
+        return [*reported, *(row.error for row in rows if row.status != "prepared")]
+
+    def commit(self, fs: FileSystem, root: Path, run_id: str) -> list[str]:
+        listing, planned, reported = self._planned(fs, root, recovers=True)
+        tasks = cleaning_tasks(planned, RULES, SETTINGS, run_id)
+        destination = InPlace(fs, {str(root): hosted([listing])}, _is_not_run)
+        driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs), destination)
+        outcomes = [
+            Outcome(task.prepared.result, None)
+            if task.prepared is not None
+            else run_attempt(lambda task, _: clean_partition(fs, task), task, "")
+            for task in tasks
+        ]
+        self.committed = [task.topic for task in tasks if task.prepared is not None]
+        rows = [item.row for item in driver.installer.finish(list(zip(tasks, outcomes, strict=True)))]
+        return [*reported, *(row.error for row in rows if row.status != "compacted")]
+
+    def recover(self, fs: FileSystem, root: Path) -> None:
+        for log in self.logs:
+            path = str(root / log.name)
+            record, _ = read_record(fs, path, os.listdir(path))
+            recover(fs, path, record.files if record else ())
+
+    def _planned(self, fs: FileSystem, root: Path, *, recovers: bool) -> tuple[LogDirFacts, list[Planned], list[str]]:
+        [listing] = survey_log_dirs(fs, [str(root)])
+        compacted = {log.name for log in self.logs if log.compacted}
+        planned, reported = [], []
+        for entry in listing.partitions:
+            if os.path.basename(entry.path) in compacted:
+                outcome = run_attempt(lambda e, _: self._plan(fs, listing, e, recovers=recovers), entry, "")
+                if outcome.problem is not None:
+                    reported.append(str(outcome.problem))
+                else:
+                    assert outcome.value is not None
+                    planned.append(outcome.value)
+        return listing, planned, reported
+
+    def _plan(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, *, recovers: bool) -> Planned:
+        record = None
+        if recovers:
+            record, _ = read_record(fs, entry.path, [found.name for found in fs.scan(entry.path)])
+            recover(fs, entry.path, record.files if record else ())
+        facts = survey_partition(fs, listing, entry)
+        if facts.problems:
+            raise Refused("; ".join(facts.problems))
+        unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
+        selection = select(facts, self.config, NOW, unstable=unstable, force=True)
+        decision = Decision("would-compact" if selection.eligible else "clean", NO_ERROR, selection)
+        planned = Planned(facts, self.config, decision, settings_known=True)
+        return taken_over(fs, planned, record, RULES, by_file_time=False) if record else planned
+
+
+def _is_not_run(task: CleaningTask, attempt: str) -> None:
+    raise AssertionError
+
+
+# Two commits, a checkpoint shared by partitions, transactions with their indexes; and one drawn from all others.
+IN_CHECK = "partitions that share a checkpoint file"
+DRAWN = [name for name in (*SHAPES, "random 0", "random 1") if name != IN_CHECK]
+
+
+def in_two_steps(name: str) -> InTwoSteps:
+    given = shape(name)
+    return InTwoSteps(given.logs, join=given.join)
+
+
+@pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
+def test_every_stop_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -> None:  # noqa: F811
+    log_dir = in_two_steps(name)
+    origin = fast_dir / "origin"
+    log_dir.make(origin)
+    start = find(log_dir, origin)
+    run = expect(log_dir, start)
+    committed = 0
+
+    def check(state: State) -> None:
+        nonlocal committed
+        tree = state.tree
+        judge(log_dir, find(log_dir, state.root), run, ended=state.action_ended)
+        log_dir.recover(LOCAL, state.root)
+        found = find(log_dir, state.root)
+        expected = expect(log_dir, found)
+        remove_tree(state.root)
+        write_tree(tree, state.root)
+        reported = log_dir.commit(LOCAL, state.root, "r2")
+        assert not reported
+        committed += len(log_dir.committed)
+        after = find(log_dir, state.root)
+        judge(log_dir, after, expected, ended=True)
+        assert after.files() == expected.files
+        assert after.checkpoints == expected.checkpoints
+        for log in log_dir.logs:
+            check_names(log, after, state.root / log.name)
+
+    counts = Counts("preparation and commit")
+    for_every_stop(
+        read_tree(origin), log_dir.run, check, work_dir=fast_dir / "stops", counts=counts,
+        partial_cuts=3 if SOAK else 0, torn_writes=SOAK, seed=SEED,
+    )  # fmt: skip
+    print(f"{name} (seed {SEED}): {counts}; {committed} times what was prepared was committed by the next run")
+    assert committed
+
+
+@pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
+def test_every_fault_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -> None:  # noqa: F811
+    log_dir = in_two_steps(name)
+    origin = fast_dir / "origin"
+    log_dir.make(origin)
+    run = expect(log_dir, find(log_dir, origin))
+
+    def check(state: State) -> None:
+        judge(log_dir, find(log_dir, state.root), run, ended=state.action_ended)
+
+    counts = Counts("preparation and commit")
+    for_every_fault(
+        read_tree(origin), log_dir.run, check, work_dir=fast_dir / "faults", counts=counts, share=0.05, seed=SEED
+    )
+    print(f"{name} (seed {SEED}): {counts}")
