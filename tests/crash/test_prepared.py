@@ -8,7 +8,6 @@ written to a disk again. KEYTAIL_SEED repeats the random log dirs of a run.
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from keytail.compact.plan import Decision, select
 from keytail.compact.planning import Planned
 from keytail.compact.prepared.preparing import Found as FoundBefore
 from keytail.compact.prepared.preparing import Prepare
-from keytail.compact.prepared.record import is_record, see_sources
+from keytail.compact.prepared.record import see_sources
 from keytail.compact.prepared.takeover import basis_of, read_record, taken_over
 from keytail.compact.replacing import InPlace
 from keytail.compact.rules import Rules, TaskSettings

@@ -50,6 +50,11 @@ def _segments(codec: int = 0) -> dict[int, list[bytes]]:
     }
 
 
+def _prepare(directory: Path) -> None:
+    for suffix in (".log", ".prepared"):
+        (directory / _name(130, f"{suffix}.rpab.a0.clean")).touch()
+
+
 def _name(base: int, suffix: str) -> str:
     return f"{base:020d}{suffix}"
 
@@ -262,6 +267,7 @@ FILE_DAMAGE = {
     "swap": (lambda d: (d / _name(130, ".log.swap")).touch(), ["leftover-swap"]),
     "deleted": (lambda d: (d / _name(130, ".log.deleted")).touch(), ["leftover-deleted"]),
     "scratch": (lambda d: (d / _name(130, ".log.rab.a1.clean")).touch(), ["leftover-scratch"]),
+    "scratch of a prepared compaction": (_prepare, []),
     "name without a number": (lambda d: (d / "foo.log").touch(), ["fatal-name"]),
     "unpadded name": (lambda d: (d / "7.index").touch(), ["fatal-name"]),
     "orphan": (lambda d: (d / _name(140, ".index")).touch(), ["orphan"]),

@@ -38,7 +38,7 @@ ROUNDS, KEYS = 6, 40
 MINUTES_10_MS = 600_000
 
 
-def _produce(client: BrokerClient, topic: str, time_ms: int, number: int) -> None:
+def produce(client: BrokerClient, topic: str, time_ms: int, number: int) -> None:
     """Some keys, a few of them deleted; in a transaction that ends one way or the other where the topic is for that."""
     keys = chance().sample(range(KEYS), 25)
     if topic == "transactional":
@@ -60,11 +60,11 @@ def _produce(client: BrokerClient, topic: str, time_ms: int, number: int) -> Non
 def _write(client: BrokerClient, first_ms: int) -> None:
     for number in range(ROUNDS):
         for topic in TOPICS:
-            _produce(client, topic, first_ms + number * MINUTES_10_MS, number)
+            produce(client, topic, first_ms + number * MINUTES_10_MS, number)
         time.sleep(0.4)  # the clock is what rolls the segments that take their times from it
 
 
-def _wait_until_served(client: BrokerClient) -> None:
+def wait_until_served(client: BrokerClient) -> None:
     """A broker with ZooKeeper is started before its controller has sent it the partitions that it leads."""
     give_up = time.monotonic() + 60
     while True:
@@ -77,7 +77,7 @@ def _wait_until_served(client: BrokerClient) -> None:
             time.sleep(0.1)
 
 
-def _settings(broker: Broker, path: Path) -> tuple[str | Path, ...]:
+def settings_of(broker: Broker, path: Path) -> tuple[str | Path, ...]:
     """Where keytail has the topics' settings from: a cluster with ZooKeeper keeps none in its log dirs."""
     config = ("--config", path.parent / "work" / "server.properties")
     if not has_zookeeper(broker.version):
@@ -107,16 +107,16 @@ def test_a_broker_of_each_version_goes_on_with_a_compacted_log_dir(version: str,
         offsets = client.offsets(PARTITIONS)
         broker.stop()
 
-        _check_is_sound(tmp_path)
-        rows = keytail("compact", *_settings(broker, tmp_path / "topics.txt"), "--force", "--execute")
+        check_is_sound(tmp_path)
+        rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), "--force", "--execute")
         assert {row["topic"] for row in rows if row["status"] == "compacted"} >= set(TOPICS)
-        _check_is_sound(tmp_path)
+        check_is_sound(tmp_path)
         cleaned_to = _cleaned_to(log_dir)
         assert cleaned_to.keys() >= set(TOPICS)
 
         broker.start()
         client.connect(broker)
-        _wait_until_served(client)
+        wait_until_served(client)
         assert client.offsets(PARTITIONS) == offsets
         for isolation in ("read_uncommitted", "read_committed"):
             after = java_records(broker, PARTITIONS, isolation=isolation)
@@ -138,7 +138,7 @@ def test_a_broker_of_each_version_goes_on_with_a_compacted_log_dir(version: str,
         assert not complaints(broker.log_lines())
 
 
-def _check_is_sound(path: Path) -> None:
+def check_is_sound(path: Path) -> None:
     rows = keytail("verify", "--config", path / "work" / "server.properties")
     assert {row["status"] for row in rows} == {"sound"}, [row for row in rows if row["status"] != "sound"]
 

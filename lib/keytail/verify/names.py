@@ -19,10 +19,14 @@ _LEFTOVERS = {"cleaned", "deleted", "scratch"}
 
 
 def check_names(scope: Scope) -> None:
-    """Check the names of all files: leftovers, fatal names, orphaned indexes, non-regular and too large files."""
+    """Check the names of all files: leftovers, fatal names, orphaned indexes, non-regular and too large files.
+
+    The files of a prepared compaction are not leftovers: its record names their run.
+    """
     parsed = [names.parse_file_name(name) for name in sorted(scope.files)]
+    prepared = {name.run_id for name in parsed if name.suffix == names.PREPARED}
     for name in parsed:
-        if name.kind in _LEFTOVERS:
+        if name.kind in _LEFTOVERS and not (name.kind == "scratch" and name.run_id in prepared):
             scope.findings.add(f"leftover-{name.kind}", name.name, offset=name.base_offset)
         elif name.kind == "fatal":
             scope.findings.add("fatal-name", name.name)

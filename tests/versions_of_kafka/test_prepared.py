@@ -1,0 +1,165 @@
+"""Compactions prepared beside a running broker of each version, and committed when it has stopped.
+
+While they are prepared, the broker's clients write, its cleaner runs on some topics, and segments roll. Each round ends
+with a stop, a commit and a start: every consumer gets what it would have got. A soak run makes a hundred rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.chance import chance
+from tests.interop.broker import Broker
+from tests.interop.broker_client import BrokerClient, Served
+from tests.interop.broker_story import complaints, keytail, newest_of, state_of
+from tests.versions_of_kafka.broker import broker_of
+from tests.versions_of_kafka.consumers import java_records
+from tests.versions_of_kafka.test_story import (
+    MINUTES_10_MS,
+    PARTITIONS,
+    TOPICS,
+    check_is_sound,
+    produce,
+    settings_of,
+    wait_until_served,
+)
+
+pytestmark = [pytest.mark.interop]
+
+ROUNDS = 100 if os.environ.get("KEYTAIL_SOAK") == "1" else 2
+BROKER = {
+    "log.cleaner.enable": "true",
+    "log.cleaner.backoff.ms": "100",
+    "log.flush.offset.checkpoint.interval.ms": "200",
+    "replica.high.watermark.checkpoint.interval.ms": "200",
+    "log.segment.delete.delay.ms": "1000",
+    "log.initial.task.delay.ms": "100",
+}
+DAYS_10_MS = 10 * 86_400_000
+
+
+class Traffic:
+    """Writes to all topics in a thread until it is stopped, at times that make segments roll."""
+
+    def __init__(self, client: BrokerClient, first_ms: int, number: int) -> None:
+        self._client, self._time_ms, self._number = client, first_ms, number
+        self._stop = threading.Event()
+        self._written = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run)
+        self.failed: BaseException | None = None
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self.failed is not None:
+            raise self.failed
+
+    def wait_for(self, times: int) -> None:
+        """Until all topics have been written to so many times more."""
+        for _ in range(times):
+            assert self._written.acquire(timeout=120), self.failed
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for topic in TOPICS:
+                    produce(self._client, topic, self._time_ms, self._number)
+                self._number += 1
+                self._time_ms += MINUTES_10_MS
+                self._written.release()
+                self._stop.wait(0.2)  # each time is a segment of each topic
+        except BaseException as error:
+            self.failed = error
+            self._written.release(100)
+
+    @property
+    def next_ms(self) -> int:
+        return self._time_ms
+
+
+def _wait_for_checkpoints(log_dir: Path) -> None:
+    """Until the recovery point of a topic is above 0: a preparation goes no further than what is flushed."""
+    give_up = time.monotonic() + 60
+    while True:
+        path = log_dir / "recovery-point-offset-checkpoint"
+        lines = path.read_text().splitlines()[2:] if path.exists() else []
+        flushed = {line.split()[0]: int(line.split()[2]) for line in lines}
+        if all(flushed.get(topic, 0) > 0 for topic in TOPICS):
+            return
+        assert time.monotonic() < give_up, f"recovery points stay at {flushed}"
+        time.sleep(0.1)
+
+
+def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_broker(
+    version: str, tmp_path: Path
+) -> None:
+    log_dir = tmp_path / "logs"
+    broker = broker_of(version, log_dir, tmp_path / "work", properties=BROKER)
+    found: Counter[str] = Counter()
+    with broker, BrokerClient() as client:
+        client.connect(broker)
+        for topic, settings in TOPICS.items():
+            client.create_topic(topic, 1, settings)
+        first_ms, number = int(time.time() * 1000) - DAYS_10_MS, 0
+        for round_number in range(ROUNDS):
+            cleaned = chance().sample(sorted(TOPICS), 2)  # by the broker itself, meanwhile
+            with Traffic(client, first_ms, number) as traffic:
+                traffic.wait_for(4)
+                _wait_for_checkpoints(log_dir)
+                rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), "--force", "--prepare")
+                found.update(row["status"] for row in rows if row["topic"] in TOPICS)
+                traffic.wait_for(1)
+            for topic in cleaned:
+                client.alter_configs(topic, {**TOPICS[topic], "min.cleanable.dirty.ratio": "0.01"})
+            with Traffic(client, traffic.next_ms, 0) as traffic:
+                traffic.wait_for(chance().randrange(1, 4))
+            first_ms, number = traffic.next_ms, number + 10
+            for topic in cleaned:
+                client.alter_configs(topic, TOPICS[topic])
+            client.wait_until_decided(PARTITIONS)
+            before = java_records(broker, PARTITIONS, isolation="read_committed")
+            offsets = client.offsets(PARTITIONS)
+            assert not round_number or not complaints(broker.log_lines())  # the first start is that of a new broker
+            broker.stop()
+            found.update(_commit(broker, tmp_path))
+            broker.start()
+            client.connect(broker)
+            wait_until_served(client)
+            assert client.offsets(PARTITIONS) == offsets
+            _compare(before, java_records(broker, PARTITIONS, isolation="read_committed"))
+            assert not complaints(broker.log_lines())
+    print(f"Kafka {version}, {ROUNDS} rounds: {dict(found)}")
+    assert found["prepared"] > ROUNDS
+    assert found["committed"] > ROUNDS
+
+
+def _commit(broker: Broker, tmp_path: Path) -> list[str]:
+    """Commit what was prepared; return what became of each preparation."""
+    check_is_sound(tmp_path)
+    flags = ("--force", "--execute", "--prepared-only")
+    rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), *flags)
+    check_is_sound(tmp_path)
+    ended = [row["prepared"] for row in rows if row["prepared"]]
+    assert {row["status"] for row in rows if row["prepared"] == "committed"} <= {"compacted"}
+    assert not list((tmp_path / "logs").glob("*/*.clean")), "left over"
+    return [text if text == "committed" else text.partition("[")[2].rstrip("]") for text in ended]
+
+
+def _compare(before: list[Served], after: list[Served]) -> None:
+    for topic in TOPICS:
+        old, new = ([record for record in records if record.topic == topic] for records in (before, after))
+        assert set(new) <= set(old), topic
+        assert state_of(new) == state_of(old), topic
+        gone = newest_of(old).keys() - newest_of(new).keys()  # tombstones whose time was over
+        assert all(newest_of(old)[key].value is None for key in gone), topic
+        assert all(newest_of(new)[key] == newest_of(old)[key] for key in newest_of(new)), topic
