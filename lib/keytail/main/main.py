@@ -36,6 +36,7 @@ from keytail.jobs_dir.command import JOBS_DIR
 from keytail.ledger.command import HISTORY
 from keytail.lookup.command import LOOKUP
 from keytail.main.running import SUBMITTED, function_of
+from keytail.prepared.command import PREPARED
 from keytail.rebuild_index.command import REBUILD_INDEX
 from keytail.report.command import REPORT
 from keytail.salvage.command import SALVAGE
@@ -53,8 +54,8 @@ app = typer.Typer(
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
-        PLAN, COMPACT, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT, SALVAGE, UNDO,
-        HISTORY, REPORT, DOCTOR, JOBS_DIR,
+        PLAN, COMPACT, PREPARED, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT, SALVAGE,
+        UNDO, HISTORY, REPORT, DOCTOR, JOBS_DIR,
     )
 }  # fmt: skip
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from keytail.compact.task import CleaningResult
 from keytail.config.compaction import CompactionConfig
+from keytail.config.message_format import MessageFormat
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import HEADER_BYTES
@@ -61,7 +62,7 @@ class Basis:
     log_end_offset: int
     leader_epochs: tuple[tuple[int, int], ...]
     config: CompactionConfig
-    message_format: str
+    message_format: MessageFormat
     by_file_time: bool
     removal_limit_offset: int
 
@@ -132,11 +133,11 @@ def see_outputs(fs: FileSystem, path: str, files: frozenset[str]) -> tuple[Outpu
 
 
 def encode_record(record: Record) -> bytes:
-    fields = {"version": _VERSION, **asdict(replace(record, result=_stored(record.result)))}
-    fields["basis"]["config"]["cleanup_policy"] = sorted(record.basis.config.cleanup_policy)
+    stored = {"version": _VERSION, **asdict(replace(record, result=_stored(record.result)))}
+    stored["basis"]["config"]["cleanup_policy"] = sorted(record.basis.config.cleanup_policy)
     for name in ("rest", "placed", "refusal", "phases_s", "sources", "key_counts"):
-        del fields["result"][name]
-    return (json.dumps(fields) + "\n").encode()
+        del stored["result"][name]
+    return (json.dumps(stored) + "\n").encode()
 
 
 def _stored(result: CleaningResult) -> CleaningResult:
@@ -146,20 +147,21 @@ def _stored(result: CleaningResult) -> CleaningResult:
 def decode_record(data: bytes, where: str) -> Record:
     """Parse a record. Raises CorruptLog for one that cannot be read or has another version."""
     try:
-        fields = parse_object(data)
-        if (version := fields.pop("version")) != _VERSION:
+        stored = parse_object(data)
+        if (version := stored.pop("version")) != _VERSION:
             raise ValueError(f"it has version {version}, and this keytail reads version {_VERSION}")
-        basis, result = fields["basis"], fields["result"]
+        basis, result = stored["basis"], stored["result"]
         config = basis["config"]
         config["cleanup_policy"] = frozenset(config["cleanup_policy"])
         basis["config"] = CompactionConfig(**config)
         basis["leader_epochs"] = tuple((epoch, start) for epoch, start in basis["leader_epochs"])
-        fields["basis"] = Basis(**basis)
-        fields["sources"] = tuple(Source(*source) for source in fields["sources"])
-        fields["outputs"] = tuple(Output(*output) for output in fields["outputs"])
+        stored["basis"] = Basis(**basis)
+        stored["sources"] = tuple(Source(*source) for source in stored["sources"])
+        stored["outputs"] = tuple(Output(*output) for output in stored["outputs"])
         result["groups"] = tuple(map(_group, result["groups"]))
-        fields["result"] = CleaningResult(**result)
-        record = Record(**fields)
+        stored["result"] = CleaningResult(**result)
+        record = Record(**stored)
+        _check_numbers(record)
         written = {file.name for group in record.result.groups for out in group.segments for file in out.files}
         if not record.sources or written - {output.name for output in record.outputs}:
             raise ValueError("it does not list its files")
@@ -176,12 +178,32 @@ def decode_record(data: bytes, where: str) -> Record:
         ) from error
 
 
-def _group(fields: dict[str, Any]) -> GroupOutput:
+def _check_numbers(record: Record) -> None:
+    """Raise ValueError unless all offsets and sizes are numbers from 0 to the largest offset."""
+    basis, result = record.basis, record.result
+    outputs = [out for group in result.groups for out in group.segments]
+    numbers = [
+        *(getattr(result, field.name) for field in fields(CleaningResult) if field.type == "int"),
+        *(record.partition, record.prepared_ms, record.first_dirty_offset),
+        *(basis.log_start_offset, basis.log_end_offset, basis.removal_limit_offset, basis.cleaner_checkpoint or 0),
+        basis.config.delete_retention_ms,
+        *(number for pair in basis.leader_epochs for number in pair),
+        *(number for source in record.sources for number in (source.base_offset, source.log_bytes)),
+        *(output.size_bytes for output in record.outputs),
+        *(base for group in result.groups for base in group.source_bases),
+        *(out.base_offset for out in outputs),
+        *(file.size_bytes for out in outputs for file in out.files),
+    ]
+    if not all(isinstance(number, int) and 0 <= number <= names.MAX_OFFSET for number in numbers):
+        raise ValueError("an offset or a size in it is not a number from 0 to 2^63 - 1")
+
+
+def _group(stored: dict[str, Any]) -> GroupOutput:
     return GroupOutput(
-        tuple(fields["source_bases"]),
+        tuple(stored["source_bases"]),
         tuple(
             OutputSegment(out["base_offset"], tuple(CleanFile(**file) for file in out["files"]))
-            for out in fields["segments"]
+            for out in stored["segments"]
         ),
-        tuple(SnapshotFile(**snapshot) for snapshot in fields["snapshots"]),
+        tuple(SnapshotFile(**snapshot) for snapshot in stored["snapshots"]),
     )

@@ -1,0 +1,95 @@
+"""Declares the command `prepared`: flags, rows, statuses, next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.cluster import ms_text
+from keytail.cli.command import BROKER, Command
+from keytail.cli.configuration import Configuration, ConfigurationByFlags
+from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.statuses import FAILURES, Status, exit_status_of
+from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_rows, total
+from keytail.errors import NO_ERROR, ErrorText
+from keytail.run.rows import OfPartition
+
+Discard = Annotated[bool, o.run_flag("--discard", "With --execute: remove what is prepared, and free its space.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `prepared`, with the defaults of its flags."""
+
+    choice: ChoiceByFlags
+    configuration: ConfigurationByFlags = field(default_factory=Configuration)
+    discard: Discard = False
+    execute: o.Execute = False
+    now_ms: o.Now = None
+    high_watermark: o.HighWatermarkFlag = "checkpoint"
+
+
+@dataclass(frozen=True)
+class PreparedRow(OfPartition):
+    """One partition with a preparation. Sizes of segments are those of `.log` files."""
+
+    topic: Annotated[str, ""]
+    partition: Annotated[int, ""]
+    log_dir: Annotated[str, ""]
+    status: Annotated[str, ""]
+    error: Annotated[ErrorText, "why it cannot be committed, or could not be discarded"] = NO_ERROR
+    run_id: Annotated[str | None, "the run that prepared it"] = None
+    prepared_ms: Annotated[int | None, "the time that its decisions were made by"] = None
+    end_dirty_offset: Annotated[int | None, "where it ends, not included"] = None
+    bytes_before: Annotated[int | None, "of the `.log` files of the partition, then"] = None
+    bytes_after: Annotated[int | None, "of the same after the commit"] = None
+    disk_bytes: Annotated[int | None, "that all its files take until it is committed or discarded"] = None
+
+
+_COLUMNS: tuple[Column[PreparedRow], ...] = (
+    PARTITION,
+    STATUS,
+    Column("prepared at", lambda row: "" if row.prepared_ms is None else ms_text(row.prepared_ms)),
+    Column("end offset", lambda row: show.plain(row.end_dirty_offset)),
+    Column("log size", lambda row: show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))),
+    Column("on disk", lambda row: show.human_bytes(row.disk_bytes)),
+)
+
+
+def _show(rows: Sequence[PreparedRow], request: Request) -> None:
+    if not rows:
+        print_line("Nothing is prepared.")
+        return
+    print_rows("Prepared", _COLUMNS, rows)
+    print_errors(rows)
+    print_line(f"\n{total(rows)}")
+
+
+def _next_step(rows: Sequence[PreparedRow], request: Request) -> str:
+    if request.discard and not request.execute and rows:
+        return "This was a dry run. To remove what is prepared: run the same command with --execute."
+    if any(row.status == "ready" for row in rows):
+        return "Next: stop the broker, then run `keytail compact --execute`, which commits what is ready."
+    return ""
+
+
+PREPARED = Command(
+    name="prepared",
+    help="List what `compact --prepare` has prepared and `compact --execute` would commit; or discard it.",
+    request=Request,
+    run="keytail.prepared.driver:prepared",
+    examples=(f"keytail prepared {BROKER}", f"keytail prepared {BROKER} --discard --execute"),
+    rows={"": PreparedRow},
+    statuses={
+        "ready": Status("`compact --execute` commits it", "done"),
+        "stale": Status("something has changed, as stated in `error`: `compact --execute` discards it", "skipped"),
+        "discarded": Status("with `--discard`: its files were removed", "done"),
+        **FAILURES,
+    },
+    show=_show,
+    next_step=_next_step,
+    exit_status=lambda rows, request: exit_status_of(rows),
+)

@@ -1,0 +1,81 @@
+"""The decision whether what was prepared may be committed: each condition alone, and what may change freely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keytail.compact.plan import Selection
+from keytail.compact.prepared.record import Basis
+from keytail.compact.prepared.takeover import Now, reason_to_discard
+from tests.compact.prepared.test_record import a_record
+
+RECORD = a_record()  # prepared from offset 5 to 25 of a log that ended at 30
+SELECTION = Selection(5, 25, 0, 900, 900, 1.0, False, False, True, "")
+AS_IT_WAS = Now(RECORD.prepared_ms, RECORD.basis, SELECTION, RECORD.sources, RECORD.outputs)
+
+
+def with_basis(**changed: object) -> Now:
+    return replace(AS_IT_WAS, basis=replace(RECORD.basis, **changed))
+
+
+def test_an_unchanged_partition_is_committed() -> None:
+    assert not reason_to_discard(RECORD, AS_IT_WAS)
+
+
+@given(st.integers(30, 2**62), st.integers(0, 9), st.integers(0, 86_400_000), st.booleans())
+def test_what_comes_after_the_log_end_does_not_matter(end: int, epochs: int, age_ms: int, due: bool) -> None:
+    """A broker went on: it appended, was elected leader again, rolled, and more became cleanable."""
+    basis = replace(
+        RECORD.basis,
+        log_end_offset=end,
+        leader_epochs=(*RECORD.basis.leader_epochs, *((9 + n, end) for n in range(epochs))),
+    )
+    selection = replace(SELECTION, first_uncleanable_offset=end, eligible=due, blocker="" if due else "not due")
+    now = replace(AS_IT_WAS, now_ms=RECORD.prepared_ms + age_ms, basis=basis, selection=selection)
+    assert not reason_to_discard(RECORD, now)
+
+
+REASONS: dict[str, tuple[Now, str]] = {
+    "no sources": (replace(AS_IT_WAS, sources=()), "does not exist any more"),
+    "a checkpoint": (with_basis(cleaner_checkpoint=5), "the cleaner's checkpoint is 5, and was None"),
+    "the log start": (with_basis(log_start_offset=6), "the log start offset is 6"),
+    "the log end": (with_basis(log_end_offset=29), "the log was truncated"),
+    "an epoch below the log end": (with_basis(leader_epochs=((0, 0), (3, 5), (4, 29))), "leader epoch 4 begins at 29"),
+    "an epoch's start": (with_basis(leader_epochs=((0, 0), (3, 6))), "leader epoch 3 begins at offset 6, and began at"),
+    "an epoch gone": (with_basis(leader_epochs=((0, 0),)), "leader epoch 3 does not exist any more"),
+    "the policy": (
+        with_basis(config=replace(RECORD.basis.config, cleanup_policy=frozenset({"compact"}))),
+        "settings changed since: cleanup.policy",
+    ),
+    "the format": (with_basis(message_format="keep"), "--message-format"),
+    "the version": (with_basis(by_file_time=True), "--broker-version"),
+    "a replica": (with_basis(removal_limit_offset=10), "--replica"),
+    "nothing cleanable": (replace(AS_IT_WAS, selection=None), "nothing can be cleaned"),
+    "less cleanable": (
+        replace(AS_IT_WAS, selection=replace(SELECTION, first_uncleanable_offset=24, limit="open transaction")),
+        "now cleaning is limited to offset 24 (open transaction)",
+    ),
+    "no outputs": (replace(AS_IT_WAS, outputs=()), "does not exist"),
+    "its age": (replace(AS_IT_WAS, now_ms=RECORD.prepared_ms + 86_400_001), "was prepared 1 d ago"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_each_reason(name: str) -> None:
+    now, text = REASONS[name]
+    assert text in reason_to_discard(RECORD, now)
+
+
+def test_retention_above_a_day_allows_a_longer_wait() -> None:
+    basis: Basis = replace(RECORD.basis, config=replace(RECORD.basis.config, delete_retention_ms=7 * 86_400_000))
+    record = replace(RECORD, basis=basis)
+    def later(days: int) -> Now:
+        return replace(
+            AS_IT_WAS, basis=basis, now_ms=RECORD.prepared_ms + days * 86_400_000
+        )
+    assert not reason_to_discard(record, later(7))
+    assert reason_to_discard(record, later(8))
