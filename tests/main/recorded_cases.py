@@ -104,6 +104,26 @@ CASES: dict[str, tuple[Case, ...]] = {
             ), columns=NARROW,
         ),
     ),
+    "prepared": (
+        Case(
+            "prepared, listed, committed in part, and discarded", "due", (
+                f"compact {KNOWN} --prepare",
+                f"prepared {KNOWN}",
+                f"{COMPACT} --prepared-only --partitions orders-0",
+                f"compact {KNOWN} --prepare",
+                f"prepared {KNOWN} --discard",
+                f"prepared {KNOWN} --discard --execute",
+                f"prepared {KNOWN}",
+            ),
+        ),
+        Case(
+            "flags that conflict", "due", (
+                f"compact {KNOWN} --prepare --execute",
+                f"compact {KNOWN} --prepared-only",
+                "prepared",
+            ), columns=NARROW,
+        ),
+    ),
     "verify": (
         Case("no problems", "due", (f"verify {LOGS}", f"verify {LOGS} --topic users --quiet")),
         Case("some of each", "mixed", (f"verify {LOGS} --rows-file /HOST/r.json", f"verify {LOGS} --topic us.*")),

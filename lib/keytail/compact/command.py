@@ -181,8 +181,11 @@ def exit_status_of_rows(rows: Sequence[ResultRow], request: Request) -> int:
     return exit_status(rows, frozenset(request.choice.partitions))
 
 
+_WITH_OFFSETS = ("would-compact", "prepared", "compacted")
+
+
 def _dirty(row: ResultRow) -> str:
-    return f"{row.first_dirty_offset}..{row.end_dirty_offset}" if row.status in ("would-compact", "compacted") else ""
+    return f"{row.first_dirty_offset}..{row.end_dirty_offset}" if row.status in _WITH_OFFSETS else ""
 
 
 def _of_log(row: ResultRow) -> str:

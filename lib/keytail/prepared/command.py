@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.cluster import ms_text
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.selection import ChoiceByFlags
@@ -46,13 +46,21 @@ class PreparedRow(OfPartition):
     end_dirty_offset: Annotated[int | None, "where it ends, not included"] = None
     bytes_before: Annotated[int | None, "of the `.log` files of the partition, then"] = None
     bytes_after: Annotated[int | None, "of the same after the commit"] = None
-    disk_bytes: Annotated[int | None, "that all its files take until it is committed or discarded"] = None
+    disk_bytes: Annotated[int | None, "that the new segments take until they are committed or discarded"] = None
+
+
+def _time(time_ms: int) -> str:
+    """Return a time that a record states; whoever owns the log dir can have written any number."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000))
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ms} ms"
 
 
 _COLUMNS: tuple[Column[PreparedRow], ...] = (
     PARTITION,
     STATUS,
-    Column("prepared at", lambda row: "" if row.prepared_ms is None else ms_text(row.prepared_ms)),
+    Column("prepared at", lambda row: "" if row.prepared_ms is None else _time(row.prepared_ms)),
     Column("end offset", lambda row: show.plain(row.end_dirty_offset)),
     Column("log size", lambda row: show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))),
     Column("on disk", lambda row: show.human_bytes(row.disk_bytes)),

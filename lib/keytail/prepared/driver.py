@@ -13,7 +13,7 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.planning import check_clock, plan_partition_of
-from keytail.compact.prepared.record import Record, is_prepared
+from keytail.compact.prepared.record import Record, is_prepared, is_record
 from keytail.compact.prepared.takeover import checked, discard, read_record
 from keytail.compact.rules import Rules
 from keytail.errors import ErrorText, KeytailError, in_words, of_system
@@ -100,7 +100,7 @@ def _judge(
         _of_record(row, record),
         status="stale" if reason else "ready",
         error=reason,
-        disk_bytes=sum(file.size_bytes for file in found),
+        disk_bytes=sum(file.size_bytes for file in found if not is_record(file.name)),
     )
 
 

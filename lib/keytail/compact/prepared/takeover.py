@@ -218,11 +218,12 @@ def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Re
 
 
 def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()) -> int:
-    """Remove all that runs have prepared in a partition directory, except `keep`; records first. Return the bytes."""
+    """Remove all that runs have prepared in a partition directory, except `keep`; records first. Return the bytes of
+    the new segments."""
     found = [entry for entry in fs.scan(path) if is_prepared(entry.name) and entry.name not in keep]
     for entry in sorted(found, key=lambda entry: (not is_record(entry.name), entry.name)):
         fs.unlink(os.path.join(path, entry.name))
     if found:
         fs.fsync_dir(path)
-    return sum(entry.size_bytes for entry in found)
+    return sum(entry.size_bytes for entry in found if not is_record(entry.name))
 
