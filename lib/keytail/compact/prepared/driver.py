@@ -119,7 +119,10 @@ def _prepare(
                 see_sources(fs, facts.path, [segment for segment in facts.segments if segment.base_offset < end]),
             )
         except (KeytailError, OSError) as problem:
-            changed = SourcesChanged(in_words(problem), path=facts.path)
+            changed = SourcesChanged(
+                "segments changed while they were listed: " + in_words(problem),
+                remedy="Prepare again, or let --execute compact the partition when the broker is stopped",
+            )
             rows[facts.path] = replace(row_of(plan).unchanged("skipped", in_words(changed)), problem=changed)
     run_id = RUN_ID_PREFIX + secrets.token_hex(4)
     due = [plan for plan in planned if plan.facts.path in found]

@@ -30,6 +30,9 @@ from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import as_problem
 
 
+_AGAIN = "Prepare again, or let --execute compact the partition when the broker is stopped"
+
+
 class SourcesChanged(Refused):
     """A broker replaced, removed or truncated segments while they were read."""
 
@@ -50,14 +53,14 @@ def refuse_changed_sources(fs: FileSystem, task: CleaningTask, sources: Sequence
     try:
         kept = see_sources(fs, task.partition_path, [*_of(task, sources), last])
     except OSError as problem:
-        raise SourcesChanged("a segment was removed meanwhile: " + in_words(problem)) from None
+        raise SourcesChanged("a segment was removed meanwhile: " + in_words(problem), remedy=_AGAIN) from None
     for before, now in zip(sources, kept, strict=False):
         if before != now:
-            raise SourcesChanged(
-                "a segment was replaced meanwhile", path=task.path(now.base_offset, names.LOG), offset=now.base_offset
-            )
+            path = task.path(now.base_offset, names.LOG)
+            raise SourcesChanged("a segment was replaced meanwhile", path=path, remedy=_AGAIN)
     if kept[-1].log_bytes < last.log_bytes:
-        raise SourcesChanged("the log was truncated meanwhile", path=task.path(last.base_offset, names.LOG))
+        path = task.path(last.base_offset, names.LOG)
+        raise SourcesChanged("the log was truncated meanwhile", path=path, remedy=_AGAIN)
 
 
 def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
@@ -134,8 +137,8 @@ class Preparing:
             problem = changed if isinstance(changed, KeytailError) else as_problem(changed)
         self.problem = problem
         skipped = isinstance(problem, SourcesChanged | Interrupted | PastDeadline | SparkEnded)
-        text = in_words(problem) + ". Nothing was changed; it is compacted as usual when the broker is stopped"
-        self.row = replace(self.row.unchanged("skipped" if skipped else status_of(problem), text), problem=problem)
+        status = "skipped" if skipped else status_of(problem)
+        self.row = replace(self.row.unchanged(status, in_words(problem)), problem=problem)
 
 
 @dataclass(frozen=True)
