@@ -93,3 +93,18 @@ def test_free_space_that_shrinks_meanwhile_counts() -> None:
     assert "needs up to 50 bytes" in refusal
     assert "40 are free" in refusal
     assert "Free 10 more bytes" in refusal
+
+
+def test_output_that_stays_counts_after_its_task_has_ended() -> None:
+    storage = FakeStorage({1: 1000, 2: 1000})
+    space = ScratchSpace(storage, output_stays=True)
+    item = space.device("/a/x")
+    space.reserve({item: 300})
+    storage.free[1] = 700  # written
+    space.release({item: 300})
+    assert space.fits({item: 200})
+    assert not space.fits({item: 201}), "half of what was free at the start"
+    assert ScratchSpace(storage).device("/a/x") == item
+    storage.free[1] = 400  # by others
+    assert not space.fits({item: 1})
+    assert "of the 500 that may be used 600 are in use" in str(space.refusal(item, 10, "the partition"))

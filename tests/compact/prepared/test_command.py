@@ -10,9 +10,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from keytail.compact.prepared import driver
+from keytail.compact.worker import clean_on_worker
 from keytail.format import names
 from keytail.log.lock import hold
 from tests.chance import chance
@@ -287,3 +290,42 @@ def test_originals_of_what_is_committed_are_kept(run: Run, prepared: Path) -> No
     assert {name: data for name, (data, _) in after.items()} == {
         name: data for name, (data, _) in before.items() if not name.endswith(".clean")
     }
+
+
+def _disturbed(log_dir: Path, times: int) -> Callable[..., Any]:
+    """Return a task that a broker's cleaner disturbs the first `times` that it cleans orders-0."""
+    left = [times]
+
+    def clean(*arguments: Any, **more: Any) -> Any:
+        result = clean_on_worker(*arguments, **more)
+        if left[0] and arguments[1].partition == 0:
+            left[0] -= 1
+            _replace_source(log_dir)
+        return result
+
+    return clean
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_partition_that_a_broker_cleans_meanwhile_is_prepared_again(run: Run, log_dir: Path, times: int) -> None:
+    with patch.object(driver, "clean_on_worker", _disturbed(log_dir, times)):
+        rows = compact(run, log_dir, "--prepare")
+    assert rows["orders-1"]["status"] == "prepared"
+    row = rows["orders-0"]
+    left = list((log_dir / "orders-0").glob("*.clean"))
+    if times < 3:
+        assert (row["status"], row["error"]) == ("prepared", "")
+        assert len({names.parse_file_name(path.name).run_id for path in left}) == 1
+    else:
+        assert row["status"] == "skipped"
+        assert "a segment was replaced meanwhile" in row["error"]
+        assert "segments-changed-meanwhile" in row["slugs"]
+        assert left == []
+    assert compact(run, log_dir, "--execute")["orders-0"]["status"] == "compacted"
+
+
+def test_a_partition_that_does_not_fit_is_not_prepared(run: Run, log_dir: Path) -> None:
+    rows = compact(run, log_dir, "--prepare", "--max-scratch-bytes", "1k", status=3)
+    assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
+    assert "the partition needs up to" in rows["orders-0"]["error"]
+    assert scratch(log_dir) == []

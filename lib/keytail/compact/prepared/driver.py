@@ -20,7 +20,7 @@ from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.planned_rows import row_of, with_detail, with_removal_limit
 from keytail.compact.planning import Planned, plan_partition_of, report_assumptions, report_version_rules
-from keytail.compact.prepared.preparing import Found, Prepare, SourcesChanged
+from keytail.compact.prepared.preparing import AGAIN, Found, Prepare, SourcesChanged
 from keytail.compact.prepared.record import RUN_ID_PREFIX, is_prepared, see_sources
 from keytail.compact.prepared.takeover import basis_of, checked, discard, read_record
 from keytail.compact.removal_limit import report_unhosted
@@ -121,7 +121,7 @@ def _prepare(
         except (KeytailError, OSError) as problem:
             changed = SourcesChanged(
                 "segments changed while they were listed: " + in_words(problem),
-                remedy="Prepare again, or let --execute compact the partition when the broker is stopped",
+                remedy=AGAIN,
             )
             rows[facts.path] = replace(row_of(plan).unchanged("skipped", in_words(changed)), problem=changed)
     run_id = RUN_ID_PREFIX + secrets.token_hex(4)
