@@ -9,6 +9,7 @@ from keytail.compact.cleaner import clean_partition
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.pace import Pace, PacedFileSystem
+from keytail.log.quiet import QuietFileSystem, let_others_go_first
 from keytail.run.hosts import refuse_network_here
 from keytail.run.memory import map_memory_bytes
 from keytail.run.watching import sending_progress
@@ -25,9 +26,17 @@ def clean_on_worker(
 
 
 def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
-    """Return the file system with the task's throttle, and the task with this host's share of memory."""
+    """Return the file system with the task's throttle, and the task with this host's share of memory.
+
+    A task that prepares may run beside a broker: it leaves the page cache and the disk to it.
+    """
     memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
-    fs = LOCAL
+    fs: FileSystem = LOCAL
+    pace = None
     if task.throttle_bytes_per_s is not None:
-        fs = PacedFileSystem(Pace(max(1, task.throttle_bytes_per_s // tasks_a_host)))
+        pace = Pace(max(1, task.throttle_bytes_per_s // tasks_a_host))
+        fs = PacedFileSystem(pace)
+    if task.prepares:
+        let_others_go_first()
+        fs = QuietFileSystem(pace)
     return fs, replace(task, attempt=attempt, map_memory_bytes=memory)

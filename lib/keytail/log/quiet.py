@@ -1,0 +1,88 @@
+"""Reads and writes beside a running broker: what was not in the page cache is not left there, and reads and writes of
+other processes go first.
+
+A broker serves most fetches from the page cache. A preparation reads each segment several times and would replace what
+the broker's consumers need by old segments. So pages that were not cached before they were read are dropped after it,
+and written files once they are durable; each pass then reads from the disk again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+from typing import Any
+
+import numpy as np
+
+from keytail.log.pace import Pace, PacedFileSystem
+
+PAGE_BYTES = mmap.PAGESIZE
+_UNLIMITED = 1 << 62
+
+# ioprio_set(2): its number, and the class of processes that get the disk when no other wants it.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_OF_THIS_THREAD = (1, 0)
+_IDLE_CLASS = 3 << 13
+
+
+class QuietFileSystem(PacedFileSystem):
+    """The real file system, with a rate limit if there is a `pace`."""
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        super().__init__(pace or Pace(_UNLIMITED))
+
+    def read_into(self, fd: int, buffer: Any, position: int) -> int:
+        size_bytes = memoryview(buffer).nbytes
+        before = cached_pages(fd, position, size_bytes)
+        # Otherwise the system reads ahead, and those pages would count as cached before the next read.
+        os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_RANDOM)
+        count = super().read_into(fd, buffer, position)
+        _drop(fd, position - position % PAGE_BYTES, ~before)
+        return count
+
+    def fsync(self, fd: int) -> None:
+        super().fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
+    """Return for each page of a file that these bytes are in whether it is in the page cache (bool).
+
+    Pages beyond the end of the file are not. All count as cached if the system does not tell (mincore(2) tells only
+    whoever may write to the file).
+    """
+    start = position - position % PAGE_BYTES
+    end = min(position + size_bytes, os.fstat(fd).st_size)
+    pages = -(-(position + size_bytes - start) // PAGE_BYTES)
+    found = np.zeros(max(pages, 0), np.uint8)
+    if end <= start:
+        return found.astype(bool)
+    within = -(-(end - start) // PAGE_BYTES)
+    with mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start) as mapping:
+        view = np.frombuffer(mapping, np.uint8)  # its address only: its bytes are not read
+        status = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(end - start), ctypes.c_void_p(found.ctypes.data)
+        )
+        del view
+    if status:
+        found[:within] = 1
+    return (found & 1).astype(bool)
+
+
+def _drop(fd: int, start: int, pages: np.ndarray) -> None:
+    """Drop these pages (bool) of a file, from byte `start` on, from the page cache."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], pages, [False])).astype(np.int8)))
+    for first, end in edges.reshape(-1, 2):
+        length = int(end - first) * PAGE_BYTES
+        os.posix_fadvise(fd, start + int(first) * PAGE_BYTES, length, os.POSIX_FADV_DONTNEED)
+
+
+def let_others_go_first() -> bool:
+    """Give the disk to this thread, and to threads that it starts, only when no other process wants it. Returns whether
+    the system can; which schedulers of the disk heed it is the system's matter."""
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is None:
+        return False
+    return ctypes.CDLL(None, use_errno=True).syscall(number, *_OF_THIS_THREAD, _IDLE_CLASS) == 0

@@ -1,0 +1,113 @@
+"""Reads and writes that leave the page cache as it was, by the system's own counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.log.quiet import PAGE_BYTES, QuietFileSystem, cached_pages
+
+PAGES = 600
+ON_DISK = Path("/var/tmp")  # /tmp may be in memory, where nothing can be dropped
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = ON_DISK / f"keytail-quiet-{os.getpid()}"
+    path.write_bytes(os.urandom(PAGES * PAGE_BYTES - 17))
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.close(fd)
+    yield path
+    path.unlink()
+
+
+def _cached(path: Path) -> np.ndarray:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return cached_pages(fd, 0, PAGES * PAGE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _prepare(path: Path, wanted: set[int]) -> np.ndarray:
+    """Leave about these pages in the cache, as a broker's readers did; return those that are."""
+    fd = os.open(path, os.O_RDWR)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    for page in wanted:
+        os.pread(fd, 1, page * PAGE_BYTES)
+    os.close(fd)
+    return _cached(path)
+
+
+def test_the_system_drops_and_reports_pages(path: Path) -> None:
+    assert not _prepare(path, set()).any()
+    assert _prepare(path, {0, 7, 599})[[0, 7, 599]].all()
+
+
+@settings(max_examples=30)
+@given(
+    st.sets(st.integers(0, PAGES - 1), max_size=40),
+    st.lists(st.tuples(st.integers(0, PAGES * PAGE_BYTES), st.integers(1, 300 * PAGE_BYTES)), min_size=1, max_size=4),
+)
+def test_reading_leaves_what_was_cached_and_nothing_else(
+    path: Path, wanted: set[int], reads: list[tuple[int, int]]
+) -> None:
+    before = _prepare(path, wanted)
+    data = path.stat().st_size
+    fs = QuietFileSystem()
+    fd = fs.open_read(str(path))
+    for position, size_bytes in reads:
+        assert fs.read_into(fd, bytearray(size_bytes), position) == max(0, min(size_bytes, data - position))
+    fs.close(fd)
+    after = _cached(path)
+    assert (after & before).sum() == before.sum(), "a page of the broker's was dropped"
+    assert (after & ~before).sum() <= 2 * len(reads), "only parts of pages at the ends of reads may be left"
+
+
+def test_the_bytes_are_right(path: Path) -> None:
+    _prepare(path, {3, 4})
+    fs, buffer = QuietFileSystem(), bytearray(5 * PAGE_BYTES)
+    fd = fs.open_read(str(path))
+    fs.read_into(fd, buffer, PAGE_BYTES + 1)
+    fs.close(fd)
+    assert buffer == path.read_bytes()[PAGE_BYTES + 1 :][: len(buffer)]
+
+
+def test_what_was_written_is_dropped_once_it_is_durable(path: Path) -> None:
+    other = path.with_name(path.name + "-written")
+    fs = QuietFileSystem()
+    fd = fs.create(str(other), fs.stat(str(path)))
+    try:
+        fs.write(fd, bytes(PAGES * PAGE_BYTES))
+        assert _cached(other).all()
+        fs.fsync(fd)
+        assert not _cached(other).any()
+        assert other.read_bytes() == bytes(PAGES * PAGE_BYTES)
+    finally:
+        fs.close(fd)
+        other.unlink()
+
+
+def test_a_thread_and_those_that_it_starts_go_last() -> None:
+    """By ioprio_get(2), in a process of its own: nothing takes the class back."""
+    program = (
+        "import ctypes, platform, threading\n"
+        "from keytail.log.quiet import let_others_go_first\n"
+        "number = {'x86_64': 252, 'aarch64': 31}[platform.machine()]\n"
+        "def asked(): print(ctypes.CDLL(None).syscall(number, 1, 0) >> 13)\n"
+        "asked(); assert let_others_go_first(); asked()\n"
+        "thread = threading.Thread(target=asked); thread.start(); thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, second, third = done.stdout.split()
+    assert first != "3"
+    assert (second, third) == ("3", "3")
