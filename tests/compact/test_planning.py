@@ -41,6 +41,7 @@ ROW_FIELDS = [
     "expected_scratch_bytes",
     "removal_limit_offset",
     "removal_limit_replica",
+    "prepared",
 ]
 
 
