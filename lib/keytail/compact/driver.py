@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
+from typing import TYPE_CHECKING
 
+from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
-from keytail.compact.planned_rows import row_of_plan
-from keytail.compact.planning import plan_partition_of, report_assumptions, report_version_rules
+from keytail.compact.expectation import fits_surely
+from keytail.compact.planned_rows import refused_row, row_of_plan
+from keytail.compact.planning import Planned, plan_partition_of, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
+from keytail.compact.rules import Rules
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.each_partition import of_each
 from keytail.run.kernels import is_on_this_host, report_uncompiled
 from keytail.run.rows import ResultRow
 from keytail.run.session import session_of_run
 from keytail.undo.options import announce_backup, backup_of
+
+if TYPE_CHECKING:
+    from keytail.undo.backup import Backup
 
 
 def run(request: Request) -> list[ResultRow]:
@@ -40,14 +48,9 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        map_memory = request.map_memory()
         rows = of_each(
             chosen.partitions,
-            lambda log_dir, entry: row_of_plan(
-                plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail),
-                map_memory,
-                in_detail=request.in_detail,
-            ),
+            lambda log_dir, entry: _row(fs, log_dir, entry, configuration, rules, request, backup),
             fs,
         )
         due = [row for row in rows if row.status == "would-compact"]
@@ -58,3 +61,37 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if rules.replicas:
             report_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows
+
+
+def _row(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    request: Request,
+    backup: Backup | None,
+) -> ResultRow:
+    """Plan from a listing, and again with all facts if it is not certain from that that there is room."""
+    planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail)
+    problem = None
+    if planned.wanted and not _fits_surely(fs, planned, request, backup):
+        planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
+        from keytail.compact.room import Room  # noqa: PLC0415 (brings in the kernels)
+
+        room = Room.of(fs, request.max_scratch_bytes, backup)
+        problem = room.lacking_for(planned, rules, request.task_settings())
+    row = row_of_plan(planned, request.map_memory(), in_detail=request.in_detail)
+    return row if problem is None else refused_row(row, problem)
+
+
+def _fits_surely(fs: FileSystem, planned: Planned, request: Request, backup: Backup | None) -> bool:
+    if planned.config is None or (backup is not None and backup.copies):
+        return False
+    expected = planned.expected(request.map_memory())
+    room_bytes = fs.free_bytes(planned.facts.log_dir)
+    if request.max_scratch_bytes is not None:
+        room_bytes = min(room_bytes, request.max_scratch_bytes)
+    return expected is not None and fits_surely(
+        expected, len(planned.facts.segments), planned.config.segment_index_bytes, room_bytes
+    )

@@ -18,7 +18,7 @@ from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
-from keytail.compact.planned_rows import row_of, with_detail, with_removal_limit
+from keytail.compact.planned_rows import row_of, with_detail, with_limits
 from keytail.compact.planning import Planned, plan_to_compact, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
@@ -141,5 +141,5 @@ def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | Non
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Request) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
-    found = [(p, with_removal_limit(next(done), p) if p.wanted else row_of(p, executed=True)) for p in planned]
+    found = [(p, with_limits(next(done), p) if p.wanted else row_of(p, executed=True)) for p in planned]
     return [with_detail(row, p) if request.in_detail else row for p, row in found]
