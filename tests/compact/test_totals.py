@@ -116,7 +116,9 @@ def test_totals_are_below_the_table_and_beside_json(run: Run, log_dir: Path) -> 
     assert facts["read_bytes"] == sum(row["bytes_before"] for row in rows_of(result).values())
 
 
-def test_what_holds_a_partition_back_is_reported_where_a_part_of_it_is_cleaned(run: Run, log_dir: Path) -> None:
+def test_what_holds_a_partition_back_is_reported_where_a_part_of_it_is_cleaned(
+    run: Run, log_dir: Path, tmp_path: Path
+) -> None:
     """Before the broker is stopped: afterwards a transaction can be neither ended nor aborted."""
     producer = ProducerEntry(
         producer_id=7, epoch=3, last_sequence=0, last_offset=250, offset_delta=0, timestamp_ms=BASE_MS,
@@ -126,7 +128,8 @@ def test_what_holds_a_partition_back_is_reported_where_a_part_of_it_is_cleaned(r
     flags = ("--log-dirs", log_dir, "--topic", "orders", "--topics-have-no-overrides")
     flags += ("--topic-config", "orders:cleanup.policy=compact", "--now", str(BASE_MS + 1000), "--unsafe-clock")
     why = "cleaned only up to offset 200: open transaction of producer id 7, epoch 3, first offset 250, age 1 s"
-    planned = run("plan", *flags)
+    planned = run("plan", *flags, "--report", tmp_path / "plan.html")
+    assert why in (tmp_path / "plan.html").read_text()
     assert f"orders-0 would-compact: {why}. Let it end, or abort it (kafka-transactions.sh)" in planned.stdout
     assert "orders-1 would-compact:" not in planned.stdout
     row = rows_of(run("plan", *flags, "--output", "json"))["orders-0"]

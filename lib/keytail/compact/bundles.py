@@ -266,5 +266,6 @@ class Schedule:
             self.rows.add(task, replace(row, problem=problem))
 
     def _give_up_waiting(self) -> None:
+        why = ErrorText("not started: --deadline had passed. Run the same command again to compact it")
         for task in self.waiting.take_all():
-            self.rows.add(task, planned_row(task).unchanged("skipped", ErrorText("not started: --deadline had passed")))
+            self.rows.add(task, planned_row(task).unchanged("skipped", why))
