@@ -19,7 +19,9 @@ from keytail.compact.keeper import Keeper
 from keytail.compact.planning import plan_to_compact
 from keytail.compact.steps import cleaning_tasks
 from keytail.errors import slugs_of
+from keytail.kernels import jit
 from keytail.log.fs import FileSystem
+from keytail.run.kernels import kernels_of
 from keytail.run.storage import ScratchSpace
 from keytail.undo.backup import Backup
 from tests.command_line import Run, rows_of
@@ -145,3 +147,14 @@ def test_a_plan_out_of_place_considers_the_file_system_of_the_target(
     assert "2 left out; up to 0 B would be written (300.0 KiB free)" in result.stderr
     monkeypatch.setattr(FileSystem, "free_bytes", lambda fs, path: 300 << 10 if "logs" in path else 1 << 30)
     assert {row["status"] for row in rows_of(run("compact", *flags, "--output", "json")).values()} == {"would-compact"}
+
+
+def test_a_dry_run_out_of_place_reports_kernels_that_are_not_compiled(
+    run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("compact", "--log-dirs", log_dir, "--topic", "orders", *FLAGS, "--output-dir", tmp_path / "out")
+    monkeypatch.setattr(jit, "IS_WRITABLE", True)
+    monkeypatch.setattr(jit, "names_in_cache", set)
+    assert "kernels are not compiled for this user: about " in run(*flags).stderr
+    monkeypatch.setattr(jit, "names_in_cache", lambda: {item.kernel for item in kernels_of(None)})
+    assert "kernels are not compiled" not in run(*flags).stderr

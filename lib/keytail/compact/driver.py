@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keytail.cli.configuration import Configuration
@@ -48,11 +50,8 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        rows = of_each(
-            chosen.partitions,
-            lambda log_dir, entry: _row(fs, log_dir, entry, configuration, rules, request, backup),
-            fs,
-        )
+        free_bytes = {log_dir.path: fs.free_bytes(log_dir.path) for log_dir in chosen.log_dirs}
+        rows = of_each(chosen.partitions, _Rows(fs, configuration, rules, request, backup, free_bytes).row, fs)
         due = [row for row in rows if row.status == "would-compact"]
         report_assumptions(configuration, (row.topic for row in due))
         report_version_rules(configuration, [row.topic for row in due])
@@ -63,35 +62,39 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         return rows
 
 
-def _row(
-    fs: FileSystem,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    configuration: Configuration,
-    rules: Rules,
-    request: Request,
-    backup: Backup | None,
-) -> ResultRow:
-    """Plan from a listing, and again with all facts if it is not certain from that that there is room."""
-    planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail)
-    problem = None
-    if planned.wanted and not _fits_surely(fs, planned, request, backup):
-        planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-        from keytail.compact.room import Room  # noqa: PLC0415 (brings in the kernels)
+@dataclass(frozen=True)
+class _Rows:
+    """Makes the rows of a plan. `free_bytes`: by log dir."""
 
-        room = Room.of(fs, request.max_scratch_bytes, backup)
-        problem = room.lacking_for(planned, rules, request.task_settings())
-    row = row_of_plan(planned, request.map_memory(), in_detail=request.in_detail)
-    return row if problem is None else refused_row(row, problem)
+    fs: FileSystem
+    configuration: Configuration
+    rules: Rules
+    request: Request
+    backup: Backup | None
+    free_bytes: Mapping[str, int]
 
+    def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
+        """Plan from a listing, and again with all facts if it is not certain from that that there is room."""
+        request = self.request
+        planned = self._planned(log_dir, entry, by_listing=not request.in_detail)
+        problem = None
+        if planned.wanted and not self._fits_surely(planned):
+            from keytail.compact.room import Room  # noqa: PLC0415 (brings in the kernels)
 
-def _fits_surely(fs: FileSystem, planned: Planned, request: Request, backup: Backup | None) -> bool:
-    if planned.config is None or (backup is not None and backup.copies):
-        return False
-    expected = planned.expected(request.map_memory())
-    room_bytes = fs.free_bytes(planned.facts.log_dir)
-    if request.max_scratch_bytes is not None:
-        room_bytes = min(room_bytes, request.max_scratch_bytes)
-    return expected is not None and fits_surely(
-        expected, len(planned.facts.segments), planned.config.segment_index_bytes, room_bytes
-    )
+            planned = self._planned(log_dir, entry, by_listing=False)
+            room = Room.of(self.fs, request.max_scratch_bytes, self.backup)
+            problem = room.lacking_for(planned, self.rules, request.task_settings())
+        row = row_of_plan(planned, request.map_memory(), in_detail=request.in_detail)
+        return row if problem is None else refused_row(row, problem)
+
+    def _planned(self, log_dir: LogDirFacts, entry: PartitionEntry, *, by_listing: bool) -> Planned:
+        return plan_partition_of(self.fs, log_dir, entry, self.configuration, self.rules, by_listing=by_listing)
+
+    def _fits_surely(self, planned: Planned) -> bool:
+        expected = planned.expected(self.request.map_memory())
+        if expected is None or planned.config is None or (self.backup is not None and self.backup.copies):
+            return False
+        room_bytes = self.free_bytes[planned.facts.log_dir]
+        if self.request.max_scratch_bytes is not None:
+            room_bytes = min(room_bytes, self.request.max_scratch_bytes)
+        return fits_surely(expected, len(planned.facts.segments), planned.config.segment_index_bytes, room_bytes)
