@@ -192,7 +192,7 @@ def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
     if any(row.status not in ("clean", "skipped") for row in rows):
         print_table(_title(request), rows)
     else:
-        _print_reasons_and_totals(rows)
+        _print_reasons_and_totals(rows, begin="")
 
 
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
@@ -203,9 +203,10 @@ def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     _print_reasons_and_totals(rows)
 
 
-def _print_reasons_and_totals(rows: Sequence[ResultRow]) -> None:
-    show.print_reasons([(row.name, row.status, reason) for row in rows if (reason := _reason(row))])
-    _print_totals(rows)
+def _print_reasons_and_totals(rows: Sequence[ResultRow], begin: str = "\n") -> None:
+    reasons = [(row.name, row.status, reason) for row in rows if (reason := _reason(row))]
+    show.print_reasons(reasons)
+    print_line(("\n" if reasons else begin) + _totals(rows))
 
 
 def _reason(row: ResultRow) -> str:
@@ -218,7 +219,7 @@ def _reason(row: ResultRow) -> str:
     return "; ".join(text for text in (row.error if row.shown is None else row.shown, held) if text)
 
 
-def _print_totals(rows: Sequence[ResultRow]) -> None:
+def _totals(rows: Sequence[ResultRow]) -> str:
     counts = Counter(row.status for row in rows)
     parts = [f"{number} {styled(status)}" for status, number in counts.most_common()]
     text = "No partitions."
@@ -235,7 +236,7 @@ def _print_totals(rows: Sequence[ResultRow]) -> None:
     would = [row for row in rows if row.status == "would-compact"]
     if would:
         text += f" To read: up to {show.human_bytes(sum(row.bytes_before or 0 for row in would))}."
-    print_line(f"\n{text}")
+    return text
 
 
 def _below(rows: Sequence[ResultRow], request: Request) -> Below:

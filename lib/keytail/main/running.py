@@ -116,15 +116,16 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
         assert command.exit_status is not None
         quarantine_rows.extend(rows)
         page.done(rows, command.next_step(rows, request))
-        below = command.below(rows, request)
         if flags["output"] == "json":
             show.print_json(rows)
-            if below.lines:
-                print_message(f"keytail: {' '.join(below.lines)}", **below.figures)
         else:
             command.show(rows, request)
+        below = command.below(rows, request)
+        if flags["output"] != "json":
             for line in below.lines:
                 print_line(escape(line))
+        elif below.lines:
+            print_message(f"keytail: {' '.join(below.lines)}", **below.figures)
         if page.next_step and not command.shows_next_step:
             show.print_note(f"\n{page.next_step}")
         raise typer.Exit(command.exit_status(rows, request))
