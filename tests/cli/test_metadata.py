@@ -114,6 +114,9 @@ def test_of_a_recent_change_the_safer_value_counts(run: Run, log_dir: Path, log:
     rows, _ = plan(run, log_dir)
     assert rows["users-0"]["status"] == "skipped"
     assert "cleanup.policy may have one of several values (Kafka's default or metadata log" in rows["users-0"]["error"]
+    table = run("plan", "--log-dirs", log_dir).stdout
+    assert "users-0 skipped: cleanup.policy is [], without compact; cleanup.policy may have one of several" in table
+    assert "the safer one is used. Plan again when the broker has run for ten minutes more" in table
     log.append(dull.topic_config("orders", "cleanup.policy", "compact,delete"))
     assert plan(run, log_dir)[0]["orders-0"]["status"] == "would-compact"
     log.no_ops(1000)

@@ -55,8 +55,7 @@ class Storage(FileSystem):
 
 
 def waiting(tasks: list[CleaningTask], size: BundleSize | None = None, limit: int | None = None) -> Waiting:
-    fs = Storage()
-    return Waiting(tasks, size or BundleSize(), ScratchSpace(fs, limit), fs)
+    return Waiting(tasks, size or BundleSize(), ScratchSpace(Storage(), limit))
 
 
 def taken(queue: Waiting) -> list[list[int]]:
@@ -171,6 +170,6 @@ def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
             examined += 1
             return super().fits(needs)
 
-    queue = Waiting(tasks, BundleSize(), Counting(Storage()), Storage())
+    queue = Waiting(tasks, BundleSize(), Counting(Storage()))
     assert len(taken(queue)) == len(tasks)
     assert examined <= 2 * len(tasks)

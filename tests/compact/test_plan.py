@@ -300,6 +300,35 @@ def test_blockers_name_the_rule_and_its_numbers(facts, given, blocker):
     assert select(facts, config(**given), NOW).blocker == blocker
 
 
+@pytest.mark.parametrize(
+    ("facts", "given", "remedy"),
+    [
+        (partition([segment(0, 69), segment(10, 31), segment(20)], cleaner_checkpoint=10), {}, "--force compacts it"),
+        (partition(high_watermark=9), {}, "followers catch up"),
+        (partition(clean_shutdown=False, recovery_point=3), {}, "Start the broker, which recovers the log"),
+        (partition([segment(0, largest=NOW - 5), segment(10)]), {"min_compaction_lag_ms": 60_000}, "Nothing to do"),
+        (partition(), {"cleanup_policy": frozenset({"delete"})}, "Nothing to do"),
+        (partition([segment(0)]), {}, "Nothing to do"),
+        (partition([]), {}, "Nothing to do"),
+    ],
+)
+def test_each_reason_not_to_compact_has_a_remedy(facts, given, remedy):
+    got = select(facts, config(**given), NOW)
+    assert got.blocker
+    assert remedy in got.remedy
+    assert got.held_back == ""
+
+
+def test_what_ends_the_section_of_a_due_partition_is_named():
+    got = select(partition(), COMPACT, NOW, unstable=Unstable(25, "open transaction of producer id 7"))
+    assert (got.eligible, got.remedy) == (True, "")
+    assert got.held_back == (
+        "cleaned only up to offset 20: open transaction of producer id 7. Let it end, or abort it "
+        "(kafka-transactions.sh), while the broker runs"
+    )
+    assert select(partition(), COMPACT, NOW).held_back == "", "the active segment is never cleaned"
+
+
 # --- refusals and decisions ---
 
 

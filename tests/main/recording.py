@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from keytail import __version__
 from keytail.cli import progress
+from keytail.compact import totals
 from keytail.log.fs import FileSystem
 from keytail.main.main import app
 from tests.main.places import NOW_MS, place
@@ -90,6 +91,7 @@ def fix_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one task at a time, so that lines have one order
     monkeypatch.setattr(FileSystem, "file_system_type", lambda *_: "ext4")
     monkeypatch.setattr(FileSystem, "free_bytes", lambda *_: FREE_BYTES)
+    monkeypatch.setattr(totals, "expected_seconds", lambda _: 0.0)  # of compiling kernels that no test has compiled
     monkeypatch.setattr(progress, "PACE_S", 1e9)  # on a busy machine, a line would report that the run goes on
     fix_terminal(monkeypatch)
 

@@ -107,4 +107,4 @@ def test_output_that_stays_counts_after_its_task_has_ended() -> None:
     assert ScratchSpace(storage).device("/a/x") == item
     storage.free[1] = 400  # by others
     assert not space.fits({item: 1})
-    assert "of the 500 that may be used 600 are in use" in str(space.refusal(item, 10, "the partition"))
+    assert "of the 500 that may be used 600 are in use" in str(space.refusal(item, 10))

@@ -17,6 +17,19 @@ from keytail.extras import SPARK, Needs
 # For examples.
 BROKER = "--config /etc/kafka/server.properties"
 
+
+@dataclass(frozen=True)
+class Below:
+    """Lines below a table. With `--output json` they are one message on standard error, with `figures` as its facts."""
+
+    lines: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _nothing(rows: Sequence[Any], request: Any) -> Below:
+    return Below()
+
+
 def _empty(rows: Sequence[Any], request: Any) -> str:
     return ""
 
@@ -38,8 +51,8 @@ class Command:
     the exit status. With `reports_rows` it has a parameter `on_row`, to call with each row as it ends, and then the
     report of a run that ends early has these rows.
 
-    `show`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `title` and `log_dirs`
-    with the request.
+    `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `title` and
+    `log_dirs` with the request.
     """
 
     name: str
@@ -53,6 +66,7 @@ class Command:
     statuses: Mapping[str, Status] = field(default_factory=dict)
     exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses with a meaning of this command alone
     show: Callable[[Sequence[Any], Any], None] | None = None  # prints the rows as a table
+    below: Callable[[Sequence[Any], Any], Below] = _nothing  # what rows do not contain
     next_step: Callable[[Sequence[Any], Any], str] = _empty
     shows_next_step: bool = False  # `show` prints it among the rows, where no flag can suppress it
     exit_status: Callable[[Sequence[Any], Any], int] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -24,7 +25,9 @@ from keytail.errors import slugs_of, visible
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
-NOT_IN_JSON = ("problem", "places", "recorded", "detail")
+_MOST_NAMED = 3  # of partitions with one reason
+_NUMBER = re.compile(r"\d[\d.,]*")
+NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
 
 
 def error_console() -> Console:
@@ -141,16 +144,55 @@ def plain(number: int | None) -> str:
 
 
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
-    """Print `partition status: reason`, in full, most serious first."""
+    """Print `partition status: reason`, in full, most serious first; equal reasons of several partitions once."""
     if not reasons:
         return
     console = output_console()
     console.print()
-    order = {"failed": 0, "not done": 1}
-    reasons = sorted(reasons, key=lambda item: order.get(kind_of(item[1]), 2))
-    if len(reasons) > MOST_DRAWN:
-        sys.stdout.writelines(f"{_visible_lines(f'{name} {status}: {reason}')}\n" for name, status, reason in reasons)
+    groups = _grouped(reasons)
+    if len(groups) > MOST_DRAWN:
+        sys.stdout.writelines(f"{_visible_lines(f'{which} {status}: {reason}')}\n" for which, status, reason in groups)
         sys.stdout.flush()
         return
-    for name, status, reason in reasons:
-        console.print(f"{escape(name)} {styled(status)}: {escape(reason)}", soft_wrap=True)
+    for which, status, reason in groups:
+        console.print(f"{escape(which)} {styled(status)}: {escape(reason)}", soft_wrap=True)
+
+
+def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return which partitions, their status, and the reason, most serious first.
+
+    Reasons that differ only in numbers and in the partition's own name count as equal, and that with the largest
+    numbers is shown; but not those of failures, whose numbers are places in files.
+    """
+    order = {"failed": 0, "not done": 1}
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, status, reason in sorted(reasons, key=lambda item: order.get(kind_of(item[1]), 2)):
+        text = reason if kind_of(status) == "failed" else alike(reason, name)
+        groups.setdefault((status, text), []).append((name, reason))
+    found = []
+    for (status, _), those in groups.items():
+        name, reason = max(those, key=lambda item: _numbers(item[1]))
+        if any(other != reason for _, other in those):
+            reason += f" (of {name}; similar for the others)"
+        found.append((_names([name for name, _ in those]), status, reason))
+    return found
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return f"{len(names):,} partitions ({', '.join(names[:_MOST_NAMED])}{more})"
+
+
+def alike(reason: str, name: str) -> str:
+    """Return a text that is equal for partitions whose reasons differ only in numbers and in their names. `name` is
+    that of the partition of this reason."""
+    topic = name.rpartition("-")[0]
+    if topic and topic in reason:
+        reason = re.sub(rf"(?<![\w.-]){re.escape(topic)}(?!\w|[.-]\w)", "TOPIC", reason.replace(name, "PARTITION"))
+    return _NUMBER.sub("#", reason)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "").rstrip(".")) for number in _NUMBER.findall(text) if number.count(".") < 2]

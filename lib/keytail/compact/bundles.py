@@ -19,7 +19,6 @@ from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
 from keytail.errors import ErrorText, KeytailError, in_words
-from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost
 from keytail.run.memory import map_memory_bytes
 from keytail.run.rows import status_of
@@ -75,10 +74,9 @@ class Waiting:
         tasks: Iterable[CleaningTask],
         size: BundleSize,
         space: ScratchSpace,
-        fs: FileSystem,
         keeper: Keeper | None = None,
     ) -> None:
-        self._size, self._space, self._fs, self._keeper = size, space, fs, keeper
+        self._size, self._space, self._keeper = size, space, keeper
         tasks = list(tasks)
         self._prepared = [task for task in tasks if task.prepared is not None]
         sized = [(scratch_bytes(task), task) for task in tasks if task.prepared is None]
@@ -108,12 +106,7 @@ class Waiting:
 
     def refusal(self, task: CleaningTask) -> KeytailError:
         """Return why a partition cannot be rewritten even when it is alone."""
-        if self._keeper is not None and not self._has_room_for_copies(self._keeper, task):
-            return self._keeper.refusal(task)
-        whole = task.out_of_place is not None or task.prepares
-        need = scratch_bytes(task) if task.prepares else _least_bytes(task)
-        what = "the partition" if whole else "the largest group of segments"
-        return self._space.refusal(_device_of(self._space, task), need, what)
+        return refusal_alone(task, self._space, self._keeper)
 
     def _of_prepared(self) -> Bundle | None:
         needs: dict[int, int] = {}
@@ -157,17 +150,11 @@ class Waiting:
         for place, (need, task) in enumerate(self._tasks):
             if task.prepares:  # the next pass begins only when the output of this one is in place
                 continue
-            device = _device_of(self._space, task)
-            if self._space.reserved_bytes.get(device):
+            if self._space.reserved_bytes.get(_device_of(self._space, task)):
                 continue
-            bound = self._space.for_passes(device, _least_bytes(task))
+            bound = bytes_alone(task, self._space, self._keeper)
             if bound is None:
                 continue
-            if self._keeper is not None:
-                if not self._has_room_for_copies(self._keeper, task):
-                    continue
-                if self._space.device(self._keeper.backup.directory) == device:
-                    bound = min(bound, self._fs.free_bytes(task.partition_path) - self._keeper.copy_bytes(task))
             del self._tasks[place]
             alone = replace(task, max_scratch_bytes=bound)
             return Bundle([alone], self._needs(alone, need, {}))
@@ -183,10 +170,33 @@ class Waiting:
             needs[device] = needs.get(device, 0) + self._keeper.copy_bytes(task)
         return needs
 
-    def _has_room_for_copies(self, keeper: Keeper, task: CleaningTask) -> bool:
-        device = self._space.device(keeper.backup.directory)
-        scratch = _least_bytes(task) if device == _device_of(self._space, task) else 0
-        return keeper.has_room(task, self._space.reserved_bytes.get(device, 0), scratch)
+
+def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> int | None:
+    """Return the scratch space in bytes that a partition may use if no other one is in flight on its file system, or
+    None if it cannot be rewritten even then. A plan decides by this too (room.py)."""
+    device = _device_of(space, task)
+    bound = space.for_passes(device, _least_bytes(task))
+    if bound is None or keeper is None:
+        return bound
+    if not _has_room_for_copies(task, space, keeper):
+        return None
+    if space.device(keeper.backup.directory) == device:
+        bound = min(bound, space.fs.free_bytes(task.partition_path) - keeper.copy_bytes(task))
+    return bound
+
+
+def refusal_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> KeytailError:
+    """Return why `bytes_alone` is None."""
+    if keeper is not None and not _has_room_for_copies(task, space, keeper):
+        return keeper.refusal(task)
+    need = scratch_bytes(task) if task.prepares else _least_bytes(task)
+    return space.refusal(_device_of(space, task), need, out_of_place=task.out_of_place is not None)
+
+
+def _has_room_for_copies(task: CleaningTask, space: ScratchSpace, keeper: Keeper) -> bool:
+    device = space.device(keeper.backup.directory)
+    scratch = _least_bytes(task) if device == _device_of(space, task) else 0
+    return keeper.has_room(task, space.reserved_bytes.get(device, 0), scratch)
 
 
 def for_next_pass(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
@@ -276,5 +286,6 @@ class Schedule:
             self.rows.add(task, replace(row, problem=problem))
 
     def _give_up_waiting(self) -> None:
+        why = ErrorText("not started: --deadline had passed. Run the same command again to compact it")
         for task in self.waiting.take_all():
-            self.rows.add(task, planned_row(task).unchanged("skipped", ErrorText("not started: --deadline had passed")))
+            self.rows.add(task, planned_row(task).unchanged("skipped", why))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
-from keytail.cli.command import BROKER, Command, extras_of_flags
+from keytail.cli.command import BROKER, Below, Command, extras_of_flags
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.output_options import ReportFile, RowsAndFiles, RowsAndReport
@@ -224,7 +224,11 @@ def _show_plan(rows: Sequence[ResultRow], request: Request) -> None:
 
 
 def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
-    print_table(_title(request), rows)
+    """Without anything done, to do or wrong, print no table: it would say of each partition that it is unchanged."""
+    if any(row.status not in ("clean", "skipped") for row in rows):
+        print_table(_title(request), rows)
+    else:
+        _print_reasons_and_totals(rows, begin="")
 
 
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
@@ -232,8 +236,13 @@ def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
     rest = _PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS
     print_rows(title, [PARTITION, *log_dir, STATUS, *_SIZES, *rest], rows)
-    show.print_reasons([(row.name, row.status, reason) for row in rows if (reason := _reason(row))])
-    _print_totals(rows)
+    _print_reasons_and_totals(rows)
+
+
+def _print_reasons_and_totals(rows: Sequence[ResultRow], begin: str = "\n") -> None:
+    reasons = [(row.name, row.status, reason) for row in rows if (reason := _reason(row))]
+    show.print_reasons(reasons)
+    print_line(("\n" if reasons else begin) + _totals(rows))
 
 
 def _reason(row: ResultRow) -> str:
@@ -244,10 +253,11 @@ def _reason(row: ResultRow) -> str:
             f"{row.removal_limit_replica} has not been cleaned further"
         )
     discarded = f"what was prepared is {row.prepared}" if (row.prepared or "").startswith("discarded") else ""
-    return "; ".join(text for text in (row.error, discarded, held) if text)
+    reason = row.error if row.shown is None else row.shown
+    return "; ".join(text for text in (reason, discarded, held) if text)
 
 
-def _print_totals(rows: Sequence[ResultRow]) -> None:
+def _totals(rows: Sequence[ResultRow]) -> str:
     counts = Counter(row.status for row in rows)
     parts = [f"{number} {styled(status)}" for status, number in counts.most_common()]
     text = "No partitions."
@@ -263,27 +273,35 @@ def _print_totals(rows: Sequence[ResultRow]) -> None:
         text += f", {records:,} records removed."
     would = [row for row in rows if row.status == "would-compact"]
     if would:
-        text += f" To rewrite: up to {show.human_bytes(sum(row.bytes_before or 0 for row in would))}."
-    print_line(f"\n{text}")
+        text += f" To read: up to {show.human_bytes(sum(row.bytes_before or 0 for row in would))}."
+    return text
+
+
+def _below(rows: Sequence[ResultRow], request: Request) -> Below:
+    if not any(row.status == "would-compact" for row in rows):
+        return Below()
+    from keytail.compact.totals import below_plan  # noqa: PLC0415 (--help needs no code that reads logs)
+
+    return below_plan(rows, request)
 
 
 def _after_plan(rows: Sequence[ResultRow], request: Request) -> str:
     if any(row.status == "would-compact" for row in rows):
-        return "Next: stop the broker, then run `keytail compact` with the same flags and --execute."
+        text = "Next: stop the broker, then run `keytail compact` with the same flags and --execute."
+        return _with_refused(text, rows)
     return _about_refused(rows)
 
 
 def _after_dry_run(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "would-compact" for row in rows):
-        return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+        text = "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+        return _with_refused(text, rows)
     return _about_refused(rows) or "This was a dry run, and no compaction is due."
 
 
 def _after_compact(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "compacted" for row in rows):
-        text = "Next: run `keytail verify` on the same partitions, then start the broker."
-        refused = _about_refused(rows)
-        return f"{text} {refused}" if refused else text
+        return _with_refused("Next: run `keytail verify` on the same partitions, then start the broker.", rows)
     return _about_refused(rows) or "Nothing was due; no segment was changed."
 
 
@@ -291,6 +309,11 @@ def _after_prepare(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "prepared" for row in rows):
         return "Next: stop the broker, then run the same command with --execute in place of --prepare."
     return _about_refused(rows) or "Nothing was due; nothing was prepared."
+
+
+def _with_refused(text: str, rows: Sequence[ResultRow]) -> str:
+    refused = _about_refused(rows)
+    return f"{text} {refused}" if refused else text
 
 
 def _about_refused(rows: Sequence[ResultRow]) -> str:
@@ -302,11 +325,14 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
     return f"{len(bad)} not compacted and unchanged; reasons and remedies are given above."
 
 
+_DO_IT = "To do it: run the same command with --execute."
+
+
 def _next_step(rows: Sequence[ResultRow], request: Request) -> str:
     if request.prepare:
         return _after_prepare(rows)
     if request.is_out_of_place:
-        return _about_refused(rows) if request.execute else "To do it: run the same command with --execute."
+        return _about_refused(rows) if request.execute else _with_refused(_DO_IT, rows)
     return _after_compact(rows) if request.execute else _after_dry_run(rows)
 
 
@@ -348,6 +374,7 @@ PLAN = Command(
     rows={"": ResultRow},
     statuses={name: meaning for name, meaning in _STATUSES.items() if name not in ("compacted", "prepared")},
     show=_show_plan,
+    below=_below,
     next_step=_after_plan,
     exit_status=exit_status_of_rows,
     output=RowsAndReport,
@@ -370,6 +397,7 @@ COMPACT = Command(
     rows={"": ResultRow},
     statuses=_STATUSES,
     show=_show_compact,
+    below=_below,
     next_step=_next_step,
     exit_status=exit_status_of_rows,
     output=RowsAndFiles,

@@ -67,7 +67,7 @@ class Compaction:
         engine = self.runner.engine
         parallel = engine.parallel_tasks
         size = BundleSize.of(len(self.tasks), parallel, jobs_cost=engine.session is not None)
-        waiting = Waiting(self.tasks, size, self.installer.space, self.destination.fs, self.destination.keeper)
+        waiting = Waiting(self.tasks, size, self.installer.space, self.destination.keeper)
         schedule = Schedule(waiting, self.rows, self.stop, self.changed, most_cleaning=2 * parallel)
         # Not joined: if a signal interrupts a join, Python 3.11 marks a thread that still runs as finished.
         ends: list[threading.Event] = []

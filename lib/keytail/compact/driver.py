@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
-from keytail.compact.planned_rows import row_of_plan
-from keytail.compact.planning import plan_partition_of, report_assumptions, report_version_rules
+from keytail.compact.expectation import fits_surely
+from keytail.compact.planned_rows import refused_row, row_of_plan
+from keytail.compact.planning import Planned, plan_partition_of, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
+from keytail.compact.rules import Rules
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.each_partition import of_each
 from keytail.run.kernels import is_on_this_host, report_uncompiled
 from keytail.run.rows import ResultRow
 from keytail.run.session import session_of_run
 from keytail.undo.options import announce_backup, backup_of
+
+if TYPE_CHECKING:
+    from keytail.undo.backup import Backup
 
 
 def run(request: Request) -> list[ResultRow]:
@@ -42,16 +52,8 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        map_memory = request.map_memory()
-        rows = of_each(
-            chosen.partitions,
-            lambda log_dir, entry: row_of_plan(
-                plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail),
-                map_memory,
-                in_detail=request.in_detail,
-            ),
-            fs,
-        )
+        free_bytes = {log_dir.path: fs.free_bytes(log_dir.path) for log_dir in chosen.log_dirs}
+        rows = of_each(chosen.partitions, _Rows(fs, configuration, rules, request, backup, free_bytes).row, fs)
         due = [row for row in rows if row.status == "would-compact"]
         report_assumptions(configuration, (row.topic for row in due))
         report_version_rules(configuration, [row.topic for row in due])
@@ -60,3 +62,41 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if rules.replicas:
             report_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Makes the rows of a plan. `free_bytes`: by log dir."""
+
+    fs: FileSystem
+    configuration: Configuration
+    rules: Rules
+    request: Request
+    backup: Backup | None
+    free_bytes: Mapping[str, int]
+
+    def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
+        """Plan from a listing, and again with all facts if it is not certain from that that there is room."""
+        request = self.request
+        planned = self._planned(log_dir, entry, by_listing=not request.in_detail)
+        problem = None
+        if planned.wanted and not self._fits_surely(planned):
+            from keytail.compact.room import Room  # noqa: PLC0415 (brings in the kernels)
+
+            planned = self._planned(log_dir, entry, by_listing=False)
+            room = Room.of(self.fs, request.max_scratch_bytes, self.backup)
+            problem = room.lacking_for(planned, self.rules, request.task_settings())
+        row = row_of_plan(planned, request.map_memory(), in_detail=request.in_detail)
+        return row if problem is None else refused_row(row, problem)
+
+    def _planned(self, log_dir: LogDirFacts, entry: PartitionEntry, *, by_listing: bool) -> Planned:
+        return plan_partition_of(self.fs, log_dir, entry, self.configuration, self.rules, by_listing=by_listing)
+
+    def _fits_surely(self, planned: Planned) -> bool:
+        expected = planned.expected(self.request.map_memory())
+        if expected is None or planned.config is None or (self.backup is not None and self.backup.copies):
+            return False
+        room_bytes = self.free_bytes[planned.facts.log_dir]
+        if self.request.max_scratch_bytes is not None:
+            room_bytes = min(room_bytes, self.request.max_scratch_bytes)
+        return fits_surely(expected, len(planned.facts.segments), planned.config.segment_index_bytes, room_bytes)

@@ -20,7 +20,7 @@ from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import Decision
-from keytail.compact.planned_rows import row_of, with_detail, with_preparation, with_removal_limit
+from keytail.compact.planned_rows import row_of, with_detail, with_limits, with_preparation
 from keytail.compact.planning import Planned, plan_to_compact, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
@@ -90,7 +90,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 keeper = None
                 if backup is not None and tasks:
                     make_directory(fs, backup, log_dirs[0])
-                    keeper = Keeper(fs, backup, run_id)
+                    keeper = Keeper(fs, backup)
                     steps.at_end.callback(report_backup, fs, backup, run_id)
                 compaction = Compaction(
                     engine,
@@ -157,7 +157,7 @@ def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | Non
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Request) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
     found = [
-        (p, with_preparation(with_removal_limit(next(done), p) if p.wanted else row_of(p, executed=True), p))
+        (p, with_preparation(with_limits(next(done), p) if p.wanted else row_of(p, executed=True), p))
         for p in planned
     ]
     return [with_detail(row, p) if request.in_detail else row for p, row in found]

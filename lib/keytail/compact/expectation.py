@@ -51,6 +51,12 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
     return Expected(strategy, seconds, scratch_bytes)
 
 
+def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, room_bytes: int) -> bool:
+    """Return whether the partition fits into `room_bytes` whatever the sizes of its indexes, which a listing does not
+    show: a broker lets none exceed `segment_index_bytes`."""
+    return expected.scratch_bytes + 2 * segments * segment_index_bytes <= room_bytes
+
+
 def most_keys(selection: Selection) -> int:
     """Return an upper bound of keys: offsets of the dirty section. A listing gives no lower one that always holds."""
     return max(selection.first_uncleanable_offset - selection.first_dirty_offset, 0)

@@ -21,7 +21,6 @@ class Keeper:
 
     fs: FileSystem
     backup: Backup
-    run_id: str
 
     def copy_bytes(self, task: CleaningTask) -> int:
         """Return the most bytes that the backup of a partition can need; 0 for hard links."""
@@ -60,7 +59,7 @@ class Keeper:
             self.backup,
             task.partition_path,
             result.groups,
-            run_id=self.run_id,
+            run_id=task.committing_run_id,
             source_bases=[segment.base_offset for segment in sources],
             end_offset=next_base,
             next_checkpoint=result.end_offset,
@@ -78,7 +77,7 @@ class Keeper:
                 forget(self.fs, entry)
 
     def _entry(self, task: CleaningTask) -> str:
-        return entry_path(self.backup.directory, self.run_id, task.topic, task.partition)
+        return entry_path(self.backup.directory, task.committing_run_id, task.topic, task.partition)
 
     def _free_bytes(self) -> int:
         return self.fs.free_bytes(self.backup.directory)

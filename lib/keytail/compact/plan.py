@@ -35,12 +35,22 @@ _DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
 Limit = Literal["active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"]
 Status = Literal["would-compact", "clean", "skipped", "refused"]
 
+# What to do about a rule that ends the section before the active segment.
+_LIFTED_BY: dict[Limit, str] = {
+    "active segment": "Nothing to do: the active segment is never cleaned",
+    "high watermark": "Let the followers catch up while the broker runs, then stop it",
+    "open transaction": "Let it end, or abort it (kafka-transactions.sh), while the broker runs",
+    "recovery point": "Start the broker, which recovers the log, and stop it cleanly",
+    "min.compaction.lag.ms": "Nothing to do: it is cleaned when it is old enough",
+}
+
 
 @dataclass(frozen=True)
 class Selection:
     """The section of one partition that a round would clean, and whether a round is due.
 
-    `limit` names what ends the section; `blocker` is the reason, with numbers, why no round is due, empty if one is.
+    `limit` names what ends the section, `why` describes it with numbers; `blocker` is the reason, with numbers, why no
+    round is due, empty if one is, and `remedy` what to do about it, or that there is nothing to do.
     `rewrite_checkpoint`: the checkpoint is outside the log and is corrected even if no round runs.
     """
 
@@ -55,11 +65,20 @@ class Selection:
     eligible: bool
     blocker: str
     limit: Limit = "active segment"
+    why: str = ""
+    remedy: str = ""
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing is left to clean but the active segment, which is never cleaned."""
         return self.cleanable_bytes == 0 and self.limit == "active segment"
+
+    @property
+    def held_back(self) -> str:
+        """What ends the section of a round that is due before the active segment, with a remedy; empty if nothing."""
+        if not self.eligible or self.limit == "active segment":
+            return ""
+        return f"cleaned only up to offset {self.first_uncleanable_offset}: {self.why}. {_LIFTED_BY[self.limit]}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +88,7 @@ class Decision:
     status: Status
     error: ErrorText
     selection: Selection | None
+    remedy: str = ""  # for a partition that is skipped; an `error` of others has its own
 
 
 def settings_of_compaction(*, force: bool = False) -> tuple[str, ...]:
@@ -155,7 +175,7 @@ def select(
     if not facts.segments:
         blocker = "the partition has no segments"
         start = facts.log_start_offset
-        return Selection(start, start, 0, 0, 0, 0.0, False, False, False, blocker)
+        return Selection(start, start, 0, 0, 0, 0.0, False, False, False, blocker, remedy="Nothing to do")
     first_dirty, rewrite_checkpoint = _first_dirty(facts, from_log_start)
     first_uncleanable, limit, why = _first_uncleanable(
         facts,
@@ -173,15 +193,19 @@ def select(
     ratio = cleanable_bytes / total_bytes if total_bytes else 0.0
     overdue = _is_overdue(facts.segments, first_dirty, config.max_compaction_lag_ms, now_ms)
 
+    remedy = ""
     if "compact" not in config.cleanup_policy:
         blocker = f"cleanup.policy is [{','.join(sorted(config.cleanup_policy))}], without compact"
+        remedy = "Nothing to do: such a topic is not compacted"
     elif cleanable_bytes == 0:
         blocker = f"nothing to clean from first dirty offset {first_dirty} on: {why}"
+        remedy = _LIFTED_BY[limit]
     elif force or overdue or ratio > config.min_cleanable_dirty_ratio:
         blocker = ""
     else:
         minimum = config.min_cleanable_dirty_ratio
         blocker = f"dirty ratio {ratio:.4g} is not above min.cleanable.dirty.ratio {minimum:g}"
+        remedy = "Nothing to do: it becomes due when more is written; --force compacts it now"
     return Selection(
         first_dirty_offset=first_dirty,
         first_uncleanable_offset=first_uncleanable,
@@ -194,6 +218,8 @@ def select(
         eligible=not blocker,
         blocker=blocker,
         limit=limit,
+        why=why,
+        remedy=remedy,
     )
 
 
@@ -337,4 +363,4 @@ def decide(
     if selection.eligible:
         return Decision("would-compact", NO_ERROR, selection)
     status: Status = "clean" if selection.is_clean and not skipped else "skipped"
-    return Decision(status, ErrorText(selection.blocker), selection)
+    return Decision(status, ErrorText(selection.blocker), selection, selection.remedy)

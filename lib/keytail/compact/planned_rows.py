@@ -7,8 +7,8 @@ from dataclasses import replace
 from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected
 from keytail.compact.planning import Planned
-from keytail.errors import joined
-from keytail.run.rows import ResultRow
+from keytail.errors import KeytailError, in_words, joined
+from keytail.run.rows import ResultRow, status_of
 
 
 def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
@@ -32,15 +32,26 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
         problem=planned.problem,
     )
     if planned.wanted:
-        return with_removal_limit(row, planned)
-    reason = joined([decision.error, _about_checkpoint(planned, executed)])
-    return row.unchanged("corrupt" if planned.corrupt else decision.status, reason)
+        return with_limits(row, planned)
+    about_checkpoint = _about_checkpoint(planned, executed)
+    row = row.unchanged(
+        "corrupt" if planned.corrupt else decision.status, joined([decision.error, about_checkpoint])
+    )
+    if decision.status == "clean":
+        return replace(row, shown=about_checkpoint)
+    return replace(row, shown=f"{row.error}. {decision.remedy}") if decision.remedy else row
 
 
 def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
     """Return the row of a plan; `in_detail` for a report."""
     row = row_of(planned, expected=planned.expected(map_memory_bytes))
     return with_detail(row, planned) if in_detail else row
+
+
+def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
+    """Return the row of a partition that is due, but has no room."""
+    refused = row.unchanged(status_of(problem), in_words(problem))
+    return replace(refused, way=None, expected_s=None, expected_scratch_bytes=None, problem=problem)
 
 
 def with_detail(row: ResultRow, planned: Planned) -> ResultRow:
@@ -53,9 +64,12 @@ def with_detail(row: ResultRow, planned: Planned) -> ResultRow:
     return replace(row, detail=replace(done, **decided))
 
 
-def with_removal_limit(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with the removal limit of the other replicas."""
-    limit = planned.removal_limit
+def with_limits(row: ResultRow, planned: Planned) -> ResultRow:
+    """Return the `row` of a due partition with the removal limit of the other replicas and, unless it has an error,
+    what ends the section to clean early."""
+    selection, limit = planned.decision.selection, planned.removal_limit
+    if selection is not None and not row.error:
+        row = replace(row, shown=selection.held_back)
     if limit is None:
         return row
     return replace(row, removal_limit_offset=limit.offset, removal_limit_replica=limit.replica)

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from keytail.log.producers import Unstable
 
 NOW_TOLERANCE_MS = 60_000
+# The last 1,000 records of the metadata log may be uncommitted, and controllers append an empty one every 500 ms
+# (metadata.max.idle.interval.ms).
+_IF_IN_DOUBT = (
+    "Plan again when the broker has run for ten minutes more, after which it is certain which value applies; or give "
+    "that value with --topic-config"
+)
 NO_MAX_LAG_MS = 2**63 - 1
 
 
@@ -142,8 +148,9 @@ def plan_partition_of(
     except OSError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)
         return Planned(facts, None, Decision("refused", in_words(problem), None))
-    if decision.error:
-        decision = replace(decision, error=joined([decision.error, *resolved.doubts()]))
+    if decision.error and (doubts := resolved.doubts()):
+        error = joined([decision.error, *doubts])
+        decision = replace(decision, error=error, remedy=_IF_IN_DOUBT if decision.remedy else "")
     of_old = configuration.message_format_of(entry.topic)
     return Planned(facts, config, decision, settings_known=not unknown, removal_limit=held, message_format=of_old)
 

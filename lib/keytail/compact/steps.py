@@ -162,7 +162,7 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
             config=plan.config,
             run_id=record.run_id if record else run_id,
             hash_seed=hash_seed,
-            prepared=Prepared(record.result, record.files) if record else None,
+            prepared=Prepared(record.result, record.files, run_id) if record else None,
             removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
             message_format=plan.message_format,
             **asdict(settings),

@@ -204,6 +204,11 @@ class CleaningTask:
         return self.out_of_place.like(fs, source) if self.out_of_place else fs.stat(source)
 
     @property
+    def committing_run_id(self) -> str:
+        """The id of the run that puts the output in place."""
+        return self.prepared.run_id if self.prepared else self.run_id
+
+    @property
     def continues(self) -> bool:
         """Whether an earlier pass has run."""
         return self.saved_state is not None or self.fanned_out is not None
@@ -295,10 +300,14 @@ class CleaningResult:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What another run has prepared for a partition: the result of its task, and the names of all its files."""
+    """What another run has prepared for a partition: the result of its task, and the names of all its files.
+
+    `run_id` is that of the run that commits it.
+    """
 
     result: CleaningResult
     files: frozenset[str]
+    run_id: str
 
 
 def result_of(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
+from rich.markup import escape
 
 from keytail import acting_user
 from keytail.cli import rows as show
@@ -21,7 +22,9 @@ from keytail.cli.output_options import MessageFlags, RecordFlags
 from keytail.cli.quarantine import writing_row_files
 from keytail.cli.stopping import Stopped, stoppable
 from keytail.cli.streams import end_of_output
+from keytail.cli.table import print_line
 from keytail.cli.whole_file import refuse_one_file_for_two
+from keytail.console import print_message
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.extras import require
 from keytail.report.writing import Page, reporting
@@ -117,6 +120,12 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
             show.print_json(rows)
         else:
             command.show(rows, request)
+        below = command.below(rows, request)
+        if flags["output"] != "json":
+            for line in below.lines:
+                print_line(escape(line))
+        elif below.lines:
+            print_message(f"keytail: {' '.join(below.lines)}", **below.figures)
         if page.next_step and not command.shows_next_step:
             show.print_note(f"\n{page.next_step}")
         raise typer.Exit(command.exit_status(rows, request))

@@ -28,7 +28,7 @@ def partition(row: Any) -> Partition:
     before, after = _bytes(row)
     problem = getattr(row, "problem", None)
     remedy = (problem.remedy if problem is not None else None) or ""
-    why = row.error
+    why = getattr(row, "shown", None) or row.error
     if remedy and remedy in why:
         why = why.replace(f". {remedy}", "").replace(remedy, "").rstrip()
     detail = getattr(row, "detail", None)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from keytail.cli.rows import human_bytes
+from keytail.cli.rows import alike, human_bytes
 from keytail.report.facts import Kind, Partition, Report
 
 Level = Literal["good", "left", "bad"]
-_NUMBERS = re.compile(r"\d[\d.,]*")
 _ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "interrupted": 2, "refused": 2,
           "would-rebuild": 3, "suspect": 3, "warning": 3}  # fmt: skip
 
@@ -187,9 +185,7 @@ def _without_names(text: str, partition: Partition) -> str:
     """Return a text that is equal for partitions with the same message."""
     if partition.log_dir:
         text = text.replace(partition.log_dir, "DIR")
-    if partition.topic:
-        text = text.replace(partition.name, "PARTITION").replace(partition.topic, "TOPIC")
-    return _NUMBERS.sub("#", text)
+    return alike(text, partition.name if partition.topic else "")
 
 
 def by_topic(found: Sequence[Partition]) -> list[TopicSums]:

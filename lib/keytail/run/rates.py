@@ -28,6 +28,9 @@ def run_seconds(each_s: Iterable[float], cores: int) -> float:
     return max(sum(seconds) / max(cores, 1), max(seconds, default=0.0))
 
 
+# A command that reads a few small partitions, from its start to its end: Python, its modules and compiled kernels
+# (`python -m tests.bench.start`).
+COMMAND_S = 1.0
 # From the command to the first task, less the time that a run without Spark needs (`python -m tests.bench.start`).
 SPARK_START_S = 4.0
 # In a run ten times as long the start of Spark is negligible, and Spark's UI shows the progress.

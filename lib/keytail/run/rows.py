@@ -63,6 +63,7 @@ class ResultRow(OfPartition):
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
     detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report
+    shown: str | None = field(default=None, compare=False, repr=False)  # in the table, instead of `error`
 
     def __reduce__(self) -> tuple:
         """Pickle the fields only: rows come from other processes by the hundred thousand, and dataclasses' own method
@@ -78,7 +79,12 @@ class ResultRow(OfPartition):
             segments_after=self.segments_before,
             bytes_after=self.bytes_before,
             records_after=self.records_before,
+            shown=None,
         )
+
+    def with_reason_after(self, begin: str) -> ResultRow:
+        """Return this row with `begin` before its reason."""
+        return replace(self, error=begin + self.error, shown=begin + (self.shown or self.error))
 
 
 _values_of = attrgetter(*(field.name for field in fields(ResultRow)))

@@ -45,6 +45,13 @@ def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str
             )
 
 
+def bytes_for_passes(free_bytes: int, limit_bytes: int | None, least_bytes: int) -> int | None:
+    """Return the bytes that a partition alone may use of `free_bytes`, or None if they are too few for its largest
+    group. Without a limit this is half of the free space, or `least_bytes` if that is more."""
+    bound = max(free_bytes // 2, least_bytes) if limit_bytes is None else limit_bytes
+    return min(bound, free_bytes) if least_bytes <= min(bound, free_bytes) else None
+
+
 @dataclass
 class ScratchSpace:
     """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
@@ -96,17 +103,13 @@ class ScratchSpace:
 
     def for_passes(self, device: int, least: int) -> int | None:
         """Return the bytes that the rounds of one partition alone may use now, or None if its largest group (`least`)
-        does not fit.
+        does not fit (`bytes_for_passes`)."""
+        return bytes_for_passes(self.fs.free_bytes(self._path_of[device]), self.limit_bytes, least)
 
-        Without a limit this is half of the free space, or `least` if that is more.
-        """
-        free = self.fs.free_bytes(self._path_of[device])
-        bound = max(free // 2, least) if self.limit_bytes is None else self.limit_bytes
-        return min(bound, free) if least <= min(bound, free) else None
-
-    def refusal(self, device: int, need: int, what: str = "the largest group of segments") -> Refused:
-        """Return the reason why a partition cannot be rewritten even alone, group by group: its largest (`what`) needs
-        `need` bytes."""
+    def refusal(self, device: int, need: int, *, out_of_place: bool = False) -> Refused:
+        """Return the reason why a partition cannot be rewritten even alone: its largest group or, out of place
+        and if output stays, all of it needs `need` bytes."""
+        what = "the partition" if out_of_place or self.output_stays else "the largest group of segments"
         path = self._path_of[device]
         free = self.fs.free_bytes(path)
         if self.output_stays and need <= free:
@@ -127,9 +130,13 @@ class ScratchSpace:
                 remedy=f"Raise --max-scratch-bytes to {need} or more",
                 slug="scratch-limit-too-low",
             )
+        more = max(need - free, 1)
         return Refused(
             f"{what} needs up to {need} bytes of scratch space, but {free} are free",
             path=path,
-            remedy=f"Free {max(need - free, 1)} more bytes on this file system",
+            remedy=f"Free {more} more bytes on this file system, or give another --output-dir"
+            if out_of_place
+            else f"Free {more} more bytes on this file system (`keytail expire` removes what is past its retention), "
+            "write to another one with --output-dir, or move the partition to another log dir of the broker",
             slug="not-enough-space",
         )

@@ -29,6 +29,12 @@ class Reporter(Protocol):
     def watch(self, driver: DriverAddress, /) -> None: ...
 
 
+def starts_spark(each_s: Sequence[float], *, is_asked: bool) -> bool:
+    """Return whether a run on this host starts Spark: if it was requested or is required (`is_asked`), or if the work
+    takes long and it is installed."""
+    return is_asked or (is_worth_spark(each_s, cores()) and not SPARK.missing())
+
+
 def workers_of_run(
     run: contextlib.ExitStack,
     reporter: Reporter,
@@ -45,11 +51,11 @@ def workers_of_run(
     on this host first, on others by the first tasks there."""
     if not submitted and is_on_this_host(master):
         compile_kernels([kernels], reporter.note)
-    is_long = is_worth_spark(each_s, cores())
-    if not submitted and master is None and not needs_spark and not (is_long and not SPARK.missing()):
+    if not starts_spark(each_s, is_asked=submitted or master is not None or needs_spark):
         seconds = run_seconds(each_s, cores())
         expected = f"about {seconds:.0f} s of work" if seconds >= 1 else "a short run"
-        reporter.note(f"running without Spark{', which is not installed' if is_long else ''}: {expected}")
+        lacks = ", which is not installed" if is_worth_spark(each_s, cores()) else ""
+        reporter.note(f"running without Spark{lacks}: {expected}")
         engine: Engine = run.enter_context(Processes(cores()))
     else:
         if not submitted:

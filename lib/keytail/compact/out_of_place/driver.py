@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
+from keytail.cli.rows import human_bytes
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
@@ -25,8 +27,10 @@ from keytail.compact.out_of_place.output_tree import TargetEntry
 from keytail.compact.out_of_place.placing import InTarget, Worker
 from keytail.compact.out_of_place.plan import Known, PlannedPartition, judge, metadata_partition, not_chosen
 from keytail.compact.out_of_place.target import Target, target_of
+from keytail.compact.planned_rows import refused_row
 from keytail.compact.planning import report_version_rules
 from keytail.compact.removal_limit import report_unhosted
+from keytail.compact.room import Room, existing_directory
 from keytail.compact.rules import Rules
 from keytail.compact.run_state import Events
 from keytail.compact.steps import Steps
@@ -37,6 +41,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.run.each_partition import of_each
 from keytail.run.engine import Engine
+from keytail.run.kernels import is_on_this_host, report_uncompiled
 from keytail.run.rows import DONE, ResultRow
 from keytail.run.storage import ScratchSpace
 
@@ -52,16 +57,41 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen = choose(fs, request.choice)
         known = target.entries()
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        checked = _judged(fs, chosen, configuration, rules, known)
+        room = Room.of(fs, None, None)
+        checked = [
+            _with_room(room, item, target, rules, request) for item in _judged(fs, chosen, configuration, rules, known)
+        ]
         for log_dir in request.choice.log_dirs:
-            actions = Counter(item.action for item in checked if item.log_dir == log_dir)
+            of_log_dir = [item for item in checked if item.log_dir == log_dir]
+            actions = Counter(item.action for item in of_log_dir)
+            size_bytes = sum(item.size_bytes for item in of_log_dir if item.action in ("clean", "copy"))
+            free = "" if target.is_store else f" ({human_bytes(fs.free_bytes(_place(target, log_dir, request)))} free)"
             print_message(
                 f"keytail: from {log_dir} to {target.tree(log_dir)}: {actions['clean']} partitions would be compacted, "
                 f"{actions['copy']} copied unchanged, {actions['keep']} are there unchanged, "
-                f"{actions['leave']} left out"
+                f"{actions['leave']} left out; up to {human_bytes(size_bytes)} would be written{free}"
             )
         _report_about(checked, configuration)
+        is_due = any(item.action == "clean" for item in checked)
+        if is_due and not request.submitted and is_on_this_host(request.master):
+            report_uncompiled("compact")
         return [item.planned_row(request.map_memory(), in_detail=request.in_detail) for item in checked]
+
+
+def _place(target: Target, log_dir: str, request: Request) -> str:
+    """Return the directory to which a run writes first, or the nearest one above it that exists."""
+    if target.is_store:
+        return request.scratch_dir or tempfile.gettempdir()
+    return existing_directory(target.fs, target.places[target.log_dirs.index(log_dir)])
+
+
+def _with_room(room: Room, item: PlannedPartition, target: Target, rules: Rules, request: Request) -> PlannedPartition:
+    """Return the decision, or that the partition is refused because it has no room in the target."""
+    if item.action not in ("clean", "copy"):
+        return item
+    path = os.path.join(_place(target, item.log_dir, request), item.name)
+    problem = room.lacking(item.task(request.task_settings(), rules, path, "plan", is_local=target.is_store))
+    return item if problem is None else replace(item, action="leave", row=refused_row(item.row, problem))
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
@@ -222,7 +252,7 @@ class _Driver:
         """Return the rows of the chosen partitions, in their order, and that of a metadata log that was not copied."""
         done: Iterator[ResultRow] = iter(placed)
         rows = [
-            item.with_removal_limit(next(done)) if item.action in ("clean", "copy") else item.row
+            item.with_limits(next(done)) if item.action in ("clean", "copy") else item.row
             for item in self.planned_partitions
         ]
         if self.steps.request.in_detail:

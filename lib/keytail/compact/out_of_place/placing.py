@@ -132,7 +132,7 @@ class Placing:
         if self.result.refusal:
             row = self.row.unchanged("refused", "copied unchanged: " + self.result.refusal)
         elif self.task.out_of_place.only_copies:
-            row = replace(self.intended.row, error="copied unchanged: " + self.intended.row.error)
+            row = self.intended.row.with_reason_after("copied unchanged: ")
         else:
             result = self.result
             detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)

@@ -18,7 +18,7 @@ from keytail.compact.out_of_place.output_tree import TargetEntry
 from keytail.compact.out_of_place.partition import as_written
 from keytail.compact.out_of_place.placing import Intended
 from keytail.compact.out_of_place.target import Target
-from keytail.compact.planned_rows import row_of, row_of_plan, with_detail, with_removal_limit
+from keytail.compact.planned_rows import row_of, row_of_plan, with_detail, with_limits
 from keytail.compact.planning import Planned, plan_partition_of
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.steps import cleaning_tasks
@@ -61,7 +61,7 @@ class PlannedPartition:
 
     def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
         if self.action == "copy":
-            row = replace(self.row, error="would be copied unchanged: " + self.row.error)
+            row = self.row.with_reason_after("would be copied unchanged: ")
         elif self.action == "clean" and self.planned is not None:
             row = row_of_plan(self.planned, map_memory_bytes)
         else:
@@ -71,8 +71,8 @@ class PlannedPartition:
     def detailed(self, row: ResultRow) -> ResultRow:
         return with_detail(row, self.planned) if self.planned is not None else row
 
-    def with_removal_limit(self, row: ResultRow) -> ResultRow:
-        return with_removal_limit(row, self.planned) if self.planned is not None else row
+    def with_limits(self, row: ResultRow) -> ResultRow:
+        return with_limits(row, self.planned) if self.planned is not None else row
 
     @property
     def is_unhosted(self) -> bool:
@@ -218,7 +218,8 @@ def _keep(
         text += ", copied unchanged: " + record.copied_for if record.copied_for else ""
     else:
         text += "; " + row.error
-    row = replace(row, status=status, error=text, segments_after=len(logs), bytes_after=sum(logs), records_after=None)
+    row = row.unchanged(status, text)
+    row = replace(row, segments_after=len(logs), bytes_after=sum(logs), records_after=None)
     return replace(at, action="keep", row=row, record=record, planned=planned)
 
 

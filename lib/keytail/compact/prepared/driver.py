@@ -18,7 +18,7 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
-from keytail.compact.planned_rows import row_of, with_detail, with_removal_limit
+from keytail.compact.planned_rows import row_of, with_detail, with_limits
 from keytail.compact.planning import Planned, plan_partition_of, report_assumptions, report_version_rules
 from keytail.compact.prepared.preparing import AGAIN, Found, Prepare, SourcesChanged
 from keytail.compact.prepared.record import RUN_ID_PREFIX, is_prepared, see_sources
@@ -142,7 +142,7 @@ def _prepare(
         )
         done = compaction.run_or_leave(steps.at_end, lambda some: _all_rows(rows, tasks, some))
     for plan, result in zip(due, done, strict=True):
-        row = with_removal_limit(result, plan)
+        row = with_limits(result, plan)
         rows[plan.facts.path] = with_detail(row, plan) if request.in_detail else row
     return rows
 

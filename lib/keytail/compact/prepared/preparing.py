@@ -121,7 +121,7 @@ class Preparing:
 
     def remove_unneeded(self) -> None:
         """Remove the scratch files of lost attempts; what is prepared is retained."""
-        prepared = Prepared(self.result, frozenset({self._record_name}))
+        prepared = Prepared(self.result, frozenset({self._record_name}), self.task.run_id)
         remove_unneeded(self.target.fs, replace(self.task, prepared=prepared), self.result)
 
     def warnings(self) -> Iterator[str]:

@@ -1,0 +1,53 @@
+"""Whether a partition that is due has room to be rewritten, decided in a plan as in the run (bundles.py).
+
+Each partition is considered alone, with the space that is free now: the run tries again with what others have freed.
+Brings in the kernels, which a plan needs only if a partition is due.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from keytail.compact.bundles import bytes_alone, refusal_alone
+from keytail.compact.keeper import Keeper
+from keytail.compact.planning import Planned
+from keytail.compact.rules import Rules, TaskSettings
+from keytail.compact.steps import cleaning_tasks
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.log.fs import FileSystem
+from keytail.run.storage import ScratchSpace
+from keytail.undo.backup import Backup
+
+
+@dataclass(frozen=True)
+class Room:
+    """The space for scratch files and, with a `keeper`, for a backup. Nothing is reserved."""
+
+    space: ScratchSpace
+    keeper: Keeper | None = None
+
+    @classmethod
+    def of(cls, fs: FileSystem, limit_bytes: int | None, backup: Backup | None) -> Room:
+        """Return the room of a run with `--max-scratch-bytes` and a backup, whose directory need not exist."""
+        if backup is not None:
+            backup = replace(backup, directory=existing_directory(fs, backup.directory))
+        return cls(ScratchSpace(fs, limit_bytes), Keeper(fs, backup) if backup is not None else None)
+
+    def lacking(self, task: CleaningTask) -> KeytailError | None:
+        """Return why the partition cannot be rewritten even when it is alone, None if it can."""
+        if bytes_alone(task, self.space, self.keeper) is not None:
+            return None
+        return refusal_alone(task, self.space, self.keeper)
+
+    def lacking_for(self, planned: Planned, rules: Rules, settings: TaskSettings) -> KeytailError | None:
+        """Return the same for a decision of which all facts are known."""
+        return next(filter(None, map(self.lacking, cleaning_tasks([planned], rules, settings, "plan"))), None)
+
+
+def existing_directory(fs: FileSystem, path: str) -> str:
+    """Return `path`, or the nearest directory above it that exists."""
+    while not fs.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
