@@ -394,11 +394,11 @@ def test_rows_of_written_batches_equal_those_parsed_from_their_bytes(monkeypatch
         append(self, data, table)
 
     monkeypatch.setattr(writer.OutputWriter, "append", checked)
-    rng = random.Random(SEED)
-    for number in range(20):
+    rng, number = random.Random(SEED), 0
+    while number < 20 or found_rows < 50:  # most batches of a log are dropped
         log = random_log(rng, NOW, codecs=(0, 1), segments=rng.randint(2, 6))
         path = str(tmp_path / f"t-{number}")
         facts = write_log(path, log.segments)
         first_dirty = log.segments[0].base_offset
         clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=first_dirty, drop_keyless=True))
-    assert found_rows > 50
+        number += 1
