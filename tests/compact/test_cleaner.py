@@ -242,6 +242,17 @@ def test_a_hash_other_than_the_plans_is_refused(tmp_path):
         clean_tiny(tmp_path, [one(0)], hash_name="other-128")
 
 
+def test_removed_tombstones_are_counted(tmp_path):
+    tombstones = [Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", None), Rec(2, NOW, b"c", b"v")]
+    first = encode_batch(tombstones, delete_horizon_ms=NOW - 1)
+    waiting = encode_batch([Rec(3, NOW, b"d", None), Rec(4, NOW, b"e", b"v")], delete_horizon_ms=NOW + 1)
+    segments = [Segment(0, first + waiting), Segment(5, b"")]
+    facts = write_log(str(tmp_path / "t-0"), segments)
+    task = task_for(str(tmp_path / "t-0"), RandomLog(segments, [], 5, {}), facts, NOW, first_dirty=0)
+    result = clean_partition(LOCAL, task)
+    assert (result.tombstones_removed, result.records_after) == (2, 3)
+
+
 def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
     own = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
     for k, (age_ms, kept) in enumerate([(10, 1), (10**9, 0)]):

@@ -385,6 +385,16 @@ def test_every_mutation_of_a_message_that_keeps_its_magic_is_found(tmp_path, nam
     assert not isinstance(caught.value, CorruptLog) and caught.value.byte_position is not None
 
 
+def test_unused_bits_of_a_source_are_not_rewritten(tmp_path):
+    """Kafka sets the attributes of a message that it rewrites."""
+    dropped, kept = Rec(0, NOW - 10, b"a", b"1"), Rec(1, NOW - 9, b"b", b"2")
+    wrapper = _wrapped([dropped, kept], 1, attributes=1 | 0x40)
+    segments = [Segment(0, wrapper + encode_single(Rec(2, NOW, b"a", b"3"))), Segment(10, b"")]
+    case = Case(segments, first_dirty=0, keep_magic=True)
+    assert case.outputs[0].batches[0] == _wrapped([kept], 1)
+    case.prove(tmp_path)
+
+
 @pytest.mark.parametrize("codec", [1, 2, 3])
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("append_time", [None, 1])
