@@ -8,6 +8,7 @@ import pytest
 
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof.keys import Keys
+from keytail.kernels.proof import table
 from keytail.kernels.proof.table import KEPT, SLOT_WORDS
 
 KEYS = 150_000
@@ -59,3 +60,10 @@ def test_keys_are_compared_by_both_words_of_their_digest():
         assert held == dict(zip(words, range(100), strict=True))
     finally:
         keys.close()
+
+
+def test_keys_that_share_a_word_of_their_digest_are_different():
+    slots = np.zeros(8 * SLOT_WORDS, np.uint64)
+    for offset, (low, high) in enumerate([(1, 8), (1, 16), (2, 8)]):
+        assert table._put(slots, 8, np.uint64(low), np.uint64(high), offset, KEPT) == 1
+    assert table._put(slots, 8, np.uint64(1), np.uint64(16), 3, KEPT) == 0
