@@ -58,6 +58,7 @@ def test_keys_are_compared_by_both_words_of_their_digest():
         digests = [hashlib.blake2b(key, digest_size=16).digest() for key in put]
         words = [(int.from_bytes(d[:8], "little"), int.from_bytes(d[8:], "little") & ~7) for d in digests]
         assert held == dict(zip(words, range(100), strict=True))
+        assert keys.first_unjustified() == (-1, 0)
     finally:
         keys.close()
 
