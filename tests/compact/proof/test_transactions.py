@@ -387,8 +387,9 @@ def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
 def test_an_entry_may_have_the_stable_offset_0(tmp_path):
     """The transaction of producer 2 began at offset 0 and was open when that of producer 1 was aborted."""
     log = data(0, 2, (b"a", b"1")) + data(1, 1, (b"b", b"aborted")) + abort(2, 1) + commit(3, 2)
-    case = Case([Segment(0, log, aborted=(Aborted(1, 1, 2, 0),)), Segment(4, b"")], first_dirty=0, producers={1: (1, 0)})
-    assert case.outputs[0].entries == [Aborted(1, 1, 2, 0).encode()]
+    entry = Aborted(1, 1, 2, 0)
+    case = Case([Segment(0, log, aborted=(entry,)), Segment(4, b"")], first_dirty=0, producers={1: (1, 0)})
+    assert case.outputs[0].entries == [entry.encode()]
     case.prove(tmp_path)
 
 
