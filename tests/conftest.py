@@ -9,6 +9,7 @@ There is no way to opt out; processes that a test starts are not watched.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import random
 import signal
@@ -45,13 +46,33 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("P
 class_archives.use_for_spark()
 
 
+# The files of `make check` that take most, up to 30 s of CPU.
+DEAR = {
+    "tests/audit/test_missing_segments.py",
+    "tests/audit/test_stages.py",
+    "tests/cli/test_metadata.py",
+    "tests/compact/proof/test_prove.py",
+    "tests/documentation/test_help.py",
+    "tests/ledger/test_without_spark.py",
+    "tests/lookup/test_steps.py",
+    "tests/main/test_recorded.py",
+    "tests/test_extras.py",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Do not search for garbage in the thousands of tests, which are there to the end."""
+    gc.disable()
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make each file a group that runs in one process, because its tests share fixtures.
 
     The tests with the shared Spark session are two groups, because each process starts that session for itself. An
     xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs
-    run first, then files with long tests, so that the cores finish at about the same time. Tests with the mark `soak`,
+    run first, then files that take long, so that the cores finish at about the same time. Tests with the mark `soak`,
     and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1.
     """
     if os.environ.get("KEYTAIL_SOAK") != "1":
@@ -60,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out |= _not_drawn(items, left_out)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-    long = {_file(item) for item in items if item.get_closest_marker("long")}
+    long = DEAR | {_file(item) for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: (_rank(item), _file(item) not in long))
     sharing = list(dict.fromkeys(_file(item) for item in items if _shares_spark(item)))
     for item in items:
@@ -82,6 +103,8 @@ def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pyte
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fail if groups are ignored (pytest-xdist 3.8.0 under pytest 9.2): each process would make all fixtures."""
+    gc.enable()
+    gc.freeze()
     if hasattr(session.config, "workerinput") and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("pytest-xdist ignores groups with this pytest: install conf/constraints.txt")
 

@@ -8,6 +8,7 @@ there is any. GLOSSARY.md defines the terms that are used.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -102,18 +103,27 @@ def words_of(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
+TEXT_WORDS = re.compile(r"(?<![\w.-])(" + "|".join(TEXT) + r")(?![\w-])", re.IGNORECASE)
+
+
 def problems(path: str, source: str) -> Iterator[str]:
-    pattern = re.compile(r"(?<![\w.-])(" + "|".join(TEXT) + r")(?![\w-])", re.IGNORECASE)
     part, _ = ALLOWED_LINES.get(path, (None, ""))
-    for number, text in texts(path, source):
+    # Few files have any of the words anywhere, and to parse all files would take seconds.
+    for number, text in texts(path, source) if TEXT_WORDS.search(source) else ():
         if part is not None and part in text:
             continue
-        for match in pattern.finditer(re.sub(r"`[^`]*`|\{[^}]*\}|https?://\S+", "", text)):
+        for match in TEXT_WORDS.finditer(re.sub(r"`[^`]*`|\{[^}]*\}|https?://\S+", "", text)):
             yield f"{path}:{number}: {match[0]!r}: {TEXT[match[0].lower()]}"
-    if path.endswith(".py"):
+    if path.endswith(".py") and any(_words(name) for name in re.findall(r"[^\W\d]\w*", source)):
         for number, name in names(source):
-            for word in set(words_of(name)) & NAMES.keys():
+            for word in _words(name):
                 yield f"{path}:{number}: {word!r} in {name}: {NAMES[word]}"
+
+
+@functools.cache
+def _words(name: str) -> set[str]:
+    """Return the parts of a name that are not used."""
+    return set(words_of(name)) & NAMES.keys()
 
 
 def main() -> int:

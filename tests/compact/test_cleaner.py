@@ -242,6 +242,30 @@ def test_a_hash_other_than_the_plans_is_refused(tmp_path):
         clean_tiny(tmp_path, [one(0)], hash_name="other-128")
 
 
+def test_a_batch_that_has_its_horizon_is_copied(tmp_path):
+    """A rewrite would shorten the numbers in it."""
+    records = [Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", b"v")]
+    log = encode_batch(
+        records, delete_horizon_ms=NOW + 1, spell=lambda number: number[:-1] + bytes([number[-1] | 0x80, 0])
+    )
+    dirty = encode_batch([Rec(2, NOW, b"c", b"v")])
+    segments, path = [Segment(0, log), Segment(2, dirty), Segment(3, b"")], str(tmp_path / "t-0")
+    task = task_for(path, RandomLog(segments, [], 3, {}), write_log(path, segments), NOW, first_dirty=2)
+    result = clean_partition(LOCAL, task)
+    assert read(path, files_of(result, ".log")[0].name) == log + dirty
+
+
+def test_removed_tombstones_are_counted(tmp_path):
+    tombstones = [Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", None), Rec(2, NOW, b"c", b"v")]
+    first = encode_batch(tombstones, delete_horizon_ms=NOW - 1)
+    waiting = encode_batch([Rec(3, NOW, b"d", None), Rec(4, NOW, b"e", b"v")], delete_horizon_ms=NOW + 1)
+    segments = [Segment(0, first + waiting), Segment(5, b"")]
+    facts = write_log(str(tmp_path / "t-0"), segments)
+    task = task_for(str(tmp_path / "t-0"), RandomLog(segments, [], 5, {}), facts, NOW, first_dirty=0)
+    result = clean_partition(LOCAL, task)
+    assert (result.tombstones_removed, result.records_after) == (2, 3)
+
+
 def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
     own = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
     for k, (age_ms, kept) in enumerate([(10, 1), (10**9, 0)]):

@@ -26,7 +26,7 @@ from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, random_log, task_for, write_log
 from tests.compact.test_cleaner import snapshot_entry, write_snapshot
 from tests.interop.conftest import fast_dir  # noqa: F401
-from tests.reference.batches import Rec, crc32c, decode_log, encode_batch
+from tests.reference.batches import Rec, crc32c, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Segment
 from tests.reference.legacy import decode_any_log, encode_single
 
@@ -151,6 +151,22 @@ def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_stay(
         clean_partition(LOCAL, replace(next_pass(task, first), attempt="b"))
     with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 0"):
         clean_partition(LOCAL, task_of(tmp_path / "t-1", batches, 2))
+
+
+def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which marker ends a transaction follows from the last offset of a batch with several records."""
+    producer = {"producer_id": 1, "producer_epoch": 0}
+    later = [
+        encode_batch([rec(10, b"a"), rec(11, b"b")], base_sequence=0, transactional=True, **producer),
+        encode_marker(12, NOW, commit=False, **producer),
+        encode_batch([rec(13, b"c")], base_sequence=2, transactional=True, **producer),
+        encode_marker(14, NOW, commit=True, **producer),
+    ]
+    segments = [[encode_batch([rec(0, b"a")])], later, [ACTIVE]]
+    run_rounds(task_of(tmp_path / "t-0", segments, 0))
+    lose(monkeypatch, 0)
+    with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 0"):
+        clean_partition(LOCAL, task_of(tmp_path / "t-1", segments, 0))
 
 
 def test_a_pass_refuses_state_that_the_previous_one_did_not_write(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ another log."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -390,8 +391,8 @@ SEGMENTS = {
 INDEXES = {3: Aborted(1, 0, 3, 1).encode(), 6: Aborted(3, 4, 6, 7).encode()}
 
 
-def partition(path: Path, indexes: dict[int, bytes]) -> CleaningTask:
-    segments = [Segment(base, b"".join(batches), mtime_ms=NOW) for base, batches in SEGMENTS.items()]
+def partition(path: Path, indexes: dict[int, bytes], batches_of: dict[int, list[bytes]] = SEGMENTS) -> CleaningTask:
+    segments = [Segment(base, b"".join(batches), mtime_ms=NOW) for base, batches in batches_of.items()]
     segments.append(Segment(8, b"", mtime_ms=NOW))
     found = list(write_log(str(path), segments))
     for number, segment in enumerate(found):
@@ -407,6 +408,19 @@ def partition(path: Path, indexes: dict[int, bytes]) -> CleaningTask:
 
 def left(path: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in path.iterdir() if f.suffix in (".log", ".txnindex")}
+
+
+def test_without_an_offset_index_the_map_is_followed_from_the_first_batch(tmp_path: Path) -> None:
+    """That batch contains the first dirty offset, and is aborted: its record justifies no removal."""
+    aborted = encode_batch(
+        [Rec(1, NOW, b"a", b"v"), Rec(2, NOW, b"b", b"v")], producer_id=1, producer_epoch=0, base_sequence=0,
+        transactional=True,
+    )  # fmt: skip
+    batches_of = {0: [encode_batch([Rec(0, NOW, b"b", b"v")])], 1: [aborted, marker(3, 1, commit=False)]}
+    task = partition(tmp_path / "t-0", {1: Aborted(1, 1, 3, 4).encode()}, batches_of)
+    task = replace(task, first_dirty_offset=2)
+    install(LOCAL, task, clean_partition(LOCAL, task))
+    assert decode_log(left(tmp_path / "t-0")[f"{0:020d}.log"])[0].records == (Rec(0, NOW, b"b", b"v"),)
 
 
 @pytest.mark.parametrize(

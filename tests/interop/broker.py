@@ -156,7 +156,7 @@ class Broker:
                 break
             time.sleep(0.1)
         stacks = (stack for stack in text.split("\n\n") if "kafka." in stack)
-        return "\n\n".join(stacks)[:20_000]
+        return "\n\n".join(stacks)[:100_000]
 
     def kill(self) -> None:
         """End the process at once, if it runs, as a crash would."""

@@ -458,6 +458,7 @@ def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: 
         assert all(seen[name] for name in wanted), seen
 
 
+@pytest.mark.interop
 def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
     """Of a broker's table; log/append/APPEND.md, "Producers", explains where the order departs."""
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]

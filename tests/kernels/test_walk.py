@@ -162,6 +162,14 @@ def test_any_bytes_stay_inside_their_bounds(data, place):
     assert end == -1 or 0 < end <= len(data)
 
 
+def test_an_impossible_size_is_found_with_the_magic():
+    """The first 17 bytes, up to the magic, say how small a batch may be."""
+    prefix = np.frombuffer(bytes(16) + b"\2", np.uint8)
+    for is_all, without_magic in ((True, -1), (False, 0)):
+        assert walk.batch_size(prefix, 0, 17, is_all) == -2
+        assert walk.batch_size(prefix, 0, 16, is_all) == without_magic
+
+
 def _damaged_batches() -> list[bytes]:
     records = [Rec(5 + i, 100 + i, b"key%d" % i, b"v" * i, ((b"h", None),)) for i in range(4)]
     data = encode_batch(records)

@@ -96,6 +96,7 @@ def numbers(ledger: Path, run_id: str) -> list[int]:
     return sorted(row["now_ms"] for row in read_rows(str(ledger), "runs", {"run_id": run_id}))
 
 
+@pytest.mark.long
 def test_many_writers_at_once_lose_no_row(tmp_path: Path) -> None:
     writers = {f"run-{n}": start_writer(tmp_path / "ledger", f"run-{n}", 12) for n in range(3)}
     for run_id, writer in writers.items():
@@ -104,6 +105,7 @@ def test_many_writers_at_once_lose_no_row(tmp_path: Path) -> None:
         assert numbers(tmp_path / "ledger", run_id) == list(range(12))
 
 
+@pytest.mark.long
 def test_after_a_kill_the_table_has_each_append_wholly_or_not_at_all(tmp_path: Path) -> None:
     """Each append that was reported is there, and the next writer continues."""
     rng = random.Random(SEED)
@@ -122,6 +124,7 @@ def test_after_a_kill_the_table_has_each_append_wholly_or_not_at_all(tmp_path: P
     assert not (ledger / "runs" / "_delta_log" / "_temporary").exists()
 
 
+@pytest.mark.long
 def test_two_runs_at_once_share_a_new_ledger_and_start_no_jvm(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     environment = {**os.environ, "JAVA_HOME": str(tmp_path / "no-java"), "PATH": ""}

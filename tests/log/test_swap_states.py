@@ -16,7 +16,7 @@ import pytest
 
 import keytail.log
 from keytail.errors import CorruptLog, KeytailError, Refused
-from keytail.log.fs import LOCAL
+from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import recover
 from tests.crash.driver import digest_of
 from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of, segment_data, write_segment
@@ -389,6 +389,16 @@ def test_an_older_broker_does_what_the_row_says(
     assert sorted(left) == sorted(row.left_names)
 
 
+class Watched(FileSystem):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+
+    def _change(self, operation: str, arguments: Any, action: Callable[[], Any]) -> Any:
+        self.operations.append(operation)
+        return action()
+
+
 @pytest.mark.parametrize("number", ROWS)
 def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
     row, d = ROWS[number], Dir(tmp_path, ROWS[number])
@@ -399,8 +409,10 @@ def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
             recover(LOCAL, str(d.path))
         assert digest_of(tmp_path) == before
         return
-    done = recover(LOCAL, str(d.path))
+    watched = Watched()
+    done = recover(watched, str(d.path))
     assert done, "something was left over in every row"
+    assert watched.operations[-1] == "fsync_dir", "what follows assumes that it is durable"
     loaded = load(d.path)
     assert {base: segment.log for base, segment in loaded.segments.items()} == wanted
     for base, segment in loaded.segments.items():

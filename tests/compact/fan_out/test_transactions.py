@@ -9,11 +9,14 @@ import pytest
 
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.fan_out import stages
+from keytail.compact.fan_out.proof import markers_of
 from keytail.compact.fan_out.stages import Sizes, fan_out
 from keytail.compact.fan_out.write import Written
+from keytail.compact.saved_state import load_state
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import KeytailError
+from keytail.kernels.proof.markers import FIRST_DATA, OFFSET, PRODUCER
 from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
@@ -53,6 +56,18 @@ def test_wrong_indexes_are_corrected_as_by_one_task(
         return replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
 
     same_as_one_task(make, tmp_path, max_scratch_bytes=bound)
+
+
+def test_the_first_data_of_each_transaction_is_noted(tmp_path: Path) -> None:
+    """Data of a transaction without a marker is the first data of none."""
+    path = tmp_path / "t-0"
+    first = [data(0, b"a", 1), data(1, b"b", 1, 1), marker(2, 1, commit=False), data(3, b"c", 1, 2)]
+    second = [data(4, b"d", 2), marker(5, 9, commit=True), marker(6, 1, commit=True)]
+    segments = [Segment(0, b"".join(first)), Segment(4, b"".join(second)), Segment(7, b"")]
+    log = RandomLog(segments, [], 7, {})
+    task = task_for(str(path), log, write_log(str(path), segments), NOW, first_dirty=0)
+    table = load_state(LOCAL, task, markers_of(LOCAL, task, "a"))
+    assert table[:, [PRODUCER, OFFSET, FIRST_DATA]].tolist() == [[1, 2, 0], [1, 6, 3], [9, 5, -1]]
 
 
 def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> CleaningTask:

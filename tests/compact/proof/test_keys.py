@@ -8,6 +8,7 @@ import pytest
 
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof.keys import Keys
+from keytail.kernels.proof import table
 from keytail.kernels.proof.table import KEPT, SLOT_WORDS
 
 KEYS = 150_000
@@ -57,5 +58,13 @@ def test_keys_are_compared_by_both_words_of_their_digest():
         digests = [hashlib.blake2b(key, digest_size=16).digest() for key in put]
         words = [(int.from_bytes(d[:8], "little"), int.from_bytes(d[8:], "little") & ~7) for d in digests]
         assert held == dict(zip(words, range(100), strict=True))
+        assert keys.first_unjustified() == (-1, 0)
     finally:
         keys.close()
+
+
+def test_keys_that_share_a_word_of_their_digest_are_different():
+    slots = np.zeros(8 * SLOT_WORDS, np.uint64)
+    for offset, (low, high) in enumerate([(1, 8), (1, 16), (2, 8)]):
+        assert table._put(slots, 8, np.uint64(low), np.uint64(high), offset, KEPT) == 1
+    assert table._put(slots, 8, np.uint64(1), np.uint64(16), 3, KEPT) == 0

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from keytail.compact.proof.legacy import read_message
 from keytail.errors import CorruptLog, KeytailError
 from tests.chance import draws
 from tests.compact.proof.case import NOW, RETENTION, Case
@@ -383,6 +384,21 @@ def test_every_mutation_of_a_message_that_keeps_its_magic_is_found(tmp_path, nam
     with pytest.raises(KeytailError) as caught:
         case.prove(tmp_path)
     assert not isinstance(caught.value, CorruptLog) and caught.value.byte_position is not None
+
+
+def test_a_wrapper_with_the_offset_0_ends_at_its_last_message():
+    message = read_message(_wrapped(_records(0, (b"a", b"1"), (b"b", b"2"), (b"c", b"3")), 1, offset=0))
+    assert (message.first_offset, message.last_offset, message.is_uniform) == (0, 2, False)
+
+
+def test_unused_bits_of_a_source_are_not_rewritten(tmp_path):
+    """Kafka sets the attributes of a message that it rewrites."""
+    dropped, kept = Rec(0, NOW - 10, b"a", b"1"), Rec(1, NOW - 9, b"b", b"2")
+    wrapper = _wrapped([dropped, kept], 1, attributes=1 | 0x40)
+    segments = [Segment(0, wrapper + encode_single(Rec(2, NOW, b"a", b"3"))), Segment(10, b"")]
+    case = Case(segments, first_dirty=0, keep_magic=True)
+    assert case.outputs[0].batches[0] == _wrapped([kept], 1)
+    case.prove(tmp_path)
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3])

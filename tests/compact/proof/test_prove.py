@@ -573,15 +573,26 @@ def test_there_are_as_many_mutations_as_documented():
     assert len(MUTATIONS) == 78
 
 
-@pytest.mark.parametrize(("codec", "in_pieces"), [(0, False), (1, False), (4, False), (0, True), (1, True)])
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_every_mutation_is_found_with_its_position(tmp_path, name, codec, in_pieces, monkeypatch):
+@pytest.fixture(params=[(0, False), (1, False), (4, False), (0, True), (1, True)], ids=lambda p: f"{p[0]}-{p[1]}")
+def to_mutate(request, monkeypatch):
+    """Return the example with each type of timestamps, to be proven whole or in pieces."""
+    codec, in_pieces = request.param
     if in_pieces:
         take_in_pieces(monkeypatch, records=1 + SEED % 3)
-    for timestamp_type in (0, 1):
-        case = _example(codec, timestamp_type)
+    cases = [_example(codec, timestamp_type) for timestamp_type in (0, 1)]
+    for case in cases:
         case.interval = 60  # so that compressed outputs have index entries too
+    return cases
+
+
+def test_without_a_mutation_it_passes(tmp_path, to_mutate):
+    for case in to_mutate:
         case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_mutation_is_found_with_its_position(tmp_path, name, to_mutate):
+    for case in to_mutate:
         before = case.outputs()
         MUTATIONS[name](case)
         assert case.outputs() != before or case.sizes, "the mutation changed nothing"

@@ -10,6 +10,7 @@ import pytest
 from keytail.compact.proof import markers as proof_markers
 from keytail.compact.proof import state as proof_state
 from keytail.errors import CorruptLog, KeytailError
+from keytail.kernels.proof import markers as marker_table
 from tests.chance import draws
 from tests.compact.proof.case import NOW, RETENTION, Case, SmallWindow
 from tests.reference import cleaner
@@ -381,6 +382,28 @@ def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
     with pytest.raises(KeytailError, match="has not ended") as caught:
         case.prove(tmp_path)
     assert caught.value.offset == 16
+
+
+def test_an_entry_may_have_the_stable_offset_0(tmp_path):
+    """The transaction of producer 2 began at offset 0 and was open when that of producer 1 was aborted."""
+    log = data(0, 2, (b"a", b"1")) + data(1, 1, (b"b", b"aborted")) + abort(2, 1) + commit(3, 2)
+    entry = Aborted(1, 1, 2, 0)
+    case = Case([Segment(0, log, aborted=(entry,)), Segment(4, b"")], first_dirty=0, producers={1: (1, 0)})
+    assert case.outputs[0].entries == [entry.encode()]
+    case.prove(tmp_path)
+
+
+def test_a_marker_that_was_not_there_when_markers_were_collected_is_an_error(tmp_path, monkeypatch):
+    collect = proof_state.collect_markers
+
+    def collect_all_but_one(*arguments):
+        found = collect(*arguments)
+        return found[found[:, marker_table.OFFSET] != 9]
+
+    monkeypatch.setattr(proof_state, "collect_markers", collect_all_but_one)
+    with pytest.raises(CorruptLog) as caught:
+        _example().prove(tmp_path)
+    assert caught.value.offset == 9
 
 
 def test_a_torn_tail_of_the_last_segment_is_not_read(tmp_path):
