@@ -112,6 +112,7 @@ def find_target(fs: FileSystem, request: Request) -> Target:
     found = _found(by_broker, topic)
     existing = {entry.topic for dirs in by_broker for facts in dirs for entry in facts.partitions}
     n_partitions = _count(request, known, found, existing)
+    _check_settings(configuration, topic)
     if known is None:
         numbers = sorted(found) or list(range(n_partitions))
     else:
@@ -145,7 +146,7 @@ def _check_topic(request: Request) -> None:
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
-    """Return the topic from the metadata log, if there is one. Raises Refused if the topic's settings are unknown."""
+    """Return the topic from the metadata log, if there is one."""
     topic, cluster, known = request.topic, configuration.cluster, None
     if cluster is not None and cluster.metadata is not None:
         known = cluster.metadata.topics.get(topic)
@@ -162,6 +163,12 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
                 remedy="Check --topic, --topic-id and --log-dirs",
                 slug="topic-id-differs",
             )
+    return known
+
+
+def _check_settings(configuration: Configuration, topic: str) -> None:
+    """Raise Refused if a setting that decides about the records is unknown, or the topic has an old message format."""
+    cluster = configuration.cluster
     if unknown := configuration.unknown(topic, _SETTINGS):
         raise Refused(unknown, slug="unknown-topic-settings")
     older = older_format(configuration.of(topic), cluster.mode if cluster is not None else "unknown")
@@ -173,7 +180,6 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
             "records instead",
             slug="message-format-before-v2",
         )
-    return known
 
 
 def _refuse_to_make(request: Request, number: int, topic_id: str | None) -> None:
