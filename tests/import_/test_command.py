@@ -138,11 +138,16 @@ def test_other_sources_are_left_to_spark(
     assert str(run("import", tmp_path / which, *flags).exception) == "Spark was started"
 
 
-@pytest.mark.parametrize(("limit_bytes", "is_small"), [(HERE_BYTES, True), (10, False)])
+@pytest.mark.parametrize(
+    ("limit_bytes", "limit_records", "is_small"),
+    [(HERE_BYTES, 1000, True), (10, 1000, False), (HERE_BYTES, 999, False)],
+)
 def test_little_parquet_is_imported_without_spark(
-    limit_bytes: int, is_small: bool, run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    limit_bytes: int, limit_records: int, is_small: bool, run: Run, log_dir: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(import_here, "HERE_BYTES", limit_bytes)
+    monkeypatch.setattr(import_here, "MOST_RECORDS", limit_records)
     pq.write_table(pa.table({"key": [f"k{n}" for n in range(1000)], "value": ["v"] * 1000}), tmp_path / "s.parquet")
     flags = ("--log-dirs", log_dir, "--topic", "new", *KNOWN, "--single-replica", "--partition-count", "3",
              "--topic-id", TOPIC_ID)  # fmt: skip

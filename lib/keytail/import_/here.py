@@ -28,6 +28,8 @@ from keytail.run.tasks import Outcome, run_attempt
 
 # Names this process's only attempt of each task.
 _ATTEMPT = "h0"
+# A dictionary of Parquet can make many records of few bytes.
+MOST_RECORDS = 1_000_000
 # Footers to read before it is known whether the source is small.
 _MOST_FILES = 100
 
@@ -67,8 +69,8 @@ class Here:
 
 
 def source_here(local: LocalSource | None, source: Source, n_partitions: int) -> Here | None:
-    """Return the source if this process can and should read it: Parquet that needs none of Spark's rows and decodes to
-    at most HERE_BYTES. Otherwise None."""
+    """Return the source if this process can and should read it: Parquet that needs none of Spark's rows and has at
+    most HERE_BYTES, as Parquet's footers count them, and MOST_RECORDS. Otherwise None."""
     if local is None or not local.uris or len(local.uris) > _MOST_FILES:
         return None
     columns = chosen_columns(local.types, source.columns)
@@ -77,6 +79,7 @@ def source_here(local: LocalSource | None, source: Source, n_partitions: int) ->
     files = files_of(local.uris, columns, {role: local.types[name] for role, name in columns.items()})
     if isinstance(files, str):
         return None
-    if sum(group.decoded_bytes for file in files for group in file.row_groups) > HERE_BYTES:
+    groups = [group for file in files for group in file.row_groups]
+    if sum(group.decoded_bytes for group in groups) > HERE_BYTES or sum(group.rows for group in groups) > MOST_RECORDS:
         return None
     return Here(cut(files, 1), columns, n_partitions)
