@@ -2,7 +2,7 @@
 
 The inventory is a TOML file, named by the environment variable KEYTAIL_BROKERS, otherwise keytail_brokers.toml beside
 the DAGs; keytail_brokers.sample.toml explains each key. It is read by tasks, never while the DAGs are parsed, so a
-mistake in it fails the task that needs it, with the error in that task's log.
+mistake in it fails the task that needs it, without retries, with the error in that task's log.
 """
 
 from __future__ import annotations

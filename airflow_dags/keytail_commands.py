@@ -90,13 +90,17 @@ def run(
 
     apart = parse_rows or keep_output
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output if apart else subprocess.PIPE,
-            stderr=subprocess.PIPE if apart else subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output if apart else subprocess.PIPE,
+                stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (FileNotFoundError, PermissionError) as problem:  # of on_host, or without a shell here
+            tell(f"{command[0]}: {problem.strerror}")
+            return Ended(NOT_FOUND[-1], words="\n".join(told))
         timed_out = _follow(process, timeout_s, grace_s, tell)
         status = TIMED_OUT if timed_out else process.returncode
         output.seek(0)

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial, wraps
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ from airflow.sdk import dag as airflow_dag
 from airflow.sdk import task as airflow_task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from keytail_brokers import InventoryError
 from keytail_commands import MOST_ROWS, Ended, in_words, outcome, run, summary
 
 HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
@@ -39,10 +41,21 @@ RUN_ID = re.compile(r"ledger: this is run ([0-9A-Za-z-]+)")
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Return Airflow's @task with its result in one XCom (for a dict Airflow would create one per key)."""
-    return airflow_task(function, multiple_outputs=False, **settings) if function else airflow_task(
-        multiple_outputs=False, **settings
-    )
+    """Return Airflow's @task with its result in one XCom (for a dict Airflow would create one per key).
+
+    A mistake in the inventory, such as an unknown broker, fails the task for good: a retry would find it again.
+    """
+    if function is None:
+        return partial(task, **settings)
+
+    @wraps(function)
+    def run_it(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except InventoryError as mistake:
+            raise AirflowFailException(str(mistake)) from mistake
+
+    return airflow_task(run_it, multiple_outputs=False, **settings)
 
 
 def given() -> Mapping[str, Any]:

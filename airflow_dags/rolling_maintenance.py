@@ -102,8 +102,9 @@ ASK_S = 300.0  # time that a check, or doctor, may take
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Store why the task failed, for the report of the last task."""
+def _explained(*, retry_inventory: bool = False) -> Iterator[None]:
+    """Store why the task failed, for the report of the last task. A mistake in the inventory fails the task for good,
+    unless `retry_inventory`."""
     try:
         yield
     except AirflowSkipException:
@@ -111,6 +112,8 @@ def _explained() -> Iterator[None]:
     except Exception as problem:
         with contextlib.suppress(Exception):
             get_current_context()["ti"].xcom_push(key="why", value=rolling.short(str(problem)))
+        if isinstance(problem, inventory.InventoryError) and not retry_inventory:
+            raise AirflowFailException(str(problem)) from problem
         raise
 
 
@@ -323,7 +326,7 @@ def _group(group: str, name: str) -> Any:
 
         @task(retries=20)
         def start() -> Any:
-            with _explained():
+            with _explained(retry_inventory=True):  # the broker is down: somebody may correct the file meanwhile
                 said = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
                 return _start(inventory.broker(name), said)
 

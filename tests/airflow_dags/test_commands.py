@@ -235,3 +235,10 @@ def wait_for(true: Callable[[], bool], seconds: float = 20) -> None:
     while not true():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_a_missing_program_of_the_prefix_is_not_retried(commands: Any, tmp_path: Path) -> None:
+    ended = commands.run(["true"], (str(tmp_path / "no-ssh"), "b1"))
+    assert (ended.exit_status, ended.words) == (127, f"{tmp_path}/no-ssh: No such file or directory")
+    with pytest.raises(commands.AirflowFailException, match="command not found"):
+        commands.outcome(ended)

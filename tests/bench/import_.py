@@ -71,6 +71,7 @@ def timed_import(home: Path, codec: str) -> tuple[float, dict[int, int]]:
         topic_id=TOPIC_ID,
         partition_count=PARTITIONS,
         execute=True,
+        master="local[2]",
     )
     started = time.perf_counter()
     rows = import_records(request)

@@ -79,7 +79,7 @@ def test_examples_parse_and_are_shown(name: str) -> None:
 
 # Why an example of a command is not run here, and the test that runs a similar one.
 NOT_RUN = {
-    "import": "starts Spark: tests/documentation/test_guide.py does it, of bulk-load.md",
+    "import": "needs a table: tests/documentation/test_guide.py does it, of bulk-load.md",
     "export": "starts Spark with Delta's jars: tests/export/test_driver.py",
     "history": "needs a ledger: tests/ledger/test_command.py",
     "report": "needs a ledger: tests/report/test_command.py",

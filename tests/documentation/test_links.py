@@ -51,7 +51,7 @@ def test_there_are_links_to_look_at() -> None:
 
 # Pages that name modules as they were at an earlier state, as they say; and names of invented examples.
 _OF_EARLIER_STATES = ("tests/MUTATION.md", "CHANGES.md")
-_EXAMPLES = ("file.py", "broken.py", "JOBS/compact.py")
+_EXAMPLES = ("file.py", "broken.py", "query.py", "JOBS/compact.py")
 _FILE = re.compile(r"(?<![\w./-])(?:\.\./)*([\w-][\w./-]*\.(?:py|md))\b(?![\w/])")
 
 

@@ -53,7 +53,7 @@ def undisturbed(source: Source, spark: Any, tmp_path_factory: pytest.TempPathFac
         rows = import_records(
             Request(source, "orders", (str(logs),), configuration=unknown_topics(), segment_bytes=SEGMENT_BYTES,
                     single_replica=True, topic_id=TOPIC_ID, partition_count=PARTITIONS, import_id=IMPORT_ID,
-                    execute=True)
+                    execute=True, master="local[2]")
         )  # fmt: skip
     assert [(row.status, row.segments >= 3) for row in rows] == [("imported", True)] * PARTITIONS  # type: ignore
     assert sum(row.records for row in rows) == RECORDS

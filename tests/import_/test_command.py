@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from keytail.cli.cluster import Cluster
 from keytail.cli.configuration import Configuration, read_configuration
 from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.import_ import driver as import_
+from keytail.import_ import here as import_here
 from keytail.import_.command import ImportRow, Request, exit_status, next_step, show_rows
 from keytail.import_.source import Source
 from keytail.import_.target import Target, find_target
 from keytail.log.fs import LOCAL
 from keytail.log.lock import hold
+from keytail.run.rates import HERE_BYTES
 from tests.command_line import Run
+from tests.import_.case import TOPIC_ID
 from tests.log_dirs import snapshot
+from tests.reference.batches import all_records, decode_log
+from tests.reference.murmur2 import partition as partition_of
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +62,8 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         ("--topic", "orders", *KNOWN, "--replica-log-dirs", "/no/such/dir"), "no such log dir"
     ),
     "no format": (("--topic", "orders", "--format", "avro"), "avro"),
+    "a topic with a typo": (("--topic", "order", *KNOWN), "Did you mean orders?"),
+    "no such file": (("--topic", "orders", *KNOWN, "--single-replica"), "there is no such file or directory"),
     "no size": (("--topic", "orders", "--segment-bytes", "many"), "invalid size 'many'"),
 }  # fmt: skip
 
@@ -67,6 +78,114 @@ def test_wrong_flags_are_refused_before_spark_starts(name: str, run: Run, log_di
     assert snapshot(log_dir) == before
 
 
+def write_sources(folder: Path) -> None:
+    """A source of each format, without anything wrong."""
+    table = pa.table({"key": [b"a", b"b"], "value": ["x", "y"], "at": pa.array([1, 2], pa.timestamp("ms"))})
+    pq.write_table(table, folder / "table.parquet")
+    (folder / "many").mkdir()
+    pq.write_table(table, folder / "many" / "1.parquet")
+    pq.write_table(table.drop(["value"]), folder / "many" / "2.parquet")
+    (folder / "lines.json").write_text('{"key": "a", "value": "x"}\n\n{"key": "b", "note": 1}\n')
+    (folder / "table.csv").write_text("key,value\na,x\n")
+    deltalake.write_deltalake(folder / "delta", table.drop(["at"]))
+
+
+WRONG_SOURCES: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "no column": ("table.parquet", ("--key-column", "id"), "no column id. Its columns are key, value, at"),
+    "no column in any file": ("many", ("--value-column", "id"), "the source has no column id"),
+    "no column of JSON": ("lines.json", ("--format", "json", "--sort-by", "id"), "Its columns are key, value, note"),
+    "no column of Delta": ("delta", ("--format", "delta", "--key-column", "id"), "no column id. Its columns are key"),
+    "no column to sort by": ("table.parquet", ("--sort-by", "id"), "give the right one with --sort-by"),
+    "a wrong type": ("table.parquet", ("--partition-column", "at"), "at of the source has the type timestamp_ntz, but"),
+    "a typo in the path": ("tables.parquet", (), "Did you mean"),
+    "JSON as Parquet": ("lines.json", (), "it is JSON lines ( . Give --format json"),
+    "CSV as Parquet": ("table.csv", (), "table.csv is not a Parquet file"),
+    "Parquet as JSON": ("table.parquet", ("--format", "json"), "it is Parquet ( . Give --format parquet"),
+    "Parquet as Delta": ("table.parquet", ("--format", "delta"), "it is Parquet ( . Give --format parquet"),
+    "Delta as Parquet": ("delta", (), "it is a Delta table ( . Give --format delta"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SOURCES)
+def test_a_wrong_source_is_refused_before_spark_starts(name: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    write_sources(folder)
+    which, arguments, message = WRONG_SOURCES[name]
+    before = snapshot(log_dir)
+    path = folder / which
+    result = run("import", path, "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--single-replica", *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace(f"{path})", " ").split()), result.output
+    assert snapshot(log_dir) == before
+
+
+@pytest.mark.parametrize(
+    ("which", "arguments"),
+    [
+        ("table.parquet", ("--sort-by", "key")),
+        ("table.parquet", ("--master", "local[2]")),
+        ("many", ()),  # a column is in one file only, which Spark decides about
+        ("lines.json", ("--format", "json")),
+        ("delta", ("--format", "delta")),
+    ],
+)
+def test_other_sources_are_left_to_spark(
+    which: str, arguments: tuple[str, ...], run: Run, log_dir: Path, tmp_path: Path
+) -> None:
+    write_sources(tmp_path)
+    flags = ("--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--single-replica", *arguments)
+    assert str(run("import", tmp_path / which, *flags).exception) == "Spark was started"
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "limit_records", "is_small"),
+    [(HERE_BYTES, 1000, True), (10, 1000, False), (HERE_BYTES, 999, False)],
+)
+def test_little_parquet_is_imported_without_spark(
+    limit_bytes: int, limit_records: int, is_small: bool, run: Run, log_dir: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(import_here, "HERE_BYTES", limit_bytes)
+    monkeypatch.setattr(import_here, "MOST_RECORDS", limit_records)
+    pq.write_table(pa.table({"key": [f"k{n}" for n in range(1000)], "value": ["v"] * 1000}), tmp_path / "s.parquet")
+    flags = ("--log-dirs", log_dir, "--topic", "new", *KNOWN, "--single-replica", "--partition-count", "3",
+             "--topic-id", TOPIC_ID)  # fmt: skip
+    if not is_small:
+        assert str(run("import", tmp_path / "s.parquet", *flags).exception) == "Spark was started"
+        return
+    before = snapshot(log_dir)
+    dry = run("import", tmp_path / "s.parquet", *flags, "--output", "json")
+    assert "in this process, without Spark" in dry.stderr
+    assert snapshot(log_dir) == before
+    counts = [row["records"] for row in json.loads(dry.stdout)]
+    assert sum(counts) == 1000
+    assert all(counts)
+    done = json.loads(run("import", tmp_path / "s.parquet", *flags, "--execute", "--output", "json").stdout)
+    assert [(row["status"], row["records"]) for row in done] == [("imported", count) for count in counts]
+    for number in range(3):
+        log = b"".join(path.read_bytes() for path in sorted((log_dir / f"new-{number}").glob("*.log")))
+        keys = [rec.key for batch in decode_log(log) for rec in all_records([batch])]
+        assert keys == [b"k%d" % n for n in range(1000) if partition_of(b"k%d" % n, 3) == number]
+    assert not list(log_dir.glob("*/*.clean"))
+    again = json.loads(run("import", tmp_path / "s.parquet", *flags, "--execute", "--output", "json").stdout)
+    assert {row["status"] for row in again} == {"imported-before"}
+
+
+def test_a_small_source_with_a_partition_that_does_not_exist_is_refused(
+    run: Run, log_dir: Path, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"key": ["a", "b"], "value": ["1", "2"], "partition": [0, 9]}), tmp_path / "s.parquet")
+    flags = ("--log-dirs", log_dir, "--topic", "new", *KNOWN, "--single-replica", "--partition-count", "3",
+             "--topic-id", TOPIC_ID)  # fmt: skip
+    dry = run("import", tmp_path / "s.parquet", *flags)
+    assert "1 records are for partitions that new does not have: 9" in dry.stderr
+    result = run("import", tmp_path / "s.parquet", *flags, "--execute")
+    assert result.exit_code == 1
+    assert "a record is for partition 9, which the topic does not have" in result.output
+    assert not any(path.stat().st_size for path in log_dir.glob("new-*/*.log"))
+
+
 def test_a_topic_with_unknown_settings_is_refused(run: Run, log_dir: Path) -> None:
     result = run("import", "source.parquet", "--log-dirs", log_dir, "--topic", "orders", "--output", "json")
     assert result.exit_code == 1
@@ -79,7 +198,7 @@ def test_a_topic_with_unknown_settings_is_refused(run: Run, log_dir: Path) -> No
 
 def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) -> None:
     """A broker before 3.0 sends batches of version 2 unchanged, and clients before 0.11 cannot read them."""
-    arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--output", "json")
+    arguments = ("import", "file:/s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--output", "json")
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
     assert result.exit_code == 1
@@ -90,7 +209,7 @@ def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) 
 
 
 def test_an_import_beside_a_broker_is_refused(run: Run, log_dir: Path) -> None:
-    arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--execute")
+    arguments = ("import", "file:/s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--execute")
     with hold([str(log_dir)]):
         result = run(*arguments)
     assert result.exit_code == 1

@@ -70,6 +70,7 @@ def go(tmp_path: Path) -> Callable[..., list[ImportRow]]:
             "topic_id": TOPIC_ID,
             "partition_count": 3,
             "execute": True,
+            "master": "local[2]",  # without a master a small source is read without Spark
             **changes,
         }
         return import_records(Request(source, "orders", **values))
@@ -203,6 +204,19 @@ def test_a_dry_run_counts_and_changes_nothing(go: Callable[..., Any], tmp_path: 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_an_error_of_spark_is_reported_in_its_words_without_the_name_of_the_call(
+    kind: str, go: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A URI: only Spark opens it."""
+    path = tmp_path / "source"
+    path.write_bytes(b"PAR1 not a footer" if kind == "parquet" else b'{"key": "a", "value": "b"}\nnot json\n')
+    with pytest.raises(UsageProblem, match=rf"cannot be read as {kind}: ") as refused:
+        go(Source(path.as_uri(), kind))
+    assert "An error occurred while calling" not in str(refused.value)
+    assert "Exception" in str(refused.value) or "[" in str(refused.value)
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], Columns, str]] = {
     "no key": ({"value": ["a"]}, Columns(), "no column key.*--key-column"),
     "no such name": ({"key": ["a"], "value": ["a"]}, Columns(timestamp="at"), "no column at.*--timestamp-column"),
@@ -232,6 +246,8 @@ def test_an_empty_source_and_a_missing_one_are_reported(go: Callable[..., Any], 
             go(empty, execute=execute)
     with pytest.raises(UsageProblem, match="cannot be read as parquet"):
         go(Source(str(tmp_path / "nowhere"), "parquet"))
+    with pytest.raises(UsageProblem, match=r"cannot be read as parquet: \[PATH_NOT_FOUND\]"):
+        go(Source((tmp_path / "nowhere").as_uri(), "parquet"))
     (tmp_path / "bad.json").write_text('{"key": "a", "value": "b"}\nnot json\n')
     with pytest.raises(KeytailError, match=r"column|cannot be read|import-job-failed|Malformed"):
         go(Source(str(tmp_path / "bad.json"), "json"))

@@ -1,5 +1,5 @@
-"""The two strategies of an import, without the JVM and through Spark's rows: the same bytes of both, and when each is
-chosen.
+"""The strategies of an import, without Spark, on Spark without the JVM, and through Spark's rows: the same bytes and
+the same import id of all, and when each is chosen.
 
 KEYTAIL_SEED repeats one random source.
 """
@@ -93,9 +93,10 @@ def write_file(path: Path, rows: list[Row], rng: random.Random, times: pa.DataTy
             at += size
 
 
+@pytest.mark.parametrize("odd_names", [True, False])
 @pytest.mark.parametrize("seed", seeds(1))
-def test_both_strategies_give_the_same_bytes(
-    seed: int, go: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+def test_all_strategies_give_the_same_bytes(
+    seed: int, odd_names: bool, go: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     rng = random.Random(seed)
     folder = tmp_path / "source"
@@ -104,7 +105,7 @@ def test_both_strategies_give_the_same_bytes(
     kind = rng.choice((pa.binary(), pa.string()))
     expected: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     sizes = [rng.randrange(1, 500), 0, rng.randrange(1, 2000)]
-    for number, name in enumerate(sorted(["b", "a %c", "ä"])):  # as their URIs are ordered, too
+    for number, name in enumerate(sorted(["b", "a %c", "ä"] if odd_names else ["b", "a c", "a+@~d"])):  # as their URIs
         rows = random_rows(rng, sizes[number])
         write_file(folder / f"{name}.parquet", rows, rng, times, kind)
         for row, (key, value, headers, at, own) in enumerate(rows):
@@ -116,14 +117,18 @@ def test_both_strategies_give_the_same_bytes(
     source = Source(str(folder), "parquet")
     reported: list[Any] = []
     real, dry = on_spark.slices_of, []
-    for strategy in ("past", "through"):
+    strategies = ("past", "through") if odd_names else ("past", "through", "here")
+    for strategy in strategies:
         def chosen(*given: Any, strategy: str = strategy) -> Any:
             reported.append(real(*given))
             return reported[-1] if strategy == "past" else "this test asks for it"
 
         monkeypatch.setattr(on_spark, "slices_of", chosen)
-        dry.append(go(source, execute=False))
-        rows_reported = go(source, codec="lz4", batch_bytes=900, segment_bytes=9000)
+        here = {"master": None} if strategy == "here" else {}
+        if strategy == "here":
+            monkeypatch.setattr(import_, "session_of_run", lambda *_, **__: pytest.fail("Spark was started"))
+        dry.append(go(source, execute=False, **here))
+        rows_reported = go(source, codec="lz4", batch_bytes=900, segment_bytes=9000, **here)
         assert {row.status for row in rows_reported} <= {"imported", "unchanged"}, rows_reported
         (tmp_path / "logs").rename(tmp_path / strategy)
         log_dir(tmp_path / "logs")
@@ -131,8 +136,9 @@ def test_both_strategies_give_the_same_bytes(
     given = {number: [(rec.key, rec.value, rec.headers, rec.timestamp) for rec in recs]
              for number, recs in found(tmp_path, "past").items()}  # fmt: skip
     assert given == {number: expected[number] for number in range(PARTITIONS)}, f"seed {seed}"
-    assert segment_files(tmp_path / "past") == segment_files(tmp_path / "through"), f"seed {seed}"
-    assert dry[0] == dry[1], f"seed {seed}"
+    for strategy, rows_of_it in zip(strategies, dry, strict=True):
+        assert segment_files(tmp_path / "past") == segment_files(tmp_path / strategy), f"seed {seed}"
+        assert dry[0] == rows_of_it, f"seed {seed}"  # with the import id
     assert [row.records for row in dry[0]] == [len(expected[number]) for number in range(PARTITIONS)]
 
 

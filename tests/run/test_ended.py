@@ -61,6 +61,7 @@ def session_that(is_stopped: bool | None) -> Any:
     """Return a session whose jobs all fail; its JVM reports whether it is stopped, or has ended."""
     scala = SimpleNamespace(isStopped=lambda: is_stopped)
     context = SimpleNamespace(
+        master="local[1]",
         _jsc=Gone() if is_stopped is None else SimpleNamespace(sc=lambda: scala),
         setJobGroup=lambda *_, **__: None,
         broadcast=lambda values: SimpleNamespace(value=values, destroy=lambda: None),

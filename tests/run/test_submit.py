@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +86,42 @@ def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> No
     assert "tasks read Parquet without the JVM" in done.stderr
     found = {n: [record.key for record in records_of(logs / f"orders-{n}")] for n in range(2)}
     assert found == {n: [key for key in keys if partition_of(key, 2) == n] for n in range(2)}
+
+
+def as_in_the_guide(page: str, first: str, root: Path, log_dir: Path) -> str:
+    """Return standard output of the commands of the page's block that contains `first`, in a shell without an activated
+    environment, where `root` has links to .venv, jobs and conf as the repository has them."""
+    for name, target in ((".venv", Path(sys.prefix)), ("jobs", ROOT / "jobs"), ("conf", ROOT / "conf")):
+        (root / name).symlink_to(target)
+    text = (ROOT / "lib/keytail/guide" / page).read_text().replace("/var/lib/kafka", str(log_dir))
+    if program := re.search(r"```python\n(.*?)```", text, re.DOTALL):
+        (root / "query.py").write_text(program[1])
+    block = next(block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if first in block)
+    commands = block.replace("local[*]", "local[2]").replace(
+        "--config /etc/kafka/server.properties",
+        f"--log-dirs {log_dir} --topics-have-no-overrides --topic-config orders:cleanup.policy=compact --output json",
+    )
+    kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "KEYTAIL_CACHE_DIR") if name in os.environ}
+    java = shutil.which("java")
+    assert java is not None
+    environment = kept | {"PATH": f"/usr/bin:/bin:{Path(java).parent}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        ["sh", "-ec", commands], cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_job_of_the_guide_needs_no_activated_environment(log_dir: Path, tmp_path: Path) -> None:
+    printed = as_in_the_guide("compact-a-cluster.md", "jobs/compact.py --config", tmp_path, log_dir)
+    assert [row["status"] for row in json.loads(printed)] == ["compacted"] * 3
+
+
+def test_the_query_of_the_guide_needs_no_activated_environment(log_dir: Path, tmp_path: Path) -> None:
+    (log_dir / "replication-offset-checkpoint").write_text("0\n3\norders 0 400\norders 1 400\norders 2 400\n")
+    printed = as_in_the_guide("export-a-topic.md", "query.py", tmp_path, log_dir)
+    counts = {(int(row[0]), int(row[1])) for row in re.findall(r"\|\s*(\d+)\|\s*(\d+)\|", printed)}
+    assert counts == {(n, len(records_of(log_dir / f"orders-{n}"))) for n in range(3)}
 
 
 def test_the_job_refuses_a_master_of_its_own(log_dir: Path) -> None:

@@ -29,7 +29,7 @@ from keytail.export.command import ExportRow, Request
 from keytail.export.delta_table import TableState, read_state
 from keytail.export.latest import LatestTask
 from keytail.export.on_spark import Export, Exporting, ExportOutcome, Work
-from keytail.export.plan import ExportPlan, LogNow, plan_export
+from keytail.export.plan import NO_PARTITION, NO_TABLE, ExportPlan, LogNow, plan_export, why_exported
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.cluster.metadata import read_topic_id
@@ -218,8 +218,8 @@ def _no_state(request: Request, state: TableState | None) -> str:
     if request.as_of:
         return f"the state as of {request.as_of}"
     if state is None:
-        return "there is no table yet"
-    return state.changed or "the partition is not in the table yet"
+        return NO_TABLE
+    return state.changed or NO_PARTITION
 
 
 def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
@@ -337,6 +337,7 @@ def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
     return replace(
         row,
         status="exported",
+        why=why_exported(plan.why),
         records=records,
         tombstones=latest.tombstones,
         keyless=latest.keyless,

@@ -63,9 +63,17 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:
     return max(found) if found else None
 
 
-def plan_export(
-    before: Exported | None, log: LogNow, *, no_state: str = "the partition is not in the table yet"
-) -> ExportPlan:
+NO_TABLE = "there is no table yet"
+NO_PARTITION = "the partition is not in the table yet"
+_DONE = {NO_TABLE: "there was no table before", NO_PARTITION: "the partition was not in the table before"}
+
+
+def why_exported(why: str) -> str:
+    """Return the reason of a plan in words that are still true after its export."""
+    return _DONE.get(why, why)
+
+
+def plan_export(before: Exported | None, log: LogNow, *, no_state: str = NO_PARTITION) -> ExportPlan:
     why = no_state if before is None else reason_for_all(before, log)
     if before is None or why is not None:
         return ExportPlan("full", why or "", log.log_start_offset)

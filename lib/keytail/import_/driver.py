@@ -22,12 +22,16 @@ from keytail.format.compression import CODECS
 from keytail.import_ import on_spark
 from keytail.import_ import source as import_source
 from keytail.import_.command import ImportRow, Request
+from keytail.import_.here import Here, source_here
 from keytail.import_.install import complete_partition, make_partition
+from keytail.import_.local_source import LocalSource, files_here, look
 from keytail.import_.on_spark import Import, ImportOutcome
 from keytail.import_.plan import ImportPlan, plan_import, refusals, survey_replica
 from keytail.import_.records import Load
+from keytail.import_.rows import Rows
 from keytail.import_.segments import SegmentsTask
-from keytail.import_.source import Source, refuse_partitions_out_of_range
+from keytail.import_.slices import Slices
+from keytail.import_.source import Source, SourceFileFacts, refuse_partitions_out_of_range
 from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
@@ -54,6 +58,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
     work_as_owner(fs, request.all_log_dirs)
     with contextlib.ExitStack() as run:
         target = find_target(fs, request)  # reports mistakes in flags before any lock is taken
+        local = None if request.submitted else look(request.source)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.all_log_dirs)
@@ -63,14 +68,9 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
         with Reporter("import", [(f"{request.topic}-{item.number}", 0) for item in target.partitions]) as reporter:
             if not request.submitted and is_on_this_host(request.master):
                 compile_kernels(["import"], reporter.note)
-            reporter.note("starting Spark")
-            spark = session_of_run(
-                run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
-            ).session
-            frame = import_source.opened(spark, request.source)
-            records = on_spark.source_of(spark, frame, request.source, target.n_partitions)
+            records, files = _opened(request, local, target.n_partitions, run, reporter)
             import_id = request.import_id or import_source.import_id_of(
-                spark, frame, request.source, request.topic, target.n_partitions
+                files, request.source, request.topic, target.n_partitions
             )
             planned = [_plan(fs, request, target, partition, import_id) for partition in target.partitions]
             if not request.execute:
@@ -78,6 +78,22 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
                 return _dry_run(request, target, planned, records.measure(), import_id)
             reporter.note(f"import id {import_id}; reading {request.source.path}: {records.description}")
             return _execute(request, fs, target, planned, records, import_id, reporter, at_end)
+
+
+def _opened(
+    request: Request, local: LocalSource | None, n_partitions: int, run: contextlib.ExitStack, reporter: Reporter
+) -> tuple[Here | Slices | Rows, Sequence[SourceFileFacts]]:
+    """Return the source in the strategy that suits it, with its files. Starts Spark, unless the source is small."""
+    here = source_here(local, request.source, n_partitions) if request.master is None else None
+    if here is not None and local is not None:
+        return here, files_here(local)
+    reporter.note("starting Spark")
+    spark = session_of_run(
+        run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
+    ).session
+    frame = import_source.opened(spark, request.source)
+    records = on_spark.source_of(spark, frame, request.source, n_partitions)
+    return records, import_source.files_on_spark(spark, frame)
 
 
 def _extra_settings(source: Source) -> Mapping[str, str]:
@@ -196,8 +212,7 @@ def _execute(
 ) -> list[ImportRow]:
     run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
     plans = {item.partition.number: item.plan for item in planned if item.plan is not None}
-    is_local = records.spark.sparkContext.master.startswith("local")
-    at_end.push(partial(_remove_late_scratch, fs, list(plans.values()), run_id, is_local))
+    at_end.push(partial(_remove_late_scratch, fs, list(plans.values()), run_id, records.is_on_one_host))
     rows = {item.partition.number: item.row(request, import_id=import_id) for item in planned}
     notes = {item.partition.number: item.notes for item in planned}
 

@@ -1,7 +1,8 @@
-"""The Spark part of an import: Spark reads a source, one task writes each target partition, the driver commits.
+"""One run of an import: a strategy reads the source, one task writes each target partition, the driver commits.
 
-There are two strategies to bring records to the tasks that write: bypassing the JVM (slices.py) and through Spark's
-rows (rows.py). Both give a task the records of its partition as columns, in the same order. Tasks write only scratch
+There are three strategies to bring records to the tasks that write: in this process (here.py), on Spark bypassing the
+JVM (slices.py) and through Spark's rows (rows.py). All give a task the records of its partition as columns, in the same
+order. Tasks write only scratch
 files, with names unique to the attempt; the driver renames them after every task has succeeded. The caller holds the
 locks.
 """
@@ -9,33 +10,27 @@ locks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import pyarrow
-
-from keytail.acting_user import as_caller, on_workers
+from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, Refused
-from keytail.format.encode import RecordColumns
 from keytail.import_.cells import Scratch
+from keytail.import_.here import Here
 from keytail.import_.install import finish, install
+from keytail.import_.partition_tasks import write_partition
 from keytail.import_.plan import ImportPlan
-from keytail.import_.records import Unpack
 from keytail.import_.rows import Rows, with_partitions
-from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
+from keytail.import_.segments import SegmentsTask, Written
 from keytail.import_.slices import Slices, slices_of
 from keytail.import_.source import Source, records_of
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.recover import remove_lost_scratch
-from keytail.run.spark_engine import attempt_name, name_jobs
-from keytail.run.tasks import Outcome, answer_bytes, as_problem, run_attempt
+from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
-from keytail.values import from_bytes
-
-_ANSWER_SCHEMA = "partition int, answer binary"
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class Import:
     earlier run has committed; `refused` gives for other partitions why records for them cannot be written. `on_trace`
     is called with the Python tracebacks of tasks."""
 
-    records: Slices | Rows
+    records: Here | Slices | Rows
     plans: Sequence[ImportPlan]
     tasks: Mapping[int, SegmentsTask]
     import_id: str
@@ -110,28 +105,8 @@ class Import:
         # Partitions that already have their records are skipped; one that does not exist must reach a task.
         skipped = [plan.partition for plan in self.plans if plan.record is not None]
         scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
-        try:
-            name_jobs(self.records.spark.sparkContext, "import: records by partition")
-            frame, unpack = self.records.by_partition(skipped, scratch)
-            task = partial(_write_partition, unpack=unpack, tasks=dict(self.tasks), refused=dict(self.refused))
-            name_jobs(self.records.spark.sparkContext, "import: segments")
-            with as_caller():
-                rows = frame.mapInArrow(on_workers(task), _ANSWER_SCHEMA).collect()
-        except Exception as lost:
-            lines = [line for line in str(lost).splitlines() if line.strip()]
-            own = (line for line in lines if line.startswith("keytail.errors."))  # raised by a task that reads
-            text = next(own, None) or next(
-                (line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__
-            )
-            raise KeytailError(
-                f"the Spark job that reads the source and writes segments failed: {text.strip()[:500]}",
-                remedy="Nothing was imported. Check the source and the memory of the tasks, and run again",
-                slug="import-job-failed",
-            ) from lost
-        except BaseException:  # a signal: no task may write after scratch has been removed
-            self.records.spark.sparkContext.cancelAllJobs()
-            raise
-        answers = {row["partition"]: from_bytes(row["answer"]) for row in rows}
+        write = partial(write_partition, tasks=dict(self.tasks), refused=dict(self.refused))
+        answers = self.records.write(write, skipped, scratch)
         for answer in answers.values():
             if answer.trace:
                 self.on_trace(answer.trace)
@@ -166,54 +141,3 @@ class Import:
             start_ms,
             time.time_ns() // 1_000_000,
         )
-
-
-def _write_partition(
-    batches: Iterator[Any], *, unpack: Unpack, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
-) -> Iterator[Any]:
-    """The body of one Spark task: write the records of one partition, in order."""
-    from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
-
-    context = TaskContext.get()
-    assert context is not None
-    number, attempt = context.partitionId(), attempt_name()
-    records = (item for batch in batches for item in unpack(batch))
-    answer = run_attempt(partial(_written, tasks=tasks, refused=refused, number=number), records, attempt)
-    for _ in batches:  # Spark treats a worker that does not consume all its input as dead
-        pass
-    if answer.value is not None or answer.problem is not None:
-        yield pyarrow.RecordBatch.from_pydict(
-            {
-                "partition": pyarrow.array([number], pyarrow.int32()),
-                "answer": pyarrow.array([answer_bytes(answer)], pyarrow.binary()),
-            }
-        )
-
-
-def _written(
-    records: Iterator[tuple[int, RecordColumns]], attempt: str, *, tasks: Mapping[int, SegmentsTask],
-    refused: Mapping[int, str], number: int,
-) -> Written | None:  # fmt: skip
-    writer = None
-    try:
-        for partition, columns in records:
-            if partition != number:
-                raise Refused(
-                    f"a record is for partition {partition}, which the topic does not have",
-                    remedy="Check the partition column of the source",
-                    slug="partition-out-of-range",
-                )
-            if number not in tasks:
-                raise Refused(
-                    f"the source has records for partition {number}, which cannot be written: "
-                    f"{refused.get(number, 'it is not in these log dirs')}",
-                    slug="records-for-unavailable-partition",
-                )
-            if writer is None:
-                writer = SegmentsWriter(LOCAL, tasks[number], attempt)
-            writer.append(columns)
-        return writer.finish() if writer is not None else None
-    except BaseException:
-        if writer is not None:
-            writer.discard()
-        raise

@@ -15,9 +15,13 @@ import numpy as np
 import pyarrow
 
 from keytail.format.encode import RecordColumns
+from keytail.import_.cells import Scratch
+from keytail.import_.partition_tasks import WritePartition, write_on_spark
 from keytail.import_.records import Load, Unpack, bytes_column, columns_of
+from keytail.import_.segments import Written
 from keytail.import_.source import Source
 from keytail.kernels.murmur2 import partition_of_keys
+from keytail.run.tasks import Outcome
 
 # Spark computes the size of the batch at each row, to keep it below maxBytesPerBatch. For columns with lists, the time
 # that takes grows with the number of rows: in batches of 10,000 it was 20 s per million rows.
@@ -38,6 +42,10 @@ class Rows:
     def description(self) -> str:
         return f"through Spark's rows, because {self.why}"
 
+    @property
+    def is_on_one_host(self) -> bool:
+        return str(self.spark.sparkContext.master).startswith("local")
+
     def measure(self) -> list[Load]:
         """Count the records of each partition, ascending. Reads the whole source once."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
@@ -53,6 +61,10 @@ class Rows:
             .collect()
         )
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
+
+    def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
+        """Return the outcome of each partition that has records; those in `skipped` are left out."""
+        return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
 
     def by_partition(self, skipped: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
         """Return a DataFrame with one task per partition, each with that partition's records in order, and the function

@@ -22,11 +22,13 @@ from keytail.acting_user import as_caller, on_workers
 from keytail.format.encode import RecordColumns
 from keytail.import_ import cells
 from keytail.import_.cells import Piece, Scratch, Slice
+from keytail.import_.partition_tasks import WritePartition, write_on_spark
 from keytail.import_.records import Load, Unpack
+from keytail.import_.segments import Written
 from keytail.import_.source import Source, chosen_columns
 from keytail.log.fs import LOCAL
 from keytail.run.spark_engine import attempt_name
-from keytail.run.tasks import as_problem
+from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 
 # Decoded size according to Parquet's footers; a task needs a second or less for a slice.
@@ -81,6 +83,14 @@ class Slices:
         rows = counted.groupBy("partition").agg(*(F.sum(name).alias(name) for name in names)).collect()
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
+    @property
+    def is_on_one_host(self) -> bool:
+        return str(self.spark.sparkContext.master).startswith("local")
+
+    def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
+        """Return the outcome of each partition that has records; those in `skipped` are left out."""
+        return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
+
     def by_partition(self, skipped: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
         """Read the source once, into `scratch`. Returns a frame with one task per partition, and the function by which
         such a task reads its records, in order. The partitions in `skipped` are left out."""
@@ -134,16 +144,25 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
     why = rows_needed(source, uris, columns)
     if why is not None:
         return why
+    files = files_of(uris, columns, {role: types[name] for role, name in columns.items()})
+    if isinstance(files, str):
+        return files
+    return Slices(spark, cut(files, spark.sparkContext.defaultParallelism), columns, n_partitions)
+
+
+def files_of(
+    uris: Sequence[str], columns: Mapping[str, str], types: Mapping[str, str]
+) -> list[SourceFile] | str:
+    """Read the footers of the files; return them, or why only Spark's rows can read the files. `columns` and `types`
+    (Spark's) are by role."""
     try:
         with Threads(_FOOTERS_AT_ONCE, "footers") as readers:
             paths = (unquote(urlsplit(uri).path) for uri in uris)
             files = list(readers.map(partial(_look_into, columns=columns), paths))
     except Exception as problem:  # of any type: Spark may be able to read the files, or reports the fault
         return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"
-    why = rows_needed_by_types(files, {role: types[name] for role, name in columns.items()})
-    if why is not None:
-        return why
-    return Slices(spark, cut(files, spark.sparkContext.defaultParallelism), columns, n_partitions)
+    why = rows_needed_by_types(files, types)
+    return files if why is None else why
 
 
 def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:

@@ -8,14 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from keytail.errors import KeytailError, UsageProblem
+from keytail.run.ended import first_line
 
 FORMATS = ("parquet", "delta", "json")
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
+
+
+SourceFileFacts = tuple[str, int, int]
+"""URI, size in bytes, and modification time in ms of a file of the source."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,9 @@ def records_of(frame: Any, source: Source) -> Any:
     types = dict(frame.dtypes)
     kinds = {"key": _binary, "value": _binary, "timestamp": _timestamp, "headers": _headers, "partition": _partition}
     wanted = chosen_columns(types, source.columns)
+    check_types(types, wanted, source.sort_by)
     columns = [kinds[role](F, types, name).alias(role) for role, name in wanted.items()]
     for number, name in enumerate(source.sort_by):
-        _require(types, name, "--sort-by")
         columns.append(F.col(_quoted(name)).alias(f"sort_{number}"))
     if source.format != "parquet":
         number = F.monotonically_increasing_id()
@@ -100,14 +105,19 @@ def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]
     return chosen
 
 
-def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partitions: int) -> str:
-    """Return an id for importing this source, with its current files, into this topic: 32 hexadecimal digits."""
+def files_on_spark(spark: Any, frame: Any) -> list[SourceFileFacts]:
+    """Return the files of the source, by Spark's file systems."""
     files = []
     configuration = spark._jsc.hadoopConfiguration()
     for name in sorted(frame.inputFiles()):
         path = spark._jvm.org.apache.hadoop.fs.Path(spark._jvm.java.net.URI(name))
         status = path.getFileSystem(configuration).getFileStatus(path)
-        files.append([name, status.getLen(), status.getModificationTime()])
+        files.append((name, status.getLen(), status.getModificationTime()))
+    return files
+
+
+def import_id_of(files: Sequence[SourceFileFacts], source: Source, topic: str, n_partitions: int) -> str:
+    """Return an id for importing this source, with its current files, into this topic: 32 hexadecimal digits."""
     message = [topic, n_partitions, asdict(source), files]
     return hashlib.blake2b(json.dumps(message, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -125,9 +135,8 @@ def opened(spark: Any, source: Source) -> Any:
         frame = reader.load(source.path)
         types = frame.dtypes
     except Exception as problem:
-        text = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
         raise UsageProblem(
-            f"the source cannot be read as {source.format}: {text.strip()[:500]}",
+            f"the source cannot be read as {source.format}: {first_line(problem)[:500]}",
             path=source.path,
             remedy="Give a path that the driver and all executors can read, and its --format",
             slug="unreadable-source",
@@ -152,9 +161,36 @@ def _require(types: Mapping[str, str], name: str, flag: str) -> str:
     return types[name]
 
 
-def _wrong(name: str, found: str, wanted: str, remedy: str) -> UsageProblem:
-    what = f"column {name} of the source has the type {found}, but must be {wanted}"
-    return UsageProblem(what, remedy=remedy, slug="invalid-source-column-type")
+def check_types(types: Mapping[str, str], columns: Mapping[str, str], sort_by: Sequence[str] = ()) -> None:
+    """Raise UsageProblem if a column has a wrong type, or one of `sort_by` is missing. `types`: Spark's type of each
+    column, "" if it is not known; `columns`: names by role."""
+    for role, name in columns.items():
+        allowed, wanted, remedy = _ALLOWED[role]
+        if types[name] and types[name] not in allowed:
+            what = f"column {name} of the source has the type {types[name]}, but must be {wanted}"
+            raise UsageProblem(what, remedy=remedy, slug="invalid-source-column-type")
+    for name in sort_by:
+        _require(types, name, "--sort-by")
+
+
+_BYTES = ("binary", "string")
+_AS_BYTES = (_BYTES, "binary or string", "Convert it to the bytes that consumers are to receive")
+# By role: the allowed types, these in words, and the remedy for another one.
+_ALLOWED: dict[str, tuple[Collection[str], str, str]] = {
+    "key": _AS_BYTES,
+    "value": _AS_BYTES,
+    "headers": (
+        {f"array<struct<key:{key},value:{value}>>" for key in _BYTES for value in _BYTES},
+        "array<struct<key:binary,value:binary>> (or strings)",
+        "Leave the column out if there are no headers",
+    ),
+    "timestamp": (("timestamp", *_WHOLE), "a timestamp, or an integer in ms since 1970", "Convert it"),
+    "partition": (
+        _WHOLE,
+        "an integer",
+        "Convert or remove it; without it the keys determine the partitions, as in Kafka's producer",
+    ),
+}
 
 
 def _quoted(name: str) -> str:
@@ -162,17 +198,10 @@ def _quoted(name: str) -> str:
 
 
 def _binary(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
-    if types[name] not in ("binary", "string"):
-        raise _wrong(name, types[name], "binary or string", "Convert it to the bytes that consumers are to receive")
     return F.col(_quoted(name)).cast("binary")
 
 
 def _headers(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
-    kind = "array<struct<key:binary,value:binary>>"
-    kinds = ("string", "binary")
-    allowed = {f"array<struct<key:{key},value:{value}>>" for key in kinds for value in kinds}
-    if types[name] not in allowed:
-        raise _wrong(name, types[name], f"{kind} (or strings)", "Leave the column out if there are no headers")
     return F.transform(
         F.col(_quoted(name)),
         lambda pair: F.struct(pair["key"].cast("binary").alias("key"), pair["value"].cast("binary").alias("value")),
@@ -180,17 +209,11 @@ def _headers(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
 
 
 def _timestamp(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
-    if types[name] == "timestamp":
-        return F.unix_millis(F.col(_quoted(name)))
-    if types[name] not in _WHOLE:
-        raise _wrong(name, types[name], "a timestamp, or an integer in ms since 1970", "Convert it")
-    return F.col(_quoted(name)).cast("bigint")
+    column = F.col(_quoted(name))
+    return F.unix_millis(column) if types[name] == "timestamp" else column.cast("bigint")
 
 
 def _partition(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
-    if types[name] not in _WHOLE:
-        remedy = "Convert or remove it; without it the keys determine the partitions, as in Kafka's producer"
-        raise _wrong(name, types[name], "an integer", remedy)
     # A cast of numbers beyond int would wrap to existing partitions.
     beyond = F.col(_quoted(name)).cast("bigint").between(-(2**31), 2**31 - 1)
     return F.when(F.col(_quoted(name)).isNull() | beyond, F.col(_quoted(name)).cast("int")).otherwise(F.lit(-1))

@@ -6,8 +6,9 @@ Reads listings, checkpoints and the metadata log. Refuses imports that would lea
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from keytail.cli.configuration import Configuration
@@ -109,7 +110,9 @@ def find_target(fs: FileSystem, request: Request) -> Target:
     configuration = with_metadata(fs, request.log_dirs, request.configuration)
     known = _known(configuration, request)
     found = _found(by_broker, topic)
-    n_partitions = _count(request, known, found)
+    existing = {entry.topic for dirs in by_broker for facts in dirs for entry in facts.partitions}
+    n_partitions = _count(request, known, found, existing)
+    _check_settings(configuration, topic)
     if known is None:
         numbers = sorted(found) or list(range(n_partitions))
     else:
@@ -143,14 +146,15 @@ def _check_topic(request: Request) -> None:
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
-    """Return the topic from the metadata log, if there is one. Raises Refused if the topic's settings are unknown."""
+    """Return the topic from the metadata log, if there is one."""
     topic, cluster, known = request.topic, configuration.cluster, None
     if cluster is not None and cluster.metadata is not None:
         known = cluster.metadata.topics.get(topic)
         if known is None:
             raise UsageProblem(
                 f"topic {topic} is not in the {cluster.origin}",
-                remedy="Create the topic while the broker runs, stop the broker, and run again",
+                remedy=_did_you_mean(topic, cluster.metadata.topics)
+                + "To import into a new topic, create it while the broker runs, stop the broker, and run again",
                 slug="topic-not-in-metadata-log",
             )
         if request.topic_id not in (None, known.topic_id):
@@ -159,6 +163,12 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
                 remedy="Check --topic, --topic-id and --log-dirs",
                 slug="topic-id-differs",
             )
+    return known
+
+
+def _check_settings(configuration: Configuration, topic: str) -> None:
+    """Raise Refused if a setting that decides about the records is unknown, or the topic has an old message format."""
+    cluster = configuration.cluster
     if unknown := configuration.unknown(topic, _SETTINGS):
         raise Refused(unknown, slug="unknown-topic-settings")
     older = older_format(configuration.of(topic), cluster.mode if cluster is not None else "unknown")
@@ -170,7 +180,6 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
             "records instead",
             slug="message-format-before-v2",
         )
-    return known
 
 
 def _refuse_to_make(request: Request, number: int, topic_id: str | None) -> None:
@@ -200,8 +209,14 @@ def _found(
     return found
 
 
-def _count(request: Request, known: Topic | None, found: dict[int, Any]) -> int:
-    """Return the number of partitions of the topic, on which the partition of a key depends."""
+def _did_you_mean(topic: str, existing: Iterable[str]) -> str:
+    near = get_close_matches(topic, sorted(existing), n=1)
+    return f"Did you mean {near[0]}? " if near else ""
+
+
+def _count(request: Request, known: Topic | None, found: dict[int, Any], existing: Iterable[str]) -> int:
+    """Return the number of partitions of the topic, on which the partition of a key depends. `existing`: the topics in
+    the log dirs."""
     given = request.partition_count
     if known is not None:
         if given not in (None, len(known.replicas)):
@@ -224,7 +239,8 @@ def _count(request: Request, known: Topic | None, found: dict[int, Any]) -> int:
     if not found:
         raise UsageProblem(
             f"the log dirs contain no partition of topic {request.topic}",
-            remedy="Check --topic and --log-dirs; to create its partitions, give --partition-count and --topic-id",
+            remedy=_did_you_mean(request.topic, existing)
+            + "Check --topic and --log-dirs; to create its partitions, give --partition-count and --topic-id",
             slug="unknown-topic-or-partition",
         )
     if sorted(found) != list(range(len(found))):

@@ -14,8 +14,9 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 
 import contextlib
 import os
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -43,12 +44,13 @@ from keytail.salvage.command import SALVAGE
 from keytail.undo.command import UNDO
 from keytail.verify.command import VERIFY
 
+_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="keytail",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_CONTEXT,
 )
 
 COMMANDS: dict[str, Command] = {
@@ -60,13 +62,16 @@ COMMANDS: dict[str, Command] = {
 }  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> NoReturn:
-    """Run a command line and exit with its status. `submitted`: spark-submit started the driver."""
-    program = "spark-submit jobs/" if submitted else "keytail"
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit with its status."""
+    _exit_with(partial(app, args=arguments, prog_name="keytail"))
+
+
+def _exit_with(run: Callable[[], object]) -> NoReturn:
     guard()
     exit_without_trace()
     try:
-        app(args=arguments, prog_name=program, obj=SUBMITTED if submitted else None)
+        run()
     except SystemExit as ended:
         if isinstance(ended.code, int):  # help or wrong usage: commands have ended their output
             ended.code = end_of_output(ended.code, changes=False)
@@ -114,11 +119,14 @@ def _separate_standard_error(parent: int) -> None:
 
 
 def run_as_job(command: str) -> NoReturn:
-    """Run the command `verb` with the flags of this process, in the Spark session of spark-submit."""
+    """Run the command with the flags of this process, in the Spark session of spark-submit. Usage lines name the
+    job's file."""
     parent = os.getppid()  # read once: the parent may end at any moment
     _separate_standard_error(parent)
     stop_with_parent(parent)
-    main([command, *sys.argv[1:]], submitted=True)
+    group: Any = typer.main.get_command(app)
+    run = group.commands[command]
+    _exit_with(partial(run, args=sys.argv[1:], prog_name=f"spark-submit {sys.argv[0]}", obj=SUBMITTED, **_CONTEXT))
 
 
 if __name__ == "__main__":

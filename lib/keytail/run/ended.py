@@ -21,6 +21,7 @@ _LONGEST_END_S = 20.0
 # Delay of the JVM's output while it runs: afterwards it is known whether a stop has begun.
 HELD_BACK_S = 0.2
 _LONGEST_SWEEP_S = 3.0
+_PY4J_CALL = "An error occurred while calling "
 
 
 class SparkEnded(KeytailError):
@@ -85,9 +86,10 @@ def text_of(problem: BaseException) -> str:
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of the error's text, or its type."""
-    lines = text_of(problem).strip().splitlines()
-    return lines[0] if lines else type(problem).__name__
+    """Return the first line of the error's text that has information, or its type: py4j begins with the name of the
+    call that failed, and the Java exception follows after a colon."""
+    lines = [line for line in text_of(problem).strip().splitlines() if not line.startswith(_PY4J_CALL)]
+    return lines[0].removeprefix(": ").strip() if lines else type(problem).__name__
 
 
 def sweep(remove: Callable[[], int]) -> None:

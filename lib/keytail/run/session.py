@@ -30,6 +30,7 @@ from keytail.run.ended import (
     signal_of,
     silence_py4j,
 )
+from keytail.run.executor_wait import reported_wait
 from keytail.run.java import require_java
 from keytail.run.jvm import Jvm, end_jvm, has_jvm, has_session, jvm_of_keytail
 from keytail.run.jvm_log import JvmLog, write
@@ -88,7 +89,8 @@ def session_of_run(
     kernels: str | None = None,
 ) -> SparkEngine:
     """Return the engine of spark-submit's session if there is one, else of one of `local_session` on `master`; the
-    session is stopped with `run`, unless other code of this process, such as a notebook, had started it before.
+    session is stopped with `run`, unless other code of this process, such as a notebook, had started it before. Raises
+    KeytailError if no worker of a standalone cluster is large enough for an executor.
 
     A cluster marks a submitted application that never creates a session as failed. If the session ends during the run,
     the resulting errors become SparkEnded, or the signal that accompanies it. Errors that a signal caused become the
@@ -109,6 +111,7 @@ def session_of_run(
     if is_own:
         run.callback(_stop, engine)
     run.push(partial(_raise_ended, engine))  # runs before end_jvm and _stop
+    run.enter_context(reported_wait(session))
     return engine
 
 

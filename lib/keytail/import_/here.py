@@ -1,0 +1,85 @@
+"""The strategy of an import of little Parquet: in the command's own process, without Spark.
+
+The work, and so the result, is that of slices.py: the records of each partition are packed into cells in scratch files,
+from which the partitions are written.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from keytail.import_ import cells
+from keytail.import_.cells import Scratch, Slice
+from keytail.import_.local_source import LocalSource
+from keytail.import_.partition_tasks import Records, WritePartition
+from keytail.import_.records import Load
+from keytail.import_.segments import Written
+from keytail.import_.slices import cut, files_of, rows_needed
+from keytail.import_.source import Source, chosen_columns
+from keytail.log.fs import LOCAL
+from keytail.run.rates import HERE_BYTES
+from keytail.run.tasks import Outcome, run_attempt
+
+# Names this process's only attempt of each task.
+_ATTEMPT = "h0"
+# A dictionary of Parquet can make many records of few bytes.
+MOST_RECORDS = 1_000_000
+# Footers to read before it is known whether the source is small.
+_MOST_FILES = 100
+
+
+@dataclass
+class Here:
+    """A source as slices that this process reads. `columns` maps roles to the source's column names."""
+
+    slices: Sequence[Slice]
+    columns: Mapping[str, str]
+    n_partitions: int
+    description: str = field(default="in this process, without Spark", init=False)
+    is_on_one_host: bool = field(default=True, init=False)
+
+    def measure(self) -> list[Load]:
+        """Count the records of each partition, ascending. Reads keys and values of the whole source once."""
+        sums: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(4, np.int64))
+        for item in self.slices:
+            for batch in cells.count_slice(item, self.columns, self.n_partitions):
+                for number, *counts in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    sums[number] += counts
+        return [Load(number, *map(int, sums[number])) for number in sorted(sums)]
+
+    def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
+        """Return the outcome of each partition that has records; those in `skipped` are left out."""
+        found: list[list[cells.Cell]] = [[] for _ in range(self.n_partitions)]
+        for item in self.slices:
+            path = scratch.path(item, _ATTEMPT)
+            for cell in cells.store_slice(LOCAL, item, self.columns, self.n_partitions, skipped, path):
+                found[cell.task].append(cell)
+        answers = {}
+        for number, stored in enumerate(found):
+            if stored:
+                task: Callable[[Records, str], Any] = partial(write, number)
+                answers[number] = run_attempt(task, cells.load(LOCAL, stored), _ATTEMPT)
+        return answers
+
+
+def source_here(local: LocalSource | None, source: Source, n_partitions: int) -> Here | None:
+    """Return the source if this process can and should read it: Parquet that needs none of Spark's rows and has at
+    most HERE_BYTES, as Parquet's footers count them, and MOST_RECORDS. Otherwise None."""
+    if local is None or not local.uris or len(local.uris) > _MOST_FILES:
+        return None
+    columns = chosen_columns(local.types, source.columns)
+    if rows_needed(source, local.uris, columns) is not None:
+        return None
+    files = files_of(local.uris, columns, {role: local.types[name] for role, name in columns.items()})
+    if isinstance(files, str):
+        return None
+    groups = [group for file in files for group in file.row_groups]
+    if sum(group.decoded_bytes for group in groups) > HERE_BYTES or sum(group.rows for group in groups) > MOST_RECORDS:
+        return None
+    return Here(cut(files, 1), columns, n_partitions)
