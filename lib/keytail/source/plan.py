@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from keytail.errors import Refused, UsageProblem, joined, of_system
 from keytail.log.fs import FileSystem
-from keytail.log.listed import again_beside_a_broker
+from keytail.log.listed import retry_beside_broker
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import Readable, readable
@@ -91,7 +91,7 @@ def _plan_live(
         return _plan(fs, options, survey_partition(fs, log_dir, entry))
 
     try:
-        return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
+        return retry_beside_broker(look, clean_shutdown=log_dir.clean_shutdown)
     except OSError as error:
         raise of_system(error) from error
 

@@ -458,7 +458,7 @@ def test_new_files_are_like_the_log(directory: Path) -> None:
 
 
 def test_where_all_lies_below_the_log_start_empty_snapshots_are_written(directory: Path) -> None:
-    """Snapshots at the bases of the last two segments and at the end (APPEND.md, "Before it is opened")."""
+    """Snapshots at the bases of the last two segments and at the end (APPEND.md, "Before a log is opened")."""
     with opened(directory) as log:
         for _ in range(3):
             log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
