@@ -23,7 +23,7 @@ from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.undo.backup import Backup, keep
 from keytail.undo.manifest import MANIFEST, Manifest, read_manifest
-from keytail.undo.partition import Decision, Found, bytes_to_copy, check_backup, decide, look, restore
+from keytail.undo.partition import Decision, PartitionState, bytes_to_copy, check_backup, decide, read_state, restore
 from tests.chance import SEED, draws
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, Group, Partition, log_of, txn_index, write_segment
 from tests.reference.loader import load
@@ -85,7 +85,7 @@ class Story:
         return read_manifest(LOCAL, self.entry)
 
     def decide(self) -> Decision:
-        return decide(self.manifest, look(LOCAL, self.manifest))
+        return decide(self.manifest, read_state(LOCAL, self.manifest))
 
     def undo(self) -> None:
         decision = self.decide()
@@ -418,7 +418,7 @@ def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
 
 def test_an_empty_directory_lacks_everything() -> None:
     manifest = Manifest("r1", "t", 0, "/d", 1, 10, None, 10, None, (), (), ())
-    assert decide(manifest, Found({}, None, None, ())).is_done
+    assert decide(manifest, PartitionState({}, None, None, ())).is_done
 
 
 # By row of the table: what is done until there, and from which group on the backup is used.
