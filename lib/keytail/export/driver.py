@@ -52,7 +52,7 @@ class _Planned:
 
 
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
-    """Export, or plan only without `execute`. Returns a row for each chosen partition, by topic and partition."""
+    """Export; without `execute` only plan. Returns a row for each chosen partition, sorted by topic and partition."""
     target = checked_target(fs, request)
     chosen = choose(fs, request.choice)
     request = replace(request, target=target)

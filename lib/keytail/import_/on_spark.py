@@ -1,4 +1,4 @@
-"""The Spark part of an import: Spark reads a source, one task writes each target partition, the driver commits.
+"""Runs an import on Spark: Spark reads a source, one task writes each target partition, and the driver commits.
 
 There are two strategies to bring records to the tasks that write: bypassing the JVM (slices.py) and through Spark's
 rows (rows.py). Both give a task the records of its partition as columns, in the same order. Tasks write only scratch
@@ -57,7 +57,7 @@ class ImportOutcome:
 
 @as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
-    """Return the source in the strategy that suits it, chosen by the DataFrame that `import_source.opened` returned."""
+    """Return the source with the strategy that suits it. `frame` is the DataFrame that `source.opened` returned."""
     rows = records_of(frame, source)  # in either strategy this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
     if isinstance(found, Slices):
@@ -171,7 +171,7 @@ class Import:
 def _write_partition(
     batches: Iterator[Any], *, unpack: Unpack, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Iterator[Any]:
-    """The body of one Spark task: write the records of one partition, in order."""
+    """Run a Spark task: write the records of one partition, in order."""
     from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
     context = TaskContext.get()

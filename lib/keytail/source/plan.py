@@ -1,7 +1,7 @@
 """Plans a read of the `kafka-log` data sources: the range of offsets of each partition, and slices of the log.
 
-Runs in the process in which Spark plans a query. Reads listings, checkpoints and indexes, and to find a time or a
-transaction, the batches around it.
+It runs in the process in which Spark plans a query. It reads listings, checkpoints and indexes; and, to find a time or
+a transaction, the batches around it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Piece:
 
 
 def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]:
-    """Return the slices of each task, by topic, partition and offset. Raises UsageProblem, Refused."""
+    """Return the slices of each task, sorted by topic, partition and offset. Raises UsageProblem for options that do
+    not fit the log dirs, and Refused if a partition cannot be read."""
     surveyed = survey_log_dirs(fs, options.log_dirs)
     chosen = sorted(
         ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
@@ -55,8 +56,8 @@ def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]
 
 
 def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
-    """Raise UsageProblem if named topics or partitions are missing, or if offsets per partition do not cover exactly
-    the partitions that are read."""
+    """Raise UsageProblem if named topics or partitions are missing, or if offsets by partition are not given for
+    exactly the partitions that are read."""
     found = {(entry.topic, entry.partition) for entry in chosen}
     topics = {topic for topic, _ in found}
     lacking = [topic for topic in options.topics if topic not in topics]
