@@ -80,7 +80,7 @@ def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
             "compact": _compact,
         }.items():  # fmt: skip
             yield command if path == paths[0] else RARE, partial(step, path)
-    yield RARE, lambda: _compact_in_rounds(_many_keys(home))
+    yield RARE, lambda: _compact_in_passes(_many_keys(home))
     yield "salvage", partial(_salvage, paths[0])
 
 
@@ -252,7 +252,7 @@ def _many_keys(home: str) -> str:
     return path
 
 
-def _compact_in_rounds(path: str) -> None:
+def _compact_in_passes(path: str) -> None:
     facts = _facts(path)
     task = CleaningTask.of(
         facts, first_dirty_offset=0, first_uncleanable_offset=facts.segments[-1].base_offset,
