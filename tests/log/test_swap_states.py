@@ -1,7 +1,7 @@
 """One test for each row of the table of states in lib/keytail/log/SWAP.md.
 
-Models of brokers' loaders and keytail's recovery load each state; tests/versions_of_kafka loads the same states with real
-brokers.
+Models of brokers' loaders and keytail's recovery load each state; tests/versions_of_kafka loads the same states with
+real brokers.
 """
 
 from __future__ import annotations
