@@ -56,7 +56,7 @@ brokers from the inventory (`KEYTAIL_BROKERS`). Does not stop or start brokers.
 def compact_brokers() -> None:
     @steps.task(execution_timeout=steps.SHORT)
     def choose() -> list[str]:
-        """Return the brokers of this run; raises InventoryError for a mistake in the inventory."""
+        """Return the names of this run's brokers. Raises InventoryError for a mistake in the inventory."""
         return [one.name for one in inventory.chosen(steps.given()["brokers"])]
 
     tasks: list[Any] = []

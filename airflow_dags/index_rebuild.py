@@ -22,10 +22,10 @@ NAMED = "{{ ', '.join(task.op_kwargs['names']) }}"
 
 
 def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], commands.Ended]) -> list[dict[str, Any]]:
-    """Return the outcome of each broker, processed one after the other; if one fails, the others are still processed.
+    """Process the brokers one after the other, even if one fails, and return the outcome of each.
 
-    Then the task fails for the failed brokers. It is retried if that may help any of them: for the others a retry has
-    nothing left to do.
+    If any failed, the error of the task names them. The task is retried if a retry may help any of them; for the others
+    a retry finds nothing to do.
     """
     made: list[dict[str, Any]] = []
     failed: list[tuple[str, AirflowException]] = []
@@ -78,7 +78,7 @@ task fails and is retried, and the other tasks continue.
 | `done` | last task: succeeds if no step failed |
 
 Retries are safe: index files that match their logs are not changed, so a second run finds nothing to do. With
-`truncate`, logs that were torn by a crash are truncated where a broker would truncate them at its start. No time is
+`truncate`, logs that were torn by a crash are truncated where a broker would truncate them at startup. No time is
 passed to keytail: it uses the clock of its host.
 """,
     tags=["keytail", "kafka", "index"],

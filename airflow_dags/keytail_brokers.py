@@ -1,4 +1,4 @@
-"""The brokers whose log dirs the DAGs maintain: the way to run commands on their hosts, and keytail's flags for each.
+"""Reads the inventory of brokers: how to run commands on their hosts, and keytail's flags for each.
 
 The inventory is a TOML file, named by the environment variable KEYTAIL_BROKERS, otherwise keytail_brokers.toml beside
 the DAGs; keytail_brokers.sample.toml explains each key. It is read by tasks, never while the DAGs are parsed, so a
@@ -19,17 +19,17 @@ BESIDE = Path(__file__).with_name("keytail_brokers.toml")
 
 
 class InventoryError(ValueError):
-    """An error in the inventory, with the file and what to write."""
+    """A mistake in the inventory; the text names the file and what to write."""
 
 
 @dataclass(frozen=True)
 class Broker:
     """One broker.
 
-    `on_host` is the prefix of a command that is to run on its host, and takes one more word, a line for a shell, such
-    as ("ssh", "kafka@b1") or ("docker", "exec", "-i", "b1", "sh", "-c"); empty: this host. It must pass standard input
-    on. `flags` are given to every keytail command. `commands` are other commands by purpose, for DAGs that stop and
-    start brokers.
+    `on_host` is the prefix of a command that runs on the broker's host, such as ("ssh", "kafka@b1") or ("docker",
+    "exec", "-i", "b1", "sh", "-c"); empty means this host. The command is appended as one word, a line for a shell, and
+    gets standard input. `flags` are given to every keytail command. `commands` are other commands by purpose, for DAGs
+    that stop and start brokers.
     """
 
     name: str
@@ -86,7 +86,7 @@ def broker(name: str, path: str | None = None) -> Broker:
 
 
 def chosen(names: Sequence[str]) -> list[Broker]:
-    """Return the brokers with these names; all if there are none."""
+    """Return the brokers with these names, or all brokers if no names are given."""
     return [broker(name) for name in names] or brokers()
 
 

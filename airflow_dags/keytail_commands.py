@@ -1,4 +1,4 @@
-"""Runs keytail from a task, here or on a broker's host: logs its output by line, stops it in order, and reads its rows.
+"""Runs keytail from a task, here or on a broker's host: logs its output by line, stops it by SIGTERM, reads its rows.
 
 A command runs under a small shell whose standard input is held open. When that closes, because the task was killed or
 timed out, or its worker died, the shell sends SIGTERM to the command, on whichever host it is: keytail then stops
@@ -55,7 +55,8 @@ exit 2
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command: `rows` of its standard output, or `output` if requested; `words`: the end of its stderr."""
+    """The result of a command: the `rows` on its standard output, or `output` if requested; `words` is the end of its
+    standard error."""
 
     exit_status: int
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -72,11 +73,12 @@ def run(
     grace_s: float = GRACE_S,
     keep_output: bool = False,
 ) -> Ended:
-    """Run a command to its end, and return how it ended; its standard error is passed to `on_line` as it arrives.
+    """Run a command to its end, and return its result; its standard error is passed to `on_line` as it arrives.
 
-    After `timeout_s` it is stopped, and the status is 124. When this process gets SIGTERM, or an exception is raised
-    here (such as Airflow's own timeout), it is stopped too. `parse_rows`: standard output is a JSON array; otherwise it
-    is logged like standard error. Raises AirflowFailException if it should be an array and is not, after status 0 or 3.
+    After `timeout_s` it is stopped, and the status is 124. It is also stopped if this process gets SIGTERM, or if an
+    exception is raised here (such as Airflow's own timeout). `parse_rows`: standard output is a JSON array; otherwise
+    it is logged like standard error. Raises AirflowFailException if it should be an array and is not, after status 0
+    or 3.
     `keep_output`: for a command without rows, its standard output is returned in `output` and not logged.
     """
     line = ["sh", "-c", _UNDER_A_SHELL, "keytail", *words]
@@ -164,7 +166,7 @@ def _follow(
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     """Yield the output by line, and None at least twice a second, until the process has ended and all output is read.
 
-    A process that it left running may hold the pipe open: reading ends one second after the process.
+    A child of the process may hold the pipe open longer: reading ends one second after the process.
     """
     stream = process.stderr or process.stdout
     assert stream is not None

@@ -1,4 +1,4 @@
-"""The decisions of the roll over brokers, as functions of the output of commands that rolling_maintenance.py runs.
+"""Makes the decisions of the roll, as functions of the output of the commands that rolling_maintenance.py runs.
 
 The rules: a broker that was stopped is started again, unless `verify` reported that a start would lose records; no
 broker is stopped while another one is down, or after the roll has stopped.
@@ -25,7 +25,7 @@ _BAD = ("damaged", "failed", "refused")
 
 
 def lacking(commands: Mapping[str, Sequence[str]]) -> str:
-    """Return what is wrong with a broker's commands, "" if nothing."""
+    """Return what is wrong with a broker's commands; empty if nothing is."""
     missing = [name for name in NEEDED if not commands.get(name)]
     unknown = sorted(set(commands) - set(KNOWN))
     told = [f"lacks commands.{name}" for name in missing]
@@ -34,7 +34,7 @@ def lacking(commands: Mapping[str, Sequence[str]]) -> str:
 
 
 def group_ids(names: Iterable[str]) -> list[str]:
-    """Return, for each broker, a name that Airflow accepts for a task group, all different."""
+    """Return, for each broker, a different name that Airflow accepts for a task group."""
     made: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
@@ -106,8 +106,9 @@ def is_good(name: str, exit_status: int, output: str) -> bool:
 
 
 def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the relevant facts of a run of verify: `ran`, whether it was completed; `loses`, findings by which a start
-    would lose records; `bad`, partitions that are damaged or were not read; both truncated, with the total count."""
+    """Return the relevant facts about a run of verify: `ran`, whether it was completed; `loses`, the findings because
+    of which a start would lose records; `bad`, partitions that are damaged or were not read. The last two have a
+    limited number of items, and the total count beside them."""
     losing = [
         _words(row, finding) for row in rows for finding in row.get("findings") or () if finding.get("start_loses")
     ]
@@ -122,7 +123,7 @@ def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def may_start(said: Mapping[str, Any] | None) -> bool:
-    """Return False only if verify reported that a start would lose records. A missing verdict allows it."""
+    """Return False only if verify reported that a start would lose records. Without a verdict, a start is allowed."""
     return not (said and said.get("loses"))
 
 
@@ -158,9 +159,9 @@ def stops_the_roll(
     *,
     stop_on_damage: bool,
 ) -> str:
-    """Return why the roll ends at a broker that is back in sync, "" if it continues.
+    """Return why the roll ends at a broker that is back in sync; empty if it continues.
 
-    Each argument is the result of that step, None if it left none.
+    Each argument is the result of that step, or None if there is none.
     """
     if not stopped or stopped.get("state") != CLEAN:
         return "the broker was not stopped cleanly, so it was started again without a compaction"
@@ -185,7 +186,7 @@ def _list(texts: Sequence[str], count: int) -> str:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a roll. `brokers`: the state of each broker. `text`: the alert, "" if all went well."""
+    """The end of a roll. `brokers`: the state of each broker. `text`: the alert, empty if all went well."""
 
     brokers: Mapping[str, str]
     text: str
@@ -252,7 +253,7 @@ def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str
 
 
 def _stopping_step(group: str, states: Mapping[str, str | None]) -> str | None:
-    """Return the step at which a broker stopped the roll; None if it did not, or was not reached."""
+    """Return the step at which the roll stopped at this broker; None if it did not stop there, or did not reach it."""
     for step in ("precheck", "begin", "start", "in_sync", "go_on"):
         if states.get(f"{group}.{step}") == "failed":
             return step

@@ -1,7 +1,7 @@
 """Code that the DAGs share: Params and the flags derived from them, retries, schedules, the gate, reports of problems.
 
-No task passes a clock to keytail: each run uses the time of its host, so a task that is cleared and run again a week
-later decides by its own time, and not by that of its DAG run.
+No task passes a time to keytail: each run uses the clock of its host, so a task that is cleared and run again a week
+later uses the time of that run, not that of its DAG run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RUN_ID = re.compile(r"ledger: this is run ([0-9A-Za-z-]+)")
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Return Airflow's @task with its result in one XCom (for a dict Airflow would create one per key).
+    """Return Airflow's @task with the result in one XCom (for a dict, Airflow would create one for each key).
 
     A mistake in the inventory, such as an unknown broker, fails the task for good: a retry would find it again.
     """
@@ -83,7 +83,7 @@ def dag(dag_id: str, declared: Mapping[str, Param], **more: Any) -> Any:
 
 
 def _params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
-    """Return the Params with the defaults in KEYTAIL_COMPACT_BROKERS_PARAMS or the like, JSON for scheduled runs."""
+    """Return the Params, with the defaults for scheduled runs in KEYTAIL_COMPACT_BROKERS_PARAMS or the like (JSON)."""
     variable = f"{dag_id.upper()}_PARAMS"
     text = os.environ.get(variable)
     if not text:
@@ -115,7 +115,7 @@ def brokers_param() -> Param:
 
 
 def selection() -> dict[str, Param]:
-    """Return the Params that select partitions. Without any of these: all."""
+    """Return the Params that select partitions; without values, they select all."""
     return {
         "topic_list": words_param((), "Topics", "Topics by name, one per line (--topic-list)."),
         "topic": words_param((), "Topics by pattern", "Regular expressions of whole names, one per line (--topic)."),
@@ -154,7 +154,7 @@ def settings() -> dict[str, Param]:
 
 
 def compaction() -> dict[str, Param]:
-    """Return the Params for how to compact, and for when a run is worthwhile."""
+    """Return the Params for how to compact, and for the gate."""
     return {
         "least_bytes": Param(
             64 << 20, type="integer", minimum=0, title="Gate: bytes",
@@ -255,7 +255,7 @@ def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] 
 
 
 def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return why the gate is open; raises AirflowSkipException with the reason if it is not."""
+    """Return why the gate is open. Raises AirflowSkipException with the reason if it is closed."""
     text = (
         f"{found['due']} of {found['partitions']} partitions are due, {found['cleanable_bytes']:,} bytes cleanable "
         f"(minimum {values['least_bytes']:,}), dirty ratio {found['dirty_ratio']:.4f} (minimum "
@@ -269,7 +269,8 @@ def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_host: Sequence[str] = ()) -> Any:
-    """Return what the ledger contains about a run; skips without a ledger, or if the run was too short to be in it."""
+    """Return what the ledger contains about a run. Raises AirflowSkipException if there is no ledger, or the run
+    printed no id."""
     if not values.get("ledger"):
         raise AirflowSkipException("no ledger was given")
     if run_id is None:
@@ -287,7 +288,7 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
 
 
 def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended, str | None]:
-    """Run a command as `run` does; return also the run's id in the ledger, None without one."""
+    """Run a command as `run` does; return also the run's id in the ledger, or None."""
     found: list[str] = []
 
     def on_line(line: str) -> None:
@@ -315,9 +316,9 @@ def end_with(*steps: Any, partial: Sequence[str]) -> None:
 
 
 def tell_trouble(outcomes: Iterable[Any]) -> None:
-    """Raise AirflowFailException with what the steps left undone, or AirflowSkipException if that is nothing.
+    """Raise AirflowFailException with what the steps left undone, or AirflowSkipException if they left nothing undone.
 
-    A run of which a part was refused or damaged is not retried, but is not a success either.
+    If a part of a run was refused or is damaged, the run is not retried, but is not a success either.
     """
     told: list[str] = []
     for one in chain.from_iterable(one if isinstance(one, list) else [one] for one in outcomes):

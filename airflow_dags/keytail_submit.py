@@ -20,9 +20,9 @@ class KeytailSubmitOperator(SparkSubmitOperator):
     """A SparkSubmitOperator for `jobs/*.py`, whose task also succeeds if only a part of the partitions was done.
 
     spark-submit writes rows and all other output to one stream, and its hook treats every status but 0 as a failure. So
-    the job writes its rows to a file on this host (the driver's, in client mode), and the result of the task is decided
-    by them and the status, as for any command (keytail_commands.outcome). Arguments, settings and environment are
-    derived from Params when the task runs, word by word: no text of a Param is split or evaluated.
+    the job writes its rows to a file on this host (the driver's, in client mode), and these rows and the status decide
+    the result of the task, as for any command (keytail_commands.outcome). Arguments, settings and environment are
+    derived from Params when the task runs; the text of a Param is neither split nor evaluated.
     """
 
     def __init__(self, *, verb: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
@@ -73,7 +73,7 @@ class KeytailSubmitOperator(SparkSubmitOperator):
         return hook
 
     def _noted(self, lines: Iterable[str]) -> Iterator[str]:
-        """Pass the lines on, and note the run's id in the ledger, which the job prints in its log."""
+        """Yield the lines, and store the run's id in the ledger, which the job prints in its log."""
         for line in lines:
             self.run_ids += RUN_ID.findall(line)
             yield line
@@ -96,8 +96,8 @@ def _conf(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
 
 
 def _environment(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
-    """Return the environment of spark-submit: that in which keytail is installed, as if it were activated. Airflow's
-    own environment also has a Spark, without keytail and without a spark-submit."""
+    """Return the environment variables for spark-submit, as if the environment with keytail were activated. Airflow's
+    own environment also has a Spark, but without keytail and without spark-submit."""
     home = context["params"]["keytail_home"]
     made = {
         "PATH": os.pathsep.join([f"{home}/bin", os.environ.get("PATH", os.defpath)]),

@@ -1,10 +1,10 @@
-"""Rolling maintenance: each broker of the inventory in turn is stopped, compacted, verified and started, then awaited.
+"""DAG that stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is in sync.
 
 The steps of a broker are a task group, created from the inventory when this file is parsed. Decisions on the output of
 commands are in keytail_rolling.py; the commands and the order of tasks are here.
 
-`start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, also if a worker
-died in one of them, and also if somebody marks the whole run as failed.
+`start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, even if a worker
+died in one of them, or somebody marks the whole run as failed.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ ASK_S = 300.0  # time that a check, or doctor, may take
 
 @contextlib.contextmanager
 def _explained(*, retry_inventory: bool = False) -> Iterator[None]:
-    """Store why the task failed, for the report of the last task. A mistake in the inventory fails the task for good,
-    unless `retry_inventory`."""
+    """Store the reason if the task fails, for the report of the last task. A mistake in the inventory fails the task for
+    good, unless `retry_inventory`."""
     try:
         yield
     except AirflowSkipException:
@@ -118,7 +118,7 @@ def _explained(*, retry_inventory: bool = False) -> Iterator[None]:
 
 
 def words_of(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the words of each command that a run executes for a broker, by step."""
+    """Return the commands that a run executes for a broker, as lists of words, by step."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
     return {
         "doctor": _doctor_words(one),
@@ -144,7 +144,7 @@ def _doctor(one: inventory.Broker) -> commands.Ended:
 
 
 def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
-    """Return the output of the first check that is not good; "" if all are. A missing command fails the task."""
+    """Return the output of the first check that is not good; empty if all are. A missing command fails the task."""
     for name in names:
         if name not in one.commands:
             continue
@@ -159,7 +159,7 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
 
 
 def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
-    """Wait until all checks were good `looks` times in a row; raises AirflowFailException with the last failure."""
+    """Wait until all checks were good `looks` times in a row. Raises AirflowFailException with the last failure."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
     good = 0
@@ -274,14 +274,14 @@ def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, A
         if state == rolling.RUNNING:
             return {"state": state}
         if time.monotonic() > until_s:
-            if state == rolling.UNKNOWN:  # doctor cannot be asked; in_sync asks the broker
+            if state == rolling.UNKNOWN:  # doctor could not be run; in_sync checks the broker itself
                 return {"state": state}
             raise AirflowException(f"commands.start succeeded, but no broker holds its log dirs (state: {state})")
         time.sleep(poll_s)
 
 
 def _let_go(one: inventory.Broker, poll_s: float) -> None:
-    """Wait for a compaction whose task died, which ends within seconds; until then a broker could not get the locks."""
+    """Wait until a compaction whose task died has ended (within seconds); until then it holds the locks."""
     until_s = time.monotonic() + CONFIRM_S
     while rolling.state_of(_doctor(one).rows) == rolling.BUSY and time.monotonic() < until_s:
         time.sleep(poll_s)
@@ -367,7 +367,7 @@ def _states(tasks: list[str]) -> dict[str, str | None]:
 
 
 def _left_by(group: str) -> list[Any]:
-    """Return the results of `stopped`, `compact` and `verify` from this round only, not from before a clear."""
+    """Return the results of `stopped`, `compact` and `verify` since the tasks were last cleared."""
     pull: Any = get_current_context()["ti"].xcom_pull
     left = {"stopped": "return_value", "compact": "return_value", "verify": "verdict"}
     states = _states([f"{group}.{step}" for step in left])
@@ -379,7 +379,7 @@ def _left_by(group: str) -> list[Any]:
 
 
 def _pages(text: str) -> None:
-    """Pass the text to the command in KEYTAIL_ALERT, as its last argument."""
+    """Run the command in KEYTAIL_ALERT, if any, with the text as its last argument."""
     words = shlex.split(os.environ.get(ALERT, ""))
     if words:
         with contextlib.suppress(OSError, ValueError):
@@ -411,7 +411,7 @@ def _declare(named: list[str]) -> None:
 
     @task(retries=0)
     def choose() -> list[str]:
-        """Return the brokers of this run; fails first for a mistake in the inventory or in Params."""
+        """Return the brokers of this run. Fails if there is a mistake in the inventory or in Params."""
         with _explained():
             known = inventory.brokers()
             names = rolling.chosen([one.name for one in known], steps.given()["only_brokers"])

@@ -1,4 +1,4 @@
-"""No job, but what the jobs in this folder run if their Python has no keytail."""
+"""Restarts a job of this folder whose Python does not have keytail; this is not a job itself."""
 
 import os
 import sys

@@ -127,7 +127,7 @@ print(json.dumps(maintained if "--maintain" in words else rows[command]))
 
 @pytest.mark.long
 def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
-    """By the id that its compaction printed; the test of snapshots shows that a real one prints it so."""
+    """The run is found by the id that the compaction printed; tests of recorded output check how it is printed."""
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     lines = []
     for name in ("b1", "b2"):

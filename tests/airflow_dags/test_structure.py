@@ -105,7 +105,7 @@ def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) 
 
 @pytest.mark.long
 def test_invalid_defaults_are_reported(ask: Ask) -> None:
-    """Of the Params from the environment, when DAGs are read: by the variable's name, for the DAGs of that file."""
+    """Invalid Params in the environment are reported when DAGs are read: the variable, for the DAGs of that file."""
     found = ask(
         "structure", KEYTAIL_COMPACT_BROKERS_PARAMS="{", KEYTAIL_INDEX_REBUILD_PARAMS='{"x": 1}',
         KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"retain_days": 0}',

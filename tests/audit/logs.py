@@ -97,7 +97,7 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
 
 
 def cleaned(replica: Replica, to: int, now_ms: int, rng: random.Random) -> Replica:
-    """Clean as a round of Kafka's cleaner that ends at a segment's base; twice, if `now_ms` is past horizons."""
+    """Clean up to a segment's base as Kafka's cleaner does in one pass; again if delete horizons have passed."""
     first = max(replica.cleaned_to or 0, replica.segments[0].base_offset)
     if first >= to:
         first = replica.segments[0].base_offset

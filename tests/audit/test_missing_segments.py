@@ -150,7 +150,7 @@ WHOLE = ((0, single(0, 1)), (2, single(2, 3)), (4, single(4, 5)), (6, single(6))
 
 
 def test_what_a_replica_without_a_checkpoint_shows(tmp_path: Path) -> None:
-    """A gap between segments may be a missing one; a gap inside a segment is of a cleaner."""
+    """A gap between segments may be a missing segment; a gap inside a segment was made by a cleaner."""
     whole = log(*WHOLE)
     missing = found([whole, log(*WHOLE[:1], *WHOLE[2:])], tmp_path)
     assert (dict(missing.divergences), dict(missing.explained), missing.shown) == ({"lost": 2}, {}, [0, 0])
@@ -162,7 +162,7 @@ def test_what_a_replica_without_a_checkpoint_shows(tmp_path: Path) -> None:
 
 
 def test_what_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path) -> None:
-    """A cleaner may remove all records of the end of a segment, or the segment was removed: the log is the same."""
+    """The log is the same whether a cleaner removed all records at a segment's end or a whole segment was removed."""
     cut = [(0, single(0, keys=b"c")), (3, single(3, keys=b"a"))]
     whole = [(0, single(0, keys=b"c") + single(1, 2, keys=b"a")), (3, single(3, keys=b"a"))]
     result = found([log(*whole), log(*cut)], tmp_path)
@@ -172,7 +172,7 @@ def test_what_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path) -> Non
 
 
 def test_a_replica_that_fetched_from_a_cleaned_one_shows_it_or_it_is_unknown(tmp_path: Path) -> None:
-    """Its own checkpoint is 0. What it fetched after the cleaning has the gaps of the cleaner."""
+    """Its own checkpoint is 0. The records that it fetched after the cleaning have the cleaner's gaps."""
     whole, leader = log(*WHOLE, cleaned_to=0), log((0, single(3)), *WHOLE[2:], cleaned_to=4)
     fetched = log((0, single(3, 4)), (5, single(5, 6)), cleaned_to=0)
     result = found([whole, leader, fetched], tmp_path)

@@ -22,8 +22,8 @@ from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
 from tests.compact.logs import RandomLog, task_for, write_log
+from tests.compact.test_passes import files_of
 from tests.compact.test_removal_limit import mixed_log
-from tests.compact.test_rounds import files_of
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Segment, clean
 from tests.reference.codecs import GZIP

@@ -20,7 +20,7 @@ from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from tests.chance import SEED, draws
-from tests.compact.test_rounds import random_task
+from tests.compact.test_passes import random_task
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import Batch, decode_log
 

@@ -44,7 +44,7 @@ from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_stages import some_log, write_indexes
 from tests.compact.fan_out.test_transactions import inside
-from tests.compact.test_rounds import files_of, random_task, run_rounds
+from tests.compact.test_passes import files_of, random_task, run_passes
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference import key_counts as twin
 
@@ -188,8 +188,8 @@ def test_the_hottest_keys_of_a_log_are_counted(
     logs = logs_of(task.partition_path)
     other = replace(plain, partition_path=str(fast_dir / "other"))
     shutil.copytree(task.partition_path, other.partition_path)
-    run_rounds(other)
-    results = run_rounds(task)
+    run_passes(other)
+    results = run_passes(task)
     assert results[0].key_counts == expected_of(logs, task, results[0].end_offset)
     assert [result.key_counts for result in results[1:]] == [None] * (len(results) - 1)
     assert results[0].key_counts is not None
@@ -221,7 +221,7 @@ def test_a_fan_out_counts_as_one_task_does(
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     monkeypatch.setattr(fan_out_keys, "_DEDUP_BYTES", rng.choice([1, 300, 12 << 20]))
-    monkeypatch.setattr(fan_out_keys, "_LEAST_RUN", rng.choice([1, 7, 1 << 10]))
+    monkeypatch.setattr(fan_out_keys, "_LEAST_KEYS_AT_ONCE", rng.choice([1, 7, 1 << 10]))
     task = random_task(rng, str(fast_dir / "t-0"), "measured")
     task = replace(task, map_max_entries=None, hottest_keys=rng.choice([1, 4, HOTTEST]), show_keys=rng.random() < 0.5)
     if rng.random() < 0.8:

@@ -25,7 +25,7 @@ from tests.compact.logs import RandomLog, task_for, write_log
 from tests.compact.proof.case import Case
 from tests.compact.proof.test_legacy import _example as legacy_example
 from tests.compact.proof.test_transactions import _example as transactional_example
-from tests.compact.test_rounds import files_of
+from tests.compact.test_passes import files_of
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.legacy import encode_single

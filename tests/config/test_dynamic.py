@@ -15,7 +15,7 @@ LAYERS = ["topic line", "topic", "this broker", "all brokers", "file"]
 
 
 @given(st.sets(st.sampled_from(LAYERS)))
-def test_the_highest_layer_that_speaks_wins(present: set[str]) -> None:
+def test_the_highest_layer_that_has_a_value_wins(present: set[str]) -> None:
     value = {layer: str(10 - LAYERS.index(layer)) for layer in LAYERS}
     resolved = effective(
         "t",
@@ -65,7 +65,7 @@ def test_the_safer_of_all_that_may_hold(topic: list, all_brokers: list, expected
     assert resolved.value(NAME) == expected
 
 
-def test_what_is_said_of_a_safer_value() -> None:
+def test_a_safer_value_is_reported_with_its_alternatives() -> None:
     topics = {"t": topic_options("t", {NAME: ["3", "2"]}, "log")}
     resolved = effective("t", topics=topics)
     assert resolved.settings[NAME].source == "log: delete.retention.ms=3 of topic t"
@@ -87,7 +87,7 @@ def test_a_topic_that_may_just_have_become_a_compacted_one_is_not_compacted() ->
     assert effective("t", topics=both).value("cleanup.policy") == ("compact",)
 
 
-def test_the_command_line_ends_all_doubt() -> None:
+def test_the_command_line_decides_between_possible_values() -> None:
     topics = {"t": topic_options("t", {NAME: ["3", "2"]}, "log")}
     line = from_command_line([f"t:{NAME}=1"])
     assert effective("t", topics=topics, command_line=line).value(NAME) == 1

@@ -11,7 +11,7 @@ def text(inferred: Inferred) -> str:
     return "; ".join(f"{item.seen}: {item.means}" for item in inferred.evidence)
 
 
-def test_nothing_seen_is_nothing_said() -> None:
+def test_without_signs_the_version_is_unknown() -> None:
     assert infer(Signs()).evidence == ()
     assert infer(Signs()).sentence == "unknown"
 
@@ -28,7 +28,7 @@ def test_the_level_of_metadata_version_is_the_least_version(level: int, version:
     assert (level >= 31) == ("newer than the versions that this keytail was tested with" in text(found))
 
 
-def test_other_features_and_a_level_before_all_versions_say_nothing() -> None:
+def test_other_features_and_levels_below_all_versions_are_no_evidence() -> None:
     assert infer(Signs(features={"kraft.version": 1})).evidence == ()
     assert infer(Signs(features={"metadata.version": 0})).evidence == ()
 

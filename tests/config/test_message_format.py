@@ -55,11 +55,11 @@ def test_a_topic_that_states_its_format(mode: Any, topic: str, broker: dict[str,
         ({FORMAT: "0.10.2", PROTOCOL: "3.6"}, "v2"),
     ],
 )
-def test_a_topic_without_overrides_has_the_broker_s(mode: Any, broker: dict[str, str], expected: str) -> None:
+def test_a_topic_without_overrides_has_the_brokers_setting(mode: Any, broker: dict[str, str], expected: str) -> None:
     assert decided(mode, broker=broker, no_overrides=True) == expected
 
 
-def test_a_setting_that_nobody_gave_is_not_known() -> None:
+def test_a_setting_that_was_not_given_is_not_known() -> None:
     assert decided("unknown") == decided("unknown", no_overrides=True) == "unknown"
     assert decided("ZooKeeper") == decided("ZooKeeper", no_overrides=True) == "keep"
     # The topic may have an older format than its broker, whatever the broker's format.
@@ -68,12 +68,12 @@ def test_a_setting_that_nobody_gave_is_not_known() -> None:
     assert decided("unknown", broker={FORMAT: "0.10.2", PROTOCOL: "2.8"}) == "keep"
 
 
-def test_kraft_means_version_2() -> None:
+def test_kraft_implies_version_2() -> None:
     assert decided("KRaft") == decided("KRaft", OLD) == decided("KRaft", broker={FORMAT: "0.10.2"}) == "v2"
 
 
 @pytest.mark.parametrize("text", ["", "new", "2", "2.8.", "2.8-IV", "-1.0"])
-def test_what_is_no_version(text: str) -> None:
+def test_texts_that_are_not_versions(text: str) -> None:
     with pytest.raises(UsageProblem, match=r"a version such as 2\.8"):
         from_command_line([f"t:message.format.version={text}"])
 
@@ -92,7 +92,7 @@ def test_what_is_no_version(text: str) -> None:
         ("ZooKeeper", OLD, {PROTOCOL: "3.6"}, None),
     ],
 )
-def test_the_setting_that_says_that_a_format_is_older(
+def test_the_setting_for_older_formats(
     mode: ClusterMode, topic: str, broker: dict[str, str], source: str | None
 ) -> None:
     command_line = from_command_line([f"t:{topic}"] if topic else [])

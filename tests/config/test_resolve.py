@@ -34,7 +34,7 @@ def test_default_holds_when_nothing_is_given() -> None:
 
 
 @given(st.sets(st.sampled_from(["topic line", "line", "topic", "broker"])))
-def test_the_highest_layer_that_speaks_wins(present) -> None:
+def test_the_highest_layer_that_has_a_value_wins(present) -> None:
     arguments = []
     if "topic line" in present:
         arguments.append("orders:delete.retention.ms=1")
@@ -70,7 +70,7 @@ def test_another_topics_settings_do_not_count() -> None:
     assert not resolved.overrides_known
 
 
-def test_an_empty_entry_says_all_and_the_flag_all_but_the_policy() -> None:
+def test_an_empty_entry_states_all_settings_and_the_flag_all_but_the_policy() -> None:
     assert effective("orders", topics={"orders": {}}).overrides_known
     stated = effective("orders", topics_have_no_overrides=True)
     assert stated.unknown(KEYS) == ("cleanup.policy", *(key.name for key in BROKER_KEYS))
@@ -150,7 +150,7 @@ def test_broker_names_in_order_of_precedence(texts, value) -> None:
     assert from_broker(texts, "f")["retention.ms"].value == value
 
 
-def test_topic_names_mean_nothing_in_a_brokers_file() -> None:
+def test_topic_settings_in_a_brokers_file_are_ignored() -> None:
     assert from_broker({"segment.bytes": "2000000", "log.segment.delete.delay.ms": "7"}, "f") == {
         "file.delete.delay.ms": Setting(7, "f: log.segment.delete.delay.ms=7")
     }
@@ -211,7 +211,7 @@ def test_a_setting_given_twice_must_agree() -> None:
         from_command_line([same, "orders:delete.retention.ms=6"])
 
 
-def test_values_may_hold_signs_of_the_syntax() -> None:
+def test_values_may_contain_characters_of_the_syntax() -> None:
     with pytest.raises(UsageProblem, match=r"invalid value 'a:b=c' for compression\.type"):
         from_command_line(["orders:compression.type=a:b=c"])
 
@@ -250,7 +250,7 @@ def test_a_setting_that_is_missing_from_all_values_is_not_known() -> None:
     )  # fmt: skip
 
 
-def test_what_kafka_2_x_does_not_have_is_known_by_a_whole_print() -> None:
+def test_settings_that_kafka_2_x_lacks_are_known_from_a_complete_listing() -> None:
     configs = parse_topic_configs(printed_all(ALL_OF_2_8), "f")
     assert effective("users", topic_configs=configs).unknown(["remote.storage.enable"])
     text = configs.by_topic["orders"]["cleanup.policy"]
@@ -265,7 +265,7 @@ def test_a_setting_without_its_value_is_not_known() -> None:
     assert resolved.unknown(["cleanup.policy", "retention.ms"]) == ("cleanup.policy",)
 
 
-def test_of_a_print_and_a_metadata_log_that_differ_the_safer_counts() -> None:
+def test_the_safer_of_a_listing_and_a_metadata_log_that_differ_counts() -> None:
     topics = {"orders": from_topic("orders", {"retention.ms": "1000", "cleanup.policy": "compact"}, "metadata")}
     broker = {"retention.ms": Setting(-1, "broker")}
     configs = parse_topic_configs(NONE.encode(), "f")
@@ -275,6 +275,6 @@ def test_of_a_print_and_a_metadata_log_that_differ_the_safer_counts() -> None:
 
 
 def test_an_internal_topic_without_overrides_in_the_metadata_log_is_left_alone() -> None:
-    """Its creation contains compact, but the log has no overrides."""
+    """The topic was created with the policy compact, but the log has no overrides."""
     resolved = effective("__consumer_offsets", topics={"__consumer_offsets": {}})
     assert resolved.value("cleanup.policy") == ()

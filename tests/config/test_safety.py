@@ -44,7 +44,7 @@ COMPACT, DELETE, BOTH, NEITHER = ("compact",), ("delete",), ("compact", "delete"
         ("message.format.version", [None, None], None),
     ],
 )
-def test_safest(name: str, values: list[Value], expected: Value) -> None:
+def test_the_safest_of_several_values(name: str, values: list[Value], expected: Value) -> None:
     assert safest(name, values) == expected
 
 
@@ -85,7 +85,7 @@ def removes_no_more(name: str, item: Value, other: Value) -> bool:
 
 
 @given(doubts())
-def test_it_removes_no_more_than_any_of_them(doubt: tuple[str, list[Value]]) -> None:
+def test_the_safest_value_removes_no_more_than_any_other(doubt: tuple[str, list[Value]]) -> None:
     name, values = doubt
     chosen = safest(name, values)
     assert all(removes_no_more(name, chosen, value) for value in values)

@@ -13,7 +13,7 @@ def texts(data: str) -> dict[str, dict[str, str]]:
     return {topic: {key: given.text for key, given in keys.items()} for topic, keys in configs.by_topic.items()}
 
 
-def test_lines() -> None:
+def test_lines_of_settings() -> None:
     data = "\ufeff# ours\n\norders:cleanup.policy=compact,delete\n  orders:segment.ms = 5 \r\nusers:preallocate=true\n"
     with pytest.raises(UsageProblem, match="line 4: neither"):
         texts(data)
@@ -91,7 +91,7 @@ def printed_all(names: list[str]) -> bytes:
     return f"All configs for topic orders are:\n{lines}".encode()
 
 
-def test_a_whole_print_of_kafka_2_x_says_that_no_topic_is_tiered() -> None:
+def test_a_complete_listing_of_kafka_2_x_shows_that_no_topic_is_tiered() -> None:
     assert parse_topic_configs(printed_all(ALL_OF_2_8), "f").not_tiered == {"orders"}
     for number in range(len(ALL_OF_2_8)):
         cut_off = ALL_OF_2_8[:number] + ALL_OF_2_8[number + 1 :]
@@ -122,6 +122,6 @@ def test_mistakes_are_reported_with_their_line(data: str, said: str) -> None:
     assert said in str(problem.value)
 
 
-def test_bytes_that_are_no_text() -> None:
+def test_bytes_that_are_not_text() -> None:
     with pytest.raises(UsageProblem, match="is not UTF-8 text"):
         parse_topic_configs(b"\xff\xfe", "f")

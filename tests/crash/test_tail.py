@@ -58,7 +58,7 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
     torn.make(tmp_path / "whole")
     cut(LOCAL, tmp_path / "whole")
     left, after = files_of(tmp_path / "whole"), checkpoints_of(tmp_path / "whole")
-    counts = Counts("cut of a torn tail")
+    counts = Counts("truncation of a torn tail")
 
     def check(state: State) -> None:
         assert torn.recovered(state.root) == expected, "a broker ends with another log"

@@ -24,14 +24,14 @@ from keytail.undo.manifest import MANIFEST
 from tests.chance import SEED
 from tests.crash.compactions import CHECKPOINT, GONE, Log, LogDir, random_log, read_checkpoint
 from tests.crash.driver import SOAK, Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
-from tests.crash.test_rounds import InRounds
+from tests.crash.test_passes import InPasses
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.loader import load_alike
 
 KEPT = "originals"
 Tree = dict[str, tuple[bytes, int]]
 
-IN_ROUNDS = "aborted data and its indexes, in rounds"
+IN_PASSES = "aborted data and its indexes, in passes"
 COPIES = "copies, which lose their times"
 SHAPES: dict[str, LogDir] = {
     "a tombstone in a later group than what it deletes": LogDir(
@@ -44,7 +44,7 @@ SHAPES: dict[str, LogDir] = {
     "an output that ends below its last sources": LogDir(
         (Log("orders-0", [["a:1"], ["x:1"], ["! x:-"], ["y:11111 z:1", "a:1111", "y:1"], []]),), join=3, keep_in=KEPT
     ),
-    IN_ROUNDS: InRounds(
+    IN_PASSES: InPasses(
         (Log("orders-0", [["T1 a:1", "x:1"], ["A1", "x:2"], ["x:3"], ["y:1"]]),),
         keep_in=KEPT,
     ),
@@ -63,7 +63,7 @@ def shape(name: str) -> LogDir:
     if name in SHAPES:
         return SHAPES[name]
     rng = random.Random(f"{SEED} {name}")
-    kind = rng.choice([LogDir, InRounds])
+    kind = rng.choice([LogDir, InPasses])
     log_dir = kind((random_log(rng, "orders-0"),), join=rng.choice([1, 2, 3]), keep_in=KEPT)
     print("seed", SEED, log_dir)
     return log_dir
@@ -103,7 +103,7 @@ def entry_of(root: Path, log: Log) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [COPIES, IN_ROUNDS], COPIES))
+@pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [COPIES, IN_PASSES], COPIES))
 def test_whatever_a_compaction_leaves_can_be_undone(
     name: str,
     fast_dir: Path,  # noqa: F811
@@ -132,7 +132,7 @@ def test_whatever_a_compaction_leaves_can_be_undone(
         assert found[CHECKPOINT] == origin[CHECKPOINT]
         assert not any(path.name.endswith((".clean", ".swap")) for path in logs.rglob("*"))
 
-    counts = Counts("compaction that keeps originals")
+    counts = Counts("compaction with a backup")
     explore(name, log_dir, lambda root: log_dir.make(root / "logs"), "compact", check, fast_dir, counts)
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {counts}; losses 0")

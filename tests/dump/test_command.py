@@ -152,7 +152,7 @@ def test_a_range_of_bytes_is_printed(run: Run, segment: Path) -> None:
 
 
 def test_a_range_is_read_from_the_index_entry_on(run: Run, segment: Path) -> None:
-    """Damage before the position where reading begins is not seen."""
+    """Damage before the position where reading begins is not reported."""
     data = bytearray(segment.read_bytes())
     data[8:12] = bytes(4)  # no batch has that size: reading from byte 0 would end there
     segment.write_bytes(data)

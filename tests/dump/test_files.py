@@ -52,7 +52,7 @@ spoil = st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)),
 
 @settings(deadline=None, max_examples=draws(150))
 @given(spoil, st.integers(0, len(SOUND)), st.booleans(), st.binary(max_size=80))
-def test_dumps_of_spoiled_logs_end(tmp_path_factory, changes, length, old, tail):
+def test_dumps_of_corrupted_logs_end(tmp_path_factory, changes, length, old, tail):
     data = bytearray(SOUND)
     for at, byte in changes:
         data[at] = byte

@@ -148,7 +148,7 @@ def test_settings_of_topics_must_be_known(run: Run, log_dir: Path) -> None:
 
 
 def test_one_given_setting_implies_nothing_about_the_policy(run: Run, tmp_path: Path) -> None:
-    """Exactly what a review did to a compacted topic without a metadata log: it was deleted."""
+    """An earlier version deleted a compacted topic without a metadata log when it was called in this way."""
     path = write_log_dir(tmp_path / "logs", {"customers-0": random_records(1, 400)})
     before = snapshot(path)
     for more in ((), ("--topics-have-no-overrides",), ("--config", tmp_path / "server.properties")):
@@ -177,7 +177,7 @@ INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", 
 def test_internal_topics_are_unchanged_without_a_metadata_log(
     run: Run, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    """Also exactly: `expire --topics-have-no-overrides --execute` emptied them."""
+    """An earlier version of `expire --topics-have-no-overrides --execute` emptied these topics."""
     path = write_log_dir(tmp_path / "logs", {f"{topic}-0": random_records(1, 400) for topic in INTERNAL})
     printed = [f"Dynamic configs for topic {topic} are:\n  cleanup.policy=delete{PRINTED}" for topic in INTERNAL]
     (tmp_path / "file").write_text("\n".join(printed))

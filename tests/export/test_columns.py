@@ -38,7 +38,7 @@ def rows_of(log: GrowingLog, formats: Formats | None = None) -> list[dict[str, A
 
 @pytest.mark.parametrize("most", [1, 400, 1 << 22])
 def test_random_logs_equal_the_model(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they are split and joined."""
+    """The result does not depend on how records are split into batches and joined."""
     monkeypatch.setattr(arrow, "BATCH_BYTES", most)
     monkeypatch.setattr(cut, "__defaults__", (most,))
     log = GrowingLog(random.Random(most), tmp_path / "logs", keys=40)

@@ -35,7 +35,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dry_run_reports_its_plan_and_changes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """Also beside a broker."""
+    """A dry run may also be made while a broker holds the lock of the log dir."""
     before = snapshot(log_dir)
     with hold([str(log_dir)]):
         result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--topic", "or.*", "--output", "json")

@@ -72,7 +72,7 @@ def expected(log: GrowingLog, end: int | None = None) -> dict[bytes | None, Rec]
 def test_random_logs_equal_the_model(
     in_pieces: bool, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from the end of an earlier export, after rounds of compaction, and up to any offset."""
+    """The fold may continue an earlier export, follow several compactions, and end at any offset."""
     if in_pieces:
         take_in_pieces(monkeypatch)
     for number in range(LOGS):
@@ -125,7 +125,7 @@ def test_keys_that_do_not_fit_into_the_map_are_taken_in_shards(tmp_path: Path) -
 def test_wrong_transaction_indexes_do_not_override_the_log(
     entries: list[tuple[int, int, int]], tmp_path: Path
 ) -> None:
-    """The correct one is the second: producer 1's first transaction."""
+    """The second of the given sets of entries is correct: producer 1's first transaction was aborted."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 1, b"a", b"old")])
     log.append_records([Rec(1, 1, b"a", b"aborted")], 1)

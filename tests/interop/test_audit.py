@@ -71,7 +71,7 @@ class Broker:
 def test_replicas_cleaned_by_either_cleaner_at_any_time_do_not_differ(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(differential, "IN_ROUNDS", 0)
+    monkeypatch.setattr(differential, "IN_PASSES", 0)
     seen: Counter[str] = Counter()
     for number in range(LOGS):
         rng = random.Random(f"{SEED}-{number}")

@@ -52,7 +52,7 @@ NEVER_MISSED = (
     "second runs that changed nothing",
     "rounds that wrote groups in rounds",
 )
-IN_ROUNDS = 0.15  # of cleanings get a scratch bound, and take some times as long
+IN_PASSES = 0.15  # of cleanings get a scratch bound, and take some times as long
 PLAIN: dict[str, Any] = {}
 TRANSACTIONS = {"transactional": True}
 LEGACY = {"legacy": True}
@@ -241,13 +241,13 @@ def keytail_round(
         **{"message_format": "v2", **fields},  # as 4.3.1's cleaner
     )
     rng = random.Random(repr(now))
-    if rng.random() >= IN_ROUNDS:
+    if rng.random() >= IN_PASSES:
         return Outcome(choice, *clean(task))
     bound = rng.choice([1, 1, rng.randrange(1, 20_000), rng.randrange(1, 200_000)])
-    return Outcome(choice, *in_rounds(replace(task, max_scratch_bytes=bound), log_dir.parent, stops=rng.random() < 0.2))
+    return Outcome(choice, *in_passes(replace(task, max_scratch_bytes=bound), log_dir.parent, stops=rng.random() < 0.2))
 
 
-def in_rounds(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]:
+def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]:
     """Clean with a scratch bound: it must leave what one pass leaves, and no intermediate state loses a record for
     consumers.
 

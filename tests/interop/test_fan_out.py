@@ -65,7 +65,7 @@ def test_many_tasks_leave_what_kafkas_cleaner_leaves(
 
     real = one_task.clean
     monkeypatch.setattr(one_task, "clean", clean)
-    monkeypatch.setattr(one_task, "IN_ROUNDS", 0)
+    monkeypatch.setattr(one_task, "IN_PASSES", 0)
     logs = max(1, round(LOGS * share))
     run_cases(kafka, fast_dir, fan_out_round, logs=logs, again=one_task.run_again, **options)
     assert cleaned >= min(logs, 3)

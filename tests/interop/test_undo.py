@@ -17,7 +17,7 @@ from tests import golden
 from tests.chance import SEED
 from tests.crash.compactions import find
 from tests.crash.driver import Counts, Failed, State, for_every_stop
-from tests.crash.test_undo import IN_ROUNDS, SHAPES, SOAK, undo_all
+from tests.crash.test_undo import IN_PASSES, SHAPES, SOAK, undo_all
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire
 from tests.interop.broker_story import complaints, repairs, start_client
@@ -29,7 +29,7 @@ from tests.no_spark import without_spark
 pytestmark = pytest.mark.interop
 
 
-@pytest.mark.parametrize("name", SHAPES if SOAK else [IN_ROUNDS])
+@pytest.mark.parametrize("name", SHAPES if SOAK else [IN_PASSES])
 def test_kafka_loses_nothing_whenever_an_undo_stops(
     name: str,
     kafka: Kafka,  # noqa: F811

@@ -175,7 +175,7 @@ class Watched(FileSystem):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_comes_while_one_writes_is_written_at_once(fails: bool, tmp_path: Path) -> None:
+def test_updates_that_arrive_during_a_write_are_written_together(fails: bool, tmp_path: Path) -> None:
     """20 threads cause two replacements; if the first fails, only its own thread gets the error."""
     path = _write(tmp_path, "0\n1\ngone 0 1\n")
     fs, failed = Watched(go := threading.Event(), fails=fails), []

@@ -29,7 +29,7 @@ def write(tmp_path, data):
 
 @pytest.mark.parametrize("with_prefetch", [True, False])
 @pytest.mark.parametrize("chunk_bytes", [100, 200, 1000, 1 << 20])
-def test_strides_cover_the_file_in_whole_batches(tmp_path, chunk_bytes, with_prefetch):
+def test_chunks_cover_the_file_in_whole_batches(tmp_path, chunk_bytes, with_prefetch):
     data = b"".join(batch(10 * i, n=1 + i % 4) for i in range(40))
     path = write(tmp_path, data)
     seen = b""
@@ -42,13 +42,13 @@ def test_strides_cover_the_file_in_whole_batches(tmp_path, chunk_bytes, with_pre
     assert seen == data
 
 
-def test_a_batch_larger_than_a_stride_is_read_whole(tmp_path):
+def test_a_batch_larger_than_a_chunk_is_read_whole(tmp_path):
     data = batch(0) + batch(10, size=50_000) + batch(20)
     chunks = [len(s.table) for s in SegmentReader(LOCAL, 1000).chunks(write(tmp_path, data), len(data))]
     assert sum(chunks) == 3
 
 
-def test_an_empty_file_has_no_strides(tmp_path):
+def test_an_empty_file_has_no_chunks(tmp_path):
     assert list(SegmentReader(LOCAL).chunks(write(tmp_path, b""), 0)) == []
 
 
@@ -189,7 +189,7 @@ def test_damage_is_named_with_position_and_the_good_batches_come_first(tmp_path,
     assert caught.value.remedy
 
 
-def test_a_torn_tail_ends_the_log_where_a_broker_would_cut_it(tmp_path):
+def test_an_incomplete_batch_ends_the_log_where_a_broker_would_truncate_it(tmp_path):
     good = batch(10) + batch(20)
     path = write(tmp_path, good + bytes(500))
     chunks = SegmentReader(LOCAL, 150).chunks(path, len(good) + 500, torn_tail=True)

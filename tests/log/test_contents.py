@@ -74,7 +74,7 @@ def test_zeros_behind_the_entries_of_an_active_segment_are_room(partition: Path)
     assert of(partition, 300).index_status == "good"
 
 
-def test_a_segment_that_is_no_log_is_said_to_be_none(partition: Path) -> None:
+def test_a_segment_that_is_not_a_log_is_described_as_such(partition: Path) -> None:
     log = partition / f"{100:020d}.log"
     data = bytearray(log.read_bytes())
     data[200] ^= 1

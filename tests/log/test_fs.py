@@ -303,7 +303,7 @@ def test_refuse_unless_like_lets_the_owner_and_root(monkeypatch: pytest.MonkeyPa
         LOCAL.refuse_unless_like(like)
 
 
-def test_a_file_that_was_cut_back_is_continued_there(tmp_path: Path) -> None:
+def test_writing_continues_at_the_end_of_a_truncated_file(tmp_path: Path) -> None:
     path = str(tmp_path / "a")
     fd = LOCAL.create(path, None)
     LOCAL.write(fd, b"abcdef")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keytail.errors import CorruptLog, KeytailError
-from keytail.log.listed import again_beside_a_broker
+from keytail.log.listed import retry_beside_broker
 
 
 def failing(problems: list[Exception]) -> list[str]:
@@ -18,7 +18,7 @@ def failing(problems: list[Exception]) -> list[str]:
         return "seen"
 
     calls: list[str] = []
-    calls.append(again_beside_a_broker(look, clean_shutdown=False))
+    calls.append(retry_beside_broker(look, clean_shutdown=False))
     return calls
 
 
@@ -41,4 +41,4 @@ def test_a_stopped_broker_changes_nothing() -> None:
         raise next(problems)
 
     with pytest.raises(KeytailError, match="first"):
-        again_beside_a_broker(look, clean_shutdown=True)
+        retry_beside_broker(look, clean_shutdown=True)

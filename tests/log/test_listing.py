@@ -50,7 +50,7 @@ def as_listed(segment: SegmentFacts) -> SegmentFacts:
     return segment._replace(first_batch_timestamp_ms=-1, largest_timestamp_ms=segment.log_mtime_ns // 1_000_000)
 
 
-def test_all_but_indexes_and_times_is_as_surveyed(log_dir: Path) -> None:
+def test_a_listing_equals_a_survey_except_for_indexes_and_times(log_dir: Path) -> None:
     listed, surveyed = both(log_dir)
     assert listed == dataclasses.replace(surveyed, segments=tuple(map(as_listed, surveyed.segments)))
     assert len(surveyed.segments) == SEGMENTS
@@ -70,7 +70,7 @@ def test_files_that_a_broker_passes_over_make_no_difference(log_dir: Path) -> No
         "1.log", "99999999999999999999.log", "x.index", "٠" * 20 + ".log",
     ],
 )  # fmt: skip
-def test_names_that_speak_against_it(name: str, log_dir: Path) -> None:
+def test_names_that_require_a_survey(name: str, log_dir: Path) -> None:
     (log_dir / "orders-0" / name).write_bytes(b"x")
     listed, surveyed = both(log_dir)
     assert listed is None
@@ -80,7 +80,7 @@ def test_names_that_speak_against_it(name: str, log_dir: Path) -> None:
 @pytest.mark.parametrize(
     "name", [f"{0:020d}.log", f"{0:020d}.index", f"{240:020d}.snapshot", names.LEADER_EPOCHS, names.PARTITION_METADATA]
 )
-def test_files_that_are_none(name: str, log_dir: Path) -> None:
+def test_names_that_are_not_regular_files(name: str, log_dir: Path) -> None:
     (log_dir / "orders-0" / name).unlink(missing_ok=True)
     (log_dir / "orders-0" / name).symlink_to("elsewhere")
     assert both(log_dir)[0] is None

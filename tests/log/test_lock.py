@@ -106,7 +106,7 @@ def test_another_run_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_lost_its_name_is_not_the_lock(tmp_path: Path) -> None:
-    """A broker that stops unlinks the file between our open and our lock."""
+    """A broker that stops unlinks the file between keytail's opening and locking of it."""
 
     class Raced(FileSystem):
         races = 0

@@ -1,4 +1,4 @@
-"""Kafka's own FileLock and ours exclude each other, both ways."""
+"""Kafka's FileLock and keytail's lock exclude each other, in both directions."""
 
 from __future__ import annotations
 

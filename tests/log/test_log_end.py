@@ -80,7 +80,7 @@ def test_legacy_batches_end_with_their_own_offset(tmp_path: Path) -> None:
     assert _end(tmp_path, log, None) == LogEnd(10, len(log), 0)
 
 
-def test_a_file_that_is_cut_while_it_is_walked_has_no_end(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_while_it_is_read_has_no_end(tmp_path: Path) -> None:
     """After the bytes that could be read, the window contains bytes of an earlier read, which are not the file's."""
     path = tmp_path / f"{0:020d}.log"
     path.write_bytes(log_of(range(4000)))

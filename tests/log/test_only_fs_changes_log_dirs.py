@@ -44,7 +44,7 @@ def test_a_change_by_another_module_is_seen(statement: str, tmp_path: Path) -> N
     assert path.exists()
 
 
-def test_reading_and_changes_elsewhere_are_nobodys_business(tmp_path: Path) -> None:
+def test_reading_and_changes_elsewhere_are_allowed(tmp_path: Path) -> None:
     path = _partition(tmp_path) / "00000000000000000000.log"
     _in_keytail("open(path, 'rb').close()", path=str(path))
     outside = tmp_path / "outside"

@@ -32,7 +32,7 @@ def test_bytes_take_their_time_however_long_the_work_takes(work_s: float) -> Non
     assert clock.now_s - 100 == pytest.approx(max(10.0, 1000 * work_s), rel=0.02)
 
 
-def test_a_rest_is_not_made_up_for() -> None:
+def test_idle_time_is_not_made_up_for() -> None:
     clock = Clock()
     pace = Pace(1000, clock, clock.sleep)
     clock.now_s += 3600

@@ -127,7 +127,7 @@ def test_first_batch_timestamps(tmp_path: Path) -> None:
     assert [(s.base_offset, s.first_batch_timestamp_ms) for s in facts.segments[2:]] == expected
 
 
-def test_a_cut_tail_is_reported_and_no_problem(tmp_path: Path) -> None:
+def test_an_incomplete_last_batch_is_reported_and_is_no_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     with open(log_dir / "orders-0" / "00000000000000000010.log", "ab") as log:
         log.write(log_of(range(2))[:30])
@@ -159,7 +159,7 @@ def test_names_that_stop_a_broker(name: str, tmp_path: Path) -> None:
     assert facts["orders-1"].problems == ()
 
 
-def test_other_names_are_nobodys_business(tmp_path: Path) -> None:
+def test_other_names_are_ignored(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     for name in ("notes.txt", "00000000000000000000.log.bak", "README"):
         (log_dir / "orders-0" / name).touch()
@@ -168,7 +168,7 @@ def test_other_names_are_nobodys_business(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", ["symlink", "fifo", "directory"])
-def test_segment_files_that_are_no_files(make: str, tmp_path: Path) -> None:
+def test_segment_files_that_are_not_regular_files(make: str, tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0" / "00000000000000000000.index"
     path.rename(tmp_path / "elsewhere")
@@ -241,7 +241,7 @@ def test_a_checkpoint_with_a_syntax_error_is_a_problem_of_its_dir_only(tmp_path:
     assert facts["b-0"].problems == ()
 
 
-def test_directories_that_are_not_ours(tmp_path: Path) -> None:
+def test_directories_that_keytail_leaves_alone(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0", "__cluster_metadata-0")
     marked = [
         f"orders-{i}.0a1b2c3d4e5f60718293a4b5c6d7e8f9-{kind}" for i, kind in enumerate(("delete", "stray"), 1)
@@ -256,7 +256,7 @@ def test_directories_that_are_not_ours(tmp_path: Path) -> None:
     assert hosted([facts]) == {("orders", 0)}
 
 
-def test_a_foreign_directory_stops_the_broker_and_so_us(tmp_path: Path) -> None:
+def test_a_foreign_directory_stops_the_broker_and_therefore_keytail(tmp_path: Path) -> None:
     log_dir, other = _log_dir(tmp_path, "orders-0"), _log_dir(tmp_path, "orders-1", name="other")
     (log_dir / "lost+found").mkdir()
     facts = _survey(log_dir, other)
@@ -288,7 +288,7 @@ def test_a_linked_partition_directory(tmp_path: Path) -> None:
     assert "symbolic link" in _survey(log_dir)["orders-0"].problems[0]
 
 
-def test_what_is_no_log_dir_is_a_usage_problem(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_log_dir_is_a_usage_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (tmp_path / "empty").mkdir()
     (tmp_path / "home").mkdir()
@@ -312,5 +312,5 @@ def test_a_log_dir_without_partitions_is_one(tmp_path: Path) -> None:
 
 
 def test_the_synthetic_segments_have_index_entries() -> None:
-    """Otherwise half of these tests would test nothing."""
+    """Without entries, half of these tests would test nothing."""
     assert len(log_of(range(2))) > INTERVAL_BYTES

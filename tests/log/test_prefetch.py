@@ -24,7 +24,7 @@ def test_items_come_in_order_and_all_but_the_first_from_another_thread() -> None
     assert makers[1] != makers[0]
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_no_items_give_no_items() -> None:
     assert list(prefetched(item for item in ())) == []
 
 

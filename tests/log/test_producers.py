@@ -124,7 +124,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
     clean_shutdown: bool,
     expiration_ms: int,
 ) -> None:
-    """Checklist 23, 24, 27: any division into segments, any snapshots of them, some damaged."""
+    """Rows 23, 24 and 27 of CONFORMANCE.md: any division into segments, with any snapshots, some of them damaged."""
     decoded = [decode_log(raw)[0] for raw in batches]
     end = decoded[-1].last_offset + 1 if decoded else 0
     bases = {0} | {found.base_offset for found in decoded if rng.random() < 0.3}
@@ -251,7 +251,7 @@ def test_replay_starts_with_the_batch_that_holds_the_log_start(tmp_path: Path) -
     assert found is not None and found.offset == 0
 
 
-def test_a_cut_tail_after_a_crash_ends_the_replay(tmp_path: Path) -> None:
+def test_an_incomplete_last_batch_after_a_crash_ends_the_replay(tmp_path: Path) -> None:
     segments = {0: batch("txn", 0), 1: batch("COMMIT", 1) + batch("txn", 2)[:-1]}
     facts = partition(tmp_path, segments, {}, 2, clean_shutdown=False)
     assert first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW) is None

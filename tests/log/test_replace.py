@@ -219,7 +219,7 @@ def _assert_nothing_changes(case: Partition, change: Change, complaint: str, tmp
     assert digest_of(path) == before
 
 
-def test_a_scratch_file_that_is_gone_changes_nothing(tmp_path: Path) -> None:
+def test_a_missing_scratch_file_changes_nothing(tmp_path: Path) -> None:
     path = _path(tmp_path)
     (path / CASE.outputs()[0].segments[0].files[1].name).unlink()
     before = digest_of(path)
@@ -251,7 +251,7 @@ def test_leftovers_of_others_are_resolved_first_or_refused(name: str, tmp_path: 
     assert digest_of(path) == before
 
 
-def test_a_name_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
     path = _path(tmp_path)
     os.mkfifo(path / "00000000000000000020.index.swap")
     for act in (
@@ -283,7 +283,7 @@ def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_pa
     assert not [name for name in os.listdir(path) if name.count(".") > 1]
 
 
-def test_scratch_goes_even_where_nothing_can_be_renamed(tmp_path: Path) -> None:
+def test_scratch_files_are_removed_even_if_nothing_can_be_renamed(tmp_path: Path) -> None:
     """On a full disk this frees the space to finish the replacement."""
     path = _path(tmp_path)
 

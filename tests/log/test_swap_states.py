@@ -1,6 +1,7 @@
-"""One test for each row of the table of states in lib/keytail/log/SWAP.md: the loaders of brokers, and our recovery.
+"""One test for each row of the table of states in lib/keytail/log/SWAP.md.
 
-The loaders are models here; tests/versions_of_kafka runs the same rows with real brokers.
+Models of brokers' loaders and keytail's recovery load each state; tests/versions_of_kafka loads the same states with
+real brokers.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Dir:
 
 @dataclass(frozen=True)
 class Row:
-    """The resulting logs of a broker from 3.0 on, of an older one, and of our recovery followed by a broker.
+    """The resulting logs of a broker from 3.0 on, of an older one, and of keytail's recovery followed by a broker.
 
     None: the same as the first. `left`: `.swap` files that an older broker leaves, without leading zeros.
     """

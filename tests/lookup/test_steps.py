@@ -169,7 +169,7 @@ def _empty_time_index(stem: Path, file: Files, rng: random.Random) -> Files | No
 
 
 def zeros(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """Not trimmed, or only zeros."""
+    """Write a time index that was not trimmed, or one that contains only zeros."""
     kept = file.time_index if rng.random() < 0.5 else b""
     data = kept + bytes(12 * rng.choice([2, 1000]))
     stem.with_suffix(".timeindex").write_bytes(data)
@@ -257,7 +257,7 @@ def write_three_segments(partition: Path, damage: Damage) -> Path:
 def test_after_an_unclean_shutdown_a_broker_rebuilds_the_indexes_after_the_recovery_point(
     damage: Damage, recovery_point: int, tmp_path: Path
 ) -> None:
-    """Then it answers by the records; for segments below that it uses the existing indexes."""
+    """Rebuilt indexes follow the records; for segments below the recovery point, a broker uses the existing indexes."""
     partition = write_three_segments(tmp_path / "logs" / "t-0", damage)
     (tmp_path / "logs" / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {recovery_point}\n")
     result = lookup_time(LOCAL, survey(partition, clean=False), NOW + 25)

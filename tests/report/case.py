@@ -85,7 +85,7 @@ def with_odd_keys(item: ResultRow) -> ResultRow:
 
 
 def rows_of_a_cluster(count: int, seed: int = 1) -> list[ResultRow]:
-    """Of ten partitions one is refused, of 100 one is corrupt, of five one is skipped."""
+    """Return rows of `count` partitions: one in ten is refused, one in 100 is corrupt, and one in five is skipped."""
     rng = random.Random(seed)
     rows: list[ResultRow] = []
     for n in range(count):

@@ -29,7 +29,7 @@ from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import run_attempt
 from tests.compact.test_driver import compaction
-from tests.compact.test_rounds_on_spark import clean_here, in_rounds, no_margin  # noqa: F401
+from tests.compact.test_passes_on_spark import clean_here, in_passes, no_margin  # noqa: F401
 from tests.run.engines import LikeSpark
 
 
@@ -160,7 +160,7 @@ def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def ends_in_round(number: int, log_dir: Path, task: CleaningTask) -> Any:
-    """Return the driver of a run whose Spark ends with the job of a round, after the worker has written a file."""
+    """Return the driver of a run whose Spark ends with the job of a pass, after the worker has written a file."""
     rounds_run: list[CleaningTask] = []
 
     def bundle(tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
@@ -176,7 +176,7 @@ def ends_in_round(number: int, log_dir: Path, task: CleaningTask) -> Any:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_run_says_how_far_it_came_and_leaves_no_scratch(number: int, tmp_path: Path) -> None:
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
     driver = ends_in_round(number, log_dir, task)
     with pytest.raises(SparkEnded):
         driver.run()
@@ -191,7 +191,7 @@ def test_a_run_says_how_far_it_came_and_leaves_no_scratch(number: int, tmp_path:
 
 def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(tmp_path: Path) -> None:
     """Removed before the task is run again: otherwise it could use more space than was reserved."""
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
     seen: list[tuple[set[str], set[str]]] = []
 
     def bundle(tasks: list[CleaningTask], function: Any, *, before_again: Any, **_: Any) -> Any:

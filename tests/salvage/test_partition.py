@@ -196,7 +196,7 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
 
 
 def loss_is_known(found: Salvage, batch: Batch) -> bool:
-    """Not if the log was truncated at its end and nothing shows that there was more."""
+    """Return False if the log was truncated at its end and nothing shows that there was more."""
     return found.last_batch_end is not None and batch.last_offset < found.last_batch_end
 
 
@@ -295,7 +295,7 @@ def bases_of(found: salvage_scan.FileScan) -> list[int]:
 
 
 def with_offset(batch: bytes, offset: int) -> bytes:
-    """No checksum covers it."""
+    """Return the batch with another base offset, which no checksum covers."""
     return offset.to_bytes(8, "big") + batch[8:]
 
 
@@ -330,7 +330,7 @@ def test_a_repeated_range_is_saved_once_and_nothing_is_lost(tmp_path: Path) -> N
 
 
 def test_a_repeated_batch_in_place_of_another_is_a_loss(tmp_path: Path) -> None:
-    """It may be another one with the same contents, whose offset is wrong."""
+    """The repeated batch may be another one with the same contents, whose offset is wrong."""
     write(tmp_path / "t-0", {0: _batch(0) + _batch(2) + _batch(0) + _batch(6)})
     [loss] = salvage(tmp_path / "t-0", None).losses
     assert (loss.first_offset, loss.end_offset, loss.certain) == (4, 6, True)
@@ -391,7 +391,7 @@ def test_a_search_that_input_makes_endless_ends_and_is_reported(
 
 @pytest.mark.parametrize("codec", [0, 3])
 def test_records_that_contradict_their_header_are_damaged(codec: int, tmp_path: Path) -> None:
-    """With a valid checksum: the writer was wrong."""
+    """Their checksum is valid: the program that wrote the batch was wrong."""
     lying = _batch(2, 3, codec=codec, record_count=2)
     found = scan(tmp_path, _batch(0) + lying + _batch(5))
     assert bases_of(found) == [0, 5]
@@ -411,7 +411,7 @@ def test_a_left_out_batch_with_a_valid_checksum_is_counted(tmp_path: Path) -> No
 def test_batches_are_saved_whatever_memory_they_need(
     codec: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces; a batch with a record too large for memory is saved without checking its records."""
+    """Batches are read in pieces; one with a record too large for memory is saved without checking its records."""
     take_in_pieces(monkeypatch)
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "300")
     small, pieces, huge = _batch(0), _batch(2, 9, b"v" * 90, codec=codec), _batch(11, 2, bytes(400), codec=codec)
@@ -665,7 +665,7 @@ def test_a_stop_at_any_time_leaves_no_partition_or_a_complete_one(tmp_path: Path
 
 
 def test_a_log_that_is_a_symbolic_link_is_left_out(tmp_path: Path) -> None:
-    """Its target may be readable, so the result must not be mistaken for everything."""
+    """The link's target may be readable, so the result must not be taken for the complete log."""
     write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2), 4: _batch(4)})
     log = tmp_path / "t-0" / f"{2:020d}.log"
     log.rename(tmp_path / "elsewhere.log")

@@ -111,7 +111,7 @@ def _tables(log: GrowingLog) -> list[np.ndarray]:
 
 
 def test_old_formats_are_read(rng: random.Random, tmp_path: Path, spark: Any) -> None:
-    """As a consumer gets them: magic 0 without a time is -1, without a type."""
+    """As for a consumer, a message of magic 0 has the time -1, and no type of time."""
     log = GrowingLog(rng, tmp_path, "old")
     log.grow(20, old=True)
     log.write()
@@ -337,7 +337,7 @@ def test_options_of_batches_are_checked() -> None:
 
 
 def test_the_precedence_of_bounds() -> None:
-    """As in Spark's Kafka source: a time, times of partitions, offsets."""
+    """The order is that of Spark's Kafka source: one time, then times of partitions, then offsets."""
     given = {"logdirs": "/x", "TOPIC": "a", "startingoffsets": "earliest", "endingOffsets": '{"a": {"0": 7}}'}
     options = parse_options(given)
     assert (options.start, options.end) == (Bound(False, EARLIEST), Bound(False, of={("a", 0): 7}))

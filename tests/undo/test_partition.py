@@ -23,7 +23,7 @@ from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.undo.backup import Backup, keep
 from keytail.undo.manifest import MANIFEST, Manifest, read_manifest
-from keytail.undo.partition import Decision, Found, bytes_to_copy, check_backup, decide, look, restore
+from keytail.undo.partition import Decision, PartitionState, bytes_to_copy, check_backup, decide, read_state, restore
 from tests.chance import SEED, draws
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, Group, Partition, log_of, txn_index, write_segment
 from tests.reference.loader import load
@@ -85,7 +85,7 @@ class Story:
         return read_manifest(LOCAL, self.entry)
 
     def decide(self) -> Decision:
-        return decide(self.manifest, look(LOCAL, self.manifest))
+        return decide(self.manifest, read_state(LOCAL, self.manifest))
 
     def undo(self) -> None:
         decision = self.decide()
@@ -108,7 +108,7 @@ def with_digests(path: Path, group: GroupOutput) -> GroupOutput:
 
 
 def tree(path: Path) -> Tree:
-    """Except scratch files."""
+    """Return all files of a directory except scratch files."""
     found = {}
     for file in sorted(path.iterdir()):
         if not file.name.endswith(".clean"):
@@ -162,7 +162,7 @@ def test_without_hard_links_copies_are_kept_and_restored(tmp_path: Path) -> None
 def test_the_cleaners_checkpoint_is_restored(
     tmp_path: Path, before: int | None, after: int, target: int | None
 ) -> None:
-    """One above what the run cleaned may be inside the log by now: it is removed, which means the start of the log."""
+    """A checkpoint above the offsets that the run cleaned is removed: without it, cleaning begins at the log start."""
     scenario = Story(tmp_path, len(GROUPS), before=before, after=after)
     decision = scenario.decide()
     assert (decision.cleaner_checkpoint, decision.moves_checkpoint) == (target, target != after)
@@ -215,7 +215,7 @@ def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path,
 
 
 def test_last_sources_that_an_interrupted_replacement_left(tmp_path: Path) -> None:
-    """Row 12 of SWAP.md: they are after the end of the files that replaced the earlier ones."""
+    """Row 12 of SWAP.md: these sources begin after the end of the files that replaced the earlier sources."""
     scenario = Story(tmp_path, len(GROUPS))
     for name in [name for name in scenario.before if name.startswith(f"{36:020d}")]:
         shutil.copy2(Path(scenario.entry) / name, scenario.path / name)
@@ -418,7 +418,7 @@ def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
 
 def test_an_empty_directory_lacks_everything() -> None:
     manifest = Manifest("r1", "t", 0, "/d", 1, 10, None, 10, None, (), (), ())
-    assert decide(manifest, Found({}, None, None, ())).is_done
+    assert decide(manifest, PartitionState({}, None, None, ())).is_done
 
 
 # By row of the table: what is done until there, and from which group on the backup is used.

@@ -87,7 +87,7 @@ def test_without_a_trace_it_is_found_if_every_other_offset_has_its_record(log: P
 
 @pytest.mark.parametrize("clean_shutdown", [True, False])
 def test_a_copy_without_checkpoints_is_judged_by_its_log(log: Path, clean_shutdown: bool) -> None:
-    """Nor does it have .kafka_cleanshutdown: it is no log dir that a broker left."""
+    """A copy may also lack .kafka_cleanshutdown, because it is not a log dir that a broker left."""
     assert found(log, Claims(clean_shutdown)) == []
     remove(log, 300)
     assert found(log, Claims(clean_shutdown)) == [("offsets-missing", f"{400:020d}.log", 300, 0)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from keytail.kernels.audit import entries as kernels
 
-_HEAD = struct.Struct("<qqb")  # number of rows; least value of a column; bytes of each difference to it
+_HEAD = struct.Struct("<qqb")  # number of rows; smallest value of a column; bytes of each difference from it
 _WIDTHS = ((1 << 8, np.uint8), (1 << 16, np.uint16), (1 << 32, np.uint32))
 _NARROW = (kernels.OFFSET, kernels.TIMESTAMP, kernels.PRODUCER, kernels.EPOCHS, kernels.WHAT)
 _WHOLE = (kernels.LOW, kernels.CONTENT)
@@ -27,7 +27,7 @@ def pack_entries(entries: np.ndarray) -> bytes:
 
 
 def unpack_entries(data: bytes) -> np.ndarray:
-    """Return the entries that were packed, with HIGH set to 0."""
+    """Return the entries in the bytes of a cell, with HIGH set to 0."""
     (rows,) = struct.unpack_from("<q", data)
     entries = np.zeros((rows, kernels.WORDS), np.int64)
     at = 0

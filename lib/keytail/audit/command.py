@@ -31,8 +31,7 @@ Examples = Annotated[int, o.run_flag(
 
 
 def _replicas(replica: Replicas = None) -> tuple[str, ...]:
-    """Return the replicas. If this process was started as root, it works as the owner of their log dirs from here
-    on."""
+    """Return the replicas. A process that was started as root works as the owner of their log dirs from now on."""
     work_as_owner(LOCAL, (), directories_of(replica or ()))
     return tuple(replica or ())
 
@@ -94,8 +93,8 @@ class AuditRow(OfPartition):
 
 
 def exit_status(rows: Sequence[AuditRow], request: Request) -> int:
-    """Return 0 if all partitions are alike or skipped, 3 if some are, 1 if none is. A skipped partition that the user
-    has named does not count as alike."""
+    """Return 0 if all partitions are alike or skipped, 3 if some are, 1 if none is. A skipped partition that was named
+    with --partitions is not counted as alike."""
     named = request.choice.partitions
     good = [row.status in _GOOD and not (row.status == "skipped" and row.name in named) for row in rows]
     if all(good):

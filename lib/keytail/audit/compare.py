@@ -1,4 +1,4 @@
-"""Decides which offsets of a partition's replicas are compared, and names their differences (AUDIT.md). No I/O."""
+"""Decides which offsets of a partition's replicas are compared, and how far each was cleaned (AUDIT.md)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ assert len(REASONS) == reasons.REASONS
 class ReplicaLog:
     """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns, ascending.
 
-    `cleaned_to` is its entry in `cleaner-offset-checkpoint`, 0 if that has none, None if there is no such file.
+    `cleaned_to` is its entry in `cleaner-offset-checkpoint`; 0 if there is no entry, None if there is no such file.
     `epochs`: leader epochs with their start offsets.
     """
 
@@ -57,8 +57,8 @@ def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
     """Return the range of offsets to compare, from the first that two replicas should have: (from, to), empty if from
     >= to.
 
-    It ends at the smallest log end offset, since later records are yet to be fetched, and not above the largest high
-    watermark, since records above that may be truncated.
+    It ends at the smallest log end offset, since a replica has yet to fetch later records, and not above the largest
+    high watermark, since records above that may be truncated.
     """
     starts = sorted(replica.log_start_offset for replica in replicas)
     end = min(replica.log_end_offset for replica in replicas)
@@ -70,7 +70,7 @@ def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
 
 def shown_cleaned_to(table: np.ndarray, end_offset: int | None) -> int:
     """Return the offset below which these batches of one segment (BATCH_TABLE) show that a cleaner removed records; 0
-    if they do not show it.
+    if they show no removal.
 
     Only cleaning leaves batches with fewer records than offsets, batches with a delete horizon, and offsets without a
     batch inside a segment. `end_offset` is that of the previous batch, or the segment's base offset; None if the batch
@@ -93,9 +93,9 @@ def cleaning_limits(
     that may have superseded them. Both are int64[2, replicas]: what is known, and what is possible.
 
     `shown`: how far the log of each replica shows that it was cleaned (`shown_cleaned_to`). `first_removable`: the
-    first offset at which it shows that it was not: of a record without a key, or of a record after an older one of its
-    key. A replica that lost its disk has fetched what another one had cleaned: this is known as far as its own log
-    shows it, and possible up to the highest offset that any replica was cleaned to.
+    first offset at which it shows that it was not cleaned: that of a record without a key, or with an older record of
+    its key. A replica that lost its disk may have fetched what another one had cleaned: this is known as far as its own
+    log shows it, and possible up to the highest offset that any replica was cleaned to.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))

@@ -1,7 +1,7 @@
-"""Audits the chosen partitions: compares their replicas, record by record. Reads only, takes no lock.
+"""Audits the chosen partitions: compares their replicas, record by record. Only reads, and takes no lock.
 
-Each small partition is audited in one task, of Spark or of Processes; a large one in tasks on all hosts. This module
-schedules the tasks and transports the cells; audit/stages.py compares the replicas.
+Each small partition is audited in one task, on Spark or in a child process; a large one in tasks on all hosts. This
+module schedules the tasks and transports the cells; audit/stages.py compares the replicas.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from keytail.run.tasks import Outcome, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.run.workers import workers_of_run
 
-AUDITED_BYTES_PER_S = 60e6  # of a core
+AUDITED_BYTES_PER_S = 60e6  # per core
 ALONE_BYTES = 64 << 20  # of all replicas: audited by one task, in a few hundred MiB of memory
 SHARD_BYTES = 64 << 20  # of logs per shard: mostly 50 MiB of memory, ten times that with tiny records
 MOST_SHARDS = 4096
@@ -78,8 +78,8 @@ def _audit_with(stages: StagesOnSpark, job: AuditJob, attempt: str) -> Audit:
 
 
 def audit_all(engine: Engine, jobs: Sequence[AuditJob], on_result: OnResult, on_trace: Callable[[str], None]) -> None:
-    """Audit all partitions; large ones require Spark. `on_result` is called for each partition when it, or its bundle
-    of small ones, is done."""
+    """Audit all partitions; large ones require Spark. `on_result` is called for each large partition when it is done,
+    for small ones when their bundle is done."""
     small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
     for start in range(0, len(small), BUNDLE_PARTITIONS):
         bundle = small[start : start + BUNDLE_PARTITIONS]
@@ -89,7 +89,7 @@ def audit_all(engine: Engine, jobs: Sequence[AuditJob], on_result: OnResult, on_
         if job.is_alone:
             continue
         task = job.task
-        # Nothing is written, so the delayed visibility of writes on a network file system does not matter.
+        # Nothing is written, so it does not matter that a network file system may show writes with a delay.
         workers = Workers(task.replicas[0].path, engine.concurrent_tasks, None, shared_storage=True)
         stages = StagesOnSpark(engine, workers, f"audit {task.topic}-{task.partition}", on_trace)
         on_result(job, run_attempt(partial(_audit_with, stages), job, "driver"))
@@ -101,8 +101,8 @@ _Hosting = list[tuple[Replica, LogDirFacts, PartitionEntry]]
 def audit(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[AuditRow], None] = lambda row: None
 ) -> list[AuditRow]:
-    """Return a row for each chosen partition that any replica hosts, by topic and partition. `on_row` is called with
-    the row of each compared partition when it is done."""
+    """Return a row for each chosen partition that any replica hosts, sorted by topic and partition. `on_row` is called
+    with the row of each compared partition when it is done."""
     if len(request.replicas) < 2:
         raise UsageProblem(
             "an audit needs at least two replicas",
@@ -131,7 +131,7 @@ def audit(
 
 
 def _hosting(replicas: Sequence[Replica], choice: Choice) -> dict[tuple[str, int], _Hosting]:
-    """Return the replicas that host each chosen partition."""
+    """Return, for each chosen partition, the replicas that host it."""
     surveyed = [facts for replica in replicas for facts in replica.log_dirs]
     chosen = {(entry.topic, entry.partition) for _, entry in pick(choice, surveyed)}
     hosting: dict[tuple[str, int], _Hosting] = {}

@@ -1,4 +1,4 @@
-"""The first stage of an audit: reads the segments of one replica, packs the records and sends them to shards by key.
+"""Implements the first stage of an audit: reads the segments of one replica, and packs the records for shards by key.
 
 Damage does not stop the scan: readable records are compared, and every shard receives the ranges of unreadable offsets.
 """
@@ -27,7 +27,7 @@ from keytail.values import to_bytes
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_SHIFT, _REPLICA_SHIFT, _SEGMENT_SHIFT = 60, 52, 26
 _ENTRIES_AT_ONCE = 1 << 17  # entries that are distributed to shards at a time: 8 MiB, and the same for the result
-PIECE_BYTES = 64 << 20  # of a task: Spark takes as long to start one as to scan 10 MiB
+PIECE_BYTES = 64 << 20  # per task: Spark takes as long to start a task as a task takes to scan 10 MiB
 _MOST_GAPS = 1000  # per segment; the rest of a segment with more is not read
 
 
@@ -45,7 +45,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class FromAllShards:
-    """What missing records are explained with, and one shard does not know: the `markers` of all transactions
+    """The facts of all shards that one shard needs to explain missing records: the `markers` of all transactions
     (producer, offset, kind; sorted), and `first_removable` of each replica (`cleaning_limits`)."""
 
     markers: np.ndarray
@@ -54,8 +54,8 @@ class FromAllShards:
 
 @dataclass(frozen=True)
 class AuditTask:
-    """One partition to be audited; small, picklable. `spans`: offset ranges in which shards search for common records.
-    `from_all` is given in a second run.
+    """One partition to be audited; it is small and can be pickled. `spans`: offset ranges in which shards search for
+    records that replicas have in common. `from_all` is given in a second run.
     """
 
     topic: str
@@ -101,8 +101,8 @@ def pieces_of(task: AuditTask) -> list[Piece]:
 
 
 def scan(fs: FileSystem, piece: Piece, attempt: str) -> Iterator[Cell]:
-    """Yield the cells of the piece's segments. Raises Refused if a closed segment's file is not the one that was
-    listed: a broker is changing it."""
+    """Yield the cells of the piece's segments. Raises Refused if the file of a closed segment is not the one that was
+    listed: a broker has changed it."""
     for segment in range(piece.first, piece.end):
         yield from _scan_segment(fs, piece, segment)
 
@@ -115,7 +115,7 @@ def _scan_segment(fs: FileSystem, piece: Piece, segment: int) -> Iterator[Cell]:
     if closed:
         refuse_changed(fs, path, size_bytes, mtime_ns)
     else:
-        size_bytes = fs.size(path)  # of the active segment: data appended since is whole, or after the log end
+        size_bytes = fs.size(path)  # the active segment may have grown: what was appended is after the listed log end
     next_base = replica.segments[segment + 1][0] if closed else None
     yield from _Scan(fs, piece, segment, path, size_bytes, next_base).cells()
     if closed:
@@ -191,7 +191,7 @@ class _Scan:
         return replace(chunk, table=table[:rows], raw=chunk.raw[: int(table["position"][rows]) - chunk.position])
 
     def _resume_position(self, damage: CorruptLog, position: int, last: int) -> int | None:
-        """Add a gap; return the byte position after the damaged batch if a valid one begins there, else None."""
+        """Add a gap; return the byte position after the damaged batch if a valid batch begins there, otherwise None."""
         at = damage.byte_position if damage.byte_position is not None else position
         end_offset = self._next_base if self._next_base is not None else self._log.log_end_offset
         if self._next_base is None and last + 1 >= self._log.log_end_offset:
@@ -272,7 +272,7 @@ class _Scan:
                 yield from self._flush_entries()
 
     def _flush_entries(self) -> Iterator[Cell]:
-        """Yield cells for each shard that has any of the collected entries; clear the collected entries."""
+        """Yield a cell for each shard that gets any of the collected entries, and clear these."""
         if not self._filled:
             return
         shards, starts = self._task.shards, self._starts
@@ -285,7 +285,7 @@ class _Scan:
         self._filled = 0
 
     def _events(self, chunk: Chunk) -> Iterator[Cell]:
-        """Yield cells of the transactional data batches that have records, and of markers, to a shard by producer."""
+        """Yield cells with the markers and the transactional data batches that have records, for shards by producer."""
         if self._task.from_all is not None:  # the second run has them
             return
         table = chunk.table

@@ -1,4 +1,4 @@
-"""The second stage of an audit: one shard of keys of all replicas, merged by offset and explained by key.
+"""Implements the second stage of an audit: compares one shard of keys of all replicas, and explains missing records.
 
 A record's key determines its shard, so the shard also has the records that supersede or delete it. It also has the
 transactions of some of the producers.
@@ -30,10 +30,10 @@ _NO_MARKERS = np.empty((0, 3), np.int64)
 
 @dataclass
 class ShardFindings:
-    """The findings of one shard. `lost`: offset, mask of the replicas that lack it, words of the record. `elsewhere`:
-    offsets at which replicas have different records, in the form of examples. `in_span`: for each of the spans of
-    AuditTask, whether replicas have a common record in it. `shown`, `first_removable`: by replica, as in
-    `cleaning_limits`; the second is that of this shard's records.
+    """The findings of one shard. `lost`: offset, mask of the replicas that lack the record, and the record's words.
+    `elsewhere`: offsets at which replicas have different records, in the form of examples. `in_span`: for each of the
+    spans of AuditTask, whether replicas have a common record in it. `shown` and `first_removable` are by replica, as in
+    `cleaning_limits`, the latter by this shard's records.
 
     `needs_all_shards`: missing records can be explained only with what all shards know together.
     """
@@ -82,8 +82,8 @@ class Examples:
 def compare(
     fs: FileSystem, task: AuditTask, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
 ) -> ShardFindings:
-    """Return the findings of one shard. `cells` are given by order: gaps, events, then the records of each replica in
-    their order."""
+    """Return the findings of one shard. `cells` are in this order: gaps, events, offsets, then the records of each
+    replica by offset."""
     replicas = len(task.replicas)
     found = ShardFindings([0] * replicas, [0] * replicas)
     events: list[np.ndarray] = []
@@ -196,7 +196,8 @@ class _Shard:
         return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
 
     def find_removable(self) -> None:
-        """Find how far no cleaner can have come in each replica without a checkpoint, by the keys of this shard."""
+        """Find, by the keys of this shard, up to where each replica without a checkpoint can have been cleaned at most.
+        """
         if self.task.from_all is not None:
             return
         for number, replica in enumerate(self.task.replicas):
@@ -242,8 +243,8 @@ class _Shard:
 
 
     def _needs_all_shards(self) -> bool:
-        """Whether there are transactions, or a replica without a checkpoint lacks a record above what its log shows to
-        be cleaned."""
+        """Return whether there are transactions, or a replica without a checkpoint lacks a record above the offset up
+        to which its log shows that it was cleaned."""
         if (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
             return True
         offsets = self.entries[self.missing_at, entries.OFFSET]

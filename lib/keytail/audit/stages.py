@@ -1,7 +1,7 @@
-"""The stages of one audit: scan the segments, compare and explain shards of keys, combine the findings.
+"""Runs the stages of one audit: scan the segments, compare and explain shards of keys, combine the findings.
 
-`audit` has the stages run, in this process (`Alone`) or on Spark (`audit/driver.py`). Reads only. AUDIT.md
-defines what counts as a difference, and what explains a missing record.
+The stages run in this process (`Alone`) or on Spark (`audit/driver.py`). AUDIT.md defines what counts as a difference,
+and what explains a missing record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stages(Protocol):
         take: Callable[[FileSystem, Any, int, Iterable[tuple[int, Any]], str], Any],
         context: Any,
     ) -> list[Any]:
-        """Return the results of `take(fs, context, shard, cells, attempt)` for each shard, in order of the shards."""
+        """Return the result of `take(fs, context, shard, cells, attempt)` for each shard, in order of the shards."""
 
 
 @dataclass
@@ -58,8 +58,8 @@ class Alone:
 
 @dataclass
 class Audit:
-    """The findings about one partition. `records`: number per replica; `common`: number that two or more replicas have;
-    `shown`: the offset up to which the log of each replica shows that it was cleaned.
+    """The findings about one partition. `records`: the number of records of each replica; `common`: the number that two
+    or more replicas have; `shown`: the offset up to which the log of each replica shows that it was cleaned.
     """
 
     first_offset: int
@@ -75,7 +75,8 @@ class Audit:
 
 
 def audit(task: AuditTask, first_offset: int, stages: Stages) -> Audit:
-    """Compare the replicas of `task`. Errors of reading are raised, except damage, which is reported in the result."""
+    """Compare the replicas of `task`. Raises OSError or Refused if files cannot be read or have changed; damage is
+    reported in the result."""
     spans = epoch_spans(task.replicas, first_offset, task.end_offset)
     task = replace(task, spans=tuple((start, end) for _, start, end in spans))
     findings = _run(task, stages)
@@ -129,7 +130,8 @@ def _together(
 
 
 def _add_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
-    """Add examples of lost records; at an offset where replicas have different records, report only that."""
+    """Add examples of lost records, except at offsets where replicas have different records: that is reported instead.
+    """
     elsewhere: set[int] = set()
     for finding in findings:
         elsewhere.update(found["offset"] for found in finding.elsewhere)

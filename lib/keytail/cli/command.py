@@ -1,7 +1,7 @@
-"""The declaration of a command, in `command.py` of its folder.
+"""Defines `Command`, the declaration of a command, of which each command's folder has one in its `command.py`.
 
-It states the command's flags (the fields of its request), the rows that it returns, their statuses, the exit status,
-the next step and examples. The command line, its help, completion, and the pages REFERENCE and ROWS are made from it.
+It has the command's flags (the fields of its request), the rows that it returns, their statuses, the exit status, the
+next step and examples. The command line, its help, completion, and the pages REFERENCE and ROWS are generated from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _empty(rows: Sequence[Any], request: Any) -> str:
 
 
 def extras_of_flags(request: Any) -> Needs:
-    """Yield what the flags that many commands share need: --master and --ledger."""
+    """Yield the extras that flags of many commands need: --master and --ledger."""
     has_master = getattr(request, "master", None) is not None
     if has_master:
         yield "--master", SPARK
@@ -45,11 +45,11 @@ def extras_of_flags(request: Any) -> Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command. Functions that are named by strings are imported when the command runs, so that --help stays fast.
+    """One command. `run` names a function by a string; it is imported when the command runs, so that --help is fast.
 
-    `run` (as `module:function`) is called with a request, and returns rows; or it prints its result itself, and returns
-    the exit status. With `reports_rows` it has a parameter `on_row`, to call with each row as it ends, and then the
-    report of a run that ends early has these rows.
+    `run` (`module:function`) is called with a request. It returns rows; or it prints its result itself, and returns the
+    exit status. With `reports_rows` it also has a parameter `on_row`, which it calls with each finished row, so that
+    the report of a run that ends early has these rows.
 
     `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `title` and
     `log_dirs` with the request.
@@ -57,14 +57,14 @@ class Command:
 
     name: str
     help: str
-    request: type[Any]  # the dataclass of its flags: flags.py
+    request: type[Any]  # a dataclass whose fields are the flags (flags.py)
     run: str
-    extras: Callable[[Any], Needs] = extras_of_flags  # what needs optional packages; required before `run` is imported
-    only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all
+    extras: Callable[[Any], Needs] = extras_of_flags  # the extras needed, checked before `run` is imported
+    only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all of them
     examples: tuple[str, ...] = ()  # most frequent first
-    rows: Mapping[str, type[Any]] = field(default_factory=dict)  # by what they are about; the fields are documented
+    rows: Mapping[str, type[Any]] = field(default_factory=dict)  # the row types by subject; ROWS.md has their fields
     statuses: Mapping[str, Status] = field(default_factory=dict)
-    exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses with a meaning of this command alone
+    exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses that mean something else for this command
     show: Callable[[Sequence[Any], Any], None] | None = None  # prints the rows as a table
     below: Callable[[Sequence[Any], Any], Below] = _nothing  # what rows do not contain
     next_step: Callable[[Sequence[Any], Any], str] = _empty
@@ -74,7 +74,7 @@ class Command:
     reads_records: bool = False  # has --max-record-bytes
     reports_rows: bool = False
     title: Callable[[Any], str] | None = None  # of the report; otherwise the name
-    log_dirs: Callable[[Any], Sequence[str]] | None = None  # no file may be written there; otherwise those chosen
+    log_dirs: Callable[[Any], Sequence[str]] | None = None  # where output files must not be; default: those chosen
 
     def __post_init__(self) -> None:
         declare(self.statuses)

@@ -12,7 +12,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.undo.backup import Backup, add_groups, entry_path, forget, keep
 from keytail.undo.manifest import read_manifest
-from keytail.undo.partition import decide, look
+from keytail.undo.partition import decide, read_state
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Keeper:
             if not self.fs.exists(entry):
                 return
             manifest = read_manifest(self.fs, entry)
-            decision = decide(manifest, look(self.fs, manifest))
+            decision = decide(manifest, read_state(self.fs, manifest))
             if not decision.parts and not decision.differences:
                 forget(self.fs, entry)
 

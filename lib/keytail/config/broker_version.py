@@ -1,4 +1,4 @@
-"""A Kafka version given by a flag, and how the cleaner of that version differs from that of 4.3.1. Pure."""
+"""Parses a Kafka version, and decides how the cleaner of that version differs from that of 4.3.1. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST_WITH_HORIZONS = (3, 1)
 
 @dataclass(frozen=True)
 class BrokerVersion:
-    """A version such as 2.8.2; the patch level, which has no effect here, is kept as given."""
+    """A version such as 2.8.2. `patch` has no effect and is only printed."""
 
     major: int
     minor: int

@@ -1,4 +1,4 @@
-"""The settings of one topic that apply to its compaction."""
+"""Defines the settings of one topic that apply to its compaction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CompactionConfig:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> CompactionConfig:
-        """Create one from values by Kafka's topic config names (`config/keys.py`); a missing name keeps its default."""
+        """Create one from values by Kafka's topic config names (`config/keys.py`); a missing name has its default."""
         given = {name.replace(".", "_"): value for name, value in values.items()}
         fields = {name: given[name] for name in cls.__dataclass_fields__ if name in given}
         if "cleanup_policy" in fields:

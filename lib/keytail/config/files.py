@@ -1,4 +1,4 @@
-"""Parses a broker's `server.properties` as Java does, and keeps only the keys in `keys.py`.
+"""Parses a broker's `server.properties` and `meta.properties` as Java does, and keeps only the keys in `keys.py`.
 
 Everything else, including passwords, is dropped before anything is returned. The caller reads the file; `resolve.py`
 decides which value applies.
@@ -18,8 +18,8 @@ _NOR_BROKER = "Restore the file: a broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
-    """Return the kept keys and their texts. Raises UsageProblem if the data is no properties file or a value is
-    indirect."""
+    """Return the kept keys and their texts. Raises UsageProblem if the data is not a properties file, or a kept value
+    refers to a config provider."""
     properties = _properties(data, path, "Give the server.properties that the broker is started with")
     kept = {name: properties[name] for name in file_names() if name in properties}
     for name, text in kept.items():
@@ -50,14 +50,15 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
 
 
 class MetaProperties(NamedTuple):
-    """The contents of a log dir's `meta.properties`. Version 0 is written by brokers with ZooKeeper."""
+    """The contents of a log dir's `meta.properties`. Brokers with ZooKeeper write version 0."""
 
     version: int | None
     node_id: int | None
 
 
 def parse_meta_properties(data: bytes, path: str) -> MetaProperties:
-    """Return the version and the broker's node id; None if missing. Raises UsageProblem if one is not a number."""
+    """Return the version and the broker's node id, None for one that is missing. Raises UsageProblem if the file is not
+    a properties file, or one of them is not a number."""
     properties = _properties(data, path, _NOR_BROKER)
     version = _count("version", properties, path)
     return MetaProperties(version, _count("broker.id" if version == 0 else "node.id", properties, path))
@@ -72,7 +73,7 @@ def _count(name: str, properties: Mapping[str, str], path: str) -> int | None:
 
 
 def log_dirs(broker: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return the data directories in a broker's settings: `log.dirs`, else `log.dir`, else none."""
+    """Return the log dirs in a broker's settings: those of `log.dirs`, otherwise of `log.dir`, otherwise none."""
     setting = broker.get("log.dirs") or broker.get("log.dir")
     value = setting.value if setting else ()
     return tuple(path for path in value if path) if isinstance(value, tuple) else ()

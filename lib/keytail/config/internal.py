@@ -1,6 +1,6 @@
-"""Kafka's internal topics, and the settings with which a broker creates each of them.
+"""Lists Kafka's internal topics, and the settings with which a broker creates each of them.
 
-From Kafka's sources: GroupCoordinatorService, TransactionStateManager, ShareCoordinatorService (KIP-932),
+The sources are Kafka's classes GroupCoordinatorService, TransactionStateManager, ShareCoordinatorService (KIP-932) and
 TopicBasedRemoteLogMetadataManager. `__cluster_metadata` has no settings: only controllers write and remove its
 records.
 """

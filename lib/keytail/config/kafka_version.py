@@ -1,4 +1,4 @@
-"""Infers from the contents of a log dir which versions of Kafka may have written it, and the consequences. Pure.
+"""Infers from signs in a log dir which versions of Kafka may have written it, and the consequences. Pure functions.
 
 Sources: MetadataVersion of Kafka 4.3.1, KIP-858 (directory.id), the clean-shutdown files and directories of 2.8.2,
 3.6.2 and 3.9.1, and the classes of 3.7.0.
@@ -25,13 +25,13 @@ SNAPSHOT_VERSION = 1
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs found in a log dir; None or empty: no information.
+    """The signs found in log dirs; None or empty means that there is no information.
 
-    `meta_versions`: versions of `meta.properties` files; `has_directory_id`: whether they have a directory id;
-    `has_metadata_log`: whether there is one, used or not; `features`: its feature levels by name, if it is used;
-    `clean_shutdown_has_json`: of the clean-shutdown file. `partitions`: number of partitions examined, of which
-    `with_topic_id` have a `partition.metadata`; `magics`: of the first batch of their segments, with an example of
-    each; `snapshots`: versions of producer snapshots.
+    `meta_versions`: the versions of `meta.properties` files; `has_directory_id`: whether they have a directory id;
+    `has_metadata_log`: whether there is a metadata log, used or not; `features`: its feature levels by name, if it is
+    used; `clean_shutdown_has_json`: whether the clean-shutdown file contains JSON. `partitions`: the number of examined
+    partitions, of which `with_topic_id` have a `partition.metadata`; `magics`: the magics of the first batches of their
+    segments, with an example of each; `snapshots`: the versions of their producer snapshots.
     """
 
     meta_versions: frozenset[int] = frozenset()
@@ -72,7 +72,7 @@ class Inferred:
 
     @property
     def sentence(self) -> str:
-        """The range in words, such as `3.7 or later, before 4.0`."""
+        """The range of versions as text, such as `3.7 or later, before 4.0`."""
         first, end = self.first, self.end
         if first is not None and end is not None and first >= end:
             return f"several versions: {_text(first)} or later, and one before {_text(end)}"
@@ -131,8 +131,8 @@ def _evidence(signs: Signs) -> Iterator[Evidence]:
 
 
 def _version_0(signs: Signs) -> Evidence:
-    """Return the evidence of version 0, which remains after a migration from ZooKeeper to KRaft (possible from Kafka
-    3.4 on)."""
+    """Return the evidence of version 0 in `meta.properties`. A migration from ZooKeeper to KRaft, which is possible
+    from Kafka 3.4 on, does not change that version."""
     seen = "version=0 in meta.properties"
     if signs.features:
         means = "the broker ran with ZooKeeper before a migration to KRaft, which keeps this version"

@@ -1,10 +1,10 @@
-"""Kafka's configuration keys that keytail reads: names, synonyms, types, defaults and ranges, as in Kafka 4.3.
+"""Lists the configuration keys of Kafka that keytail reads: names, synonyms, types, defaults and ranges, as in 4.3.
 
 `message.format.version` and `inter.broker.protocol.version` are settings of versions before 4.0. If an older version
 allows more, its range is used: `segment.bytes` from 14 on, before Kafka 4.1.
 
-A key that is not in this table is never read, shown or stored, so secrets are not exposed. The users of a value
-interpret it; `resolve.py` decides which value applies.
+A key that is not in this table is never kept, shown or stored, so secrets are not exposed. `resolve.py` decides which
+value applies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNIT_MS = {"minutes": 60_000, "hours": 3_600_000}
 
 @dataclass(frozen=True)
 class Key:
-    """One setting. `None` as a bound means that of the type.
+    """One setting. A bound of None means that of the type.
 
     `broker_names` are the names that set it in a broker's file, highest precedence first; a name that ends in
     `.hours` or `.minutes` has that unit.
@@ -176,7 +176,7 @@ def file_names() -> Iterator[str]:
 
 
 def parse(key: Key, text: str) -> Value:
-    """Parse `text` as Kafka's ConfigDef does. Raises ValueError if `key` does not allow the value."""
+    """Parse `text` as Kafka's ConfigDef does. Raises ValueError for a value that `key` does not allow."""
     text = text.strip()
     if key.kind == "list":
         items = tuple(re.split(r"\s*,\s*", text)) if text else ()
@@ -224,13 +224,13 @@ def _whole_number(text: str, kind: str) -> int:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version, with that of an interim version (`-IV0`) last."""
+    """Return the numbers in a version, with that of an interim version (`-IV0`) last."""
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def parse_broker(key: Key, name: str, text: str) -> Value:
-    """Parse the text of `name` in a broker's file; return the value in the unit of `key`. Raises ValueError if not
-    allowed.
+    """Parse the text of `name` in a broker's file; return the value in the unit of `key`. Raises ValueError for a value
+    that is not allowed.
 
     A negative number of hours or minutes means "without limit", as in the broker.
     """
@@ -242,7 +242,7 @@ def parse_broker(key: Key, name: str, text: str) -> Value:
 
 
 def right_name(name: str) -> str | None:
-    """Return the key that `name` most likely means: a broker name's topic setting, or the nearest spelling."""
+    """Return the key that `name` most likely means: the topic setting of a broker's name, or the nearest spelling."""
     meant = {broker_name: key.name for key in TOPIC_KEYS for broker_name in key.broker_names}
     meant |= {key_name: key_name for key_name in KEYS}
     meant |= {key_name.replace(".", "_"): key_name for key_name in KEYS}

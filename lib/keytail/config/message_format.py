@@ -5,8 +5,8 @@ A broker below 3.0 sends batches of version 2 unconverted to clients that cannot
 format for the topic. The format is, by Kafka's LogConfig and KafkaConfig of 2.4 to 3.9:
 
 - with KRaft, and if inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
-- else the topic's message.format.version, else the broker's log.message.format.version;
-- else that of the latest version that the broker supports, which is version 2 from 0.11 on.
+- otherwise the topic's message.format.version, or else the broker's log.message.format.version;
+- otherwise that of the latest version that the broker supports, which is version 2 from 0.11 on.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FIRST_THAT_IGNORES = (3, 0)
 
 
 def message_format(resolved: Resolved, mode: ClusterMode) -> MessageFormat:
-    """Return v2 if the topic's format is version 2, keep if it may be older, unknown if there is no information."""
+    """Return "v2" if the topic's format is version 2, "keep" if it may be older, "unknown" without information."""
     protocol = _version(resolved, PROTOCOL)
     if mode == "KRaft" or (protocol is not None and protocol >= _FIRST_THAT_IGNORES):
         return "v2"
     stated = _version(resolved, TOPIC_FORMAT)
     if not resolved.unknown([TOPIC_FORMAT]):
-        # A broker supports the protocol version that it is set to, and so has version 2 as its default from 0.11 on.
+        # A broker supports the protocol version that it is set to; from 0.11 on, its default format is version 2.
         stated = protocol if stated is None else stated
         if stated is not None:
             return "v2" if stated >= _FIRST_OF_V2 else "keep"
@@ -54,7 +54,7 @@ def older_format(resolved: Resolved, mode: ClusterMode) -> Setting | None:
 
 
 def _version(resolved: Resolved, name: str) -> tuple[int, int] | None:
-    """Return major and minor number of a version that was read or given; None for a default or another value."""
+    """Return major and minor number of a version setting that was read or given; None if it has Kafka's default."""
     setting = resolved.settings[name]
     if setting.source == DEFAULT_SOURCE or not isinstance(setting.value, str):
         return None

@@ -1,9 +1,9 @@
 """Determines the effective value of each setting for a topic, and its source.
 
-Pure: takes layers and returns values with their sources. The command line takes precedence over the file of
-`--topic-configs`; then follow the topic's own overrides in the metadata log, the settings with which a broker creates
-an internal topic, the broker's dynamic settings (its own before those of all brokers), the broker's file, and Kafka's
-default. `TOPIC:key=value` takes precedence over `key=value`.
+Pure functions take layers of settings and return values with their sources. The command line takes precedence over the
+file of `--topic-configs`; then follow the topic's own overrides in the metadata log, the settings with which a broker
+creates an internal topic, the broker's dynamic settings (its own before those of all brokers), the broker's file, and
+Kafka's default. `TOPIC:key=value` takes precedence over `key=value`.
 
 A value alone does not justify removing records: `Resolved.unknown` returns the settings that were neither read nor
 given.
@@ -32,7 +32,7 @@ from keytail.errors import Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
 CLEANUP_POLICY = "cleanup.policy"
-# The larger the value, the longer data is retained or the later it is compacted.
+# The larger the value of these, the longer data is retained, or the later it is compacted.
 LARGER_IS_SAFER = frozenset(
     {
         "delete.retention.ms",
@@ -51,7 +51,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and its source, in words such as `server.properties: log.roll.hours=24`.
+    """A value and its source, such as `server.properties: log.roll.hours=24`.
 
     `doubt` explains why a value applies although it is not the latest one.
     """
@@ -61,14 +61,14 @@ class Setting:
     doubt: str = ""
 
 
-# Possible settings, the latest last; None if the layer has no setting, so that a lower one decides.
+# Possible settings, the latest last. None: the layer may have no setting; then a lower layer decides.
 Options: TypeAlias = tuple[Setting | None, ...]
 Layer: TypeAlias = Mapping[str, Setting | Options]
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The settings of all `--topic-config` arguments: for every topic, and by topic."""
+    """The settings of all `--topic-config` arguments: those for every topic, and those by topic."""
 
     everywhere: Mapping[str, Setting] = field(default_factory=dict)
     by_topic: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Resolved:
 
     `known`: the settings for which it is known whether, and how, the topic overrides them. `given`: the settings from
     the command line or the file of `--topic-configs`. `in_metadata`: the metadata log contains the topic and is used.
-    `broker_known`: a broker's file was read, so that a setting that is missing there really has Kafka's default.
+    `broker_known`: a broker's file was read, so that a setting that is missing there certainly has Kafka's default.
     """
 
     topic: str
@@ -92,16 +92,17 @@ class Resolved:
 
     @property
     def overrides_known(self) -> bool:
-        """Whether all of the topic's own settings are known, so that a missing one really is not set."""
+        """Whether all of the topic's own settings are known, so that a missing one is certainly not set."""
         return self.known >= _OF_TOPICS
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` that were neither read nor given for this topic: nothing may be removed based on
+        """Return those of `names` that were neither read nor given for this topic: nothing may be removed because of
         their values."""
         return tuple(name for name in names if name not in self.known)
 
     def assumed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` with Kafka's default although no broker's file was read, which may set them."""
+        """Return those of `names` for which Kafka's default is assumed: the broker's file, which was not read, may set
+        them."""
         if self.broker_known:
             return ()
         return tuple(name for name in names if self.settings[name].source == DEFAULT_SOURCE)
@@ -191,7 +192,7 @@ def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
 
 
 def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
-    """Do the same as `from_topic` for overrides each of which may have one of several values."""
+    """Do the same as `from_topic` for overrides that may each have one of several values."""
     options: dict[str, Options] = {}
     for key in TOPIC_KEYS:
         if key.name in values:
@@ -203,10 +204,8 @@ def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin
 
 
 def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
-    """Return the settings that a running broker applies dynamically, by the names of the topic settings they are
-    defaults of.
-
-    Of names that mean the same, Kafka only lets the one of highest precedence be set dynamically.
+    """Return a broker's dynamic settings, by the names of the topic settings that they are the defaults of.
+    Of names with the same meaning, Kafka allows only the one with the highest precedence to be set dynamically.
     """
     options: dict[str, Options] = {}
     for key in KEYS.values():
@@ -220,9 +219,9 @@ def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> d
 
 
 def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
-    """Return a broker's settings, by the names of the topic settings they are defaults of.
+    """Return the settings in a broker's file, by the names of the topic settings that they are the defaults of.
 
-    As in a broker, every name present is checked, including names that one of higher precedence hides.
+    As in a broker, every name is checked, including those that one with a higher precedence hides.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
@@ -236,8 +235,8 @@ def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
 def _setting(
     key: Key, name: str, text: str, where: str, source: str, *, is_usage: bool = True
 ) -> Setting:
-    """Parse the text of `name`, which was found in `where`. If `key` does not allow it, raises UsageProblem, or Refused
-    if the user did not give it for this run."""
+    """Parse the text of `name`, which was found in `where`. Raises UsageProblem for a value that `key` does not allow;
+    with `is_usage` false, because it was not given for this run, Refused."""
     try:
         return Setting(parse_broker(key, name, text), source)
     except ValueError as error:
@@ -310,7 +309,7 @@ def effective(
 
 
 def _or_below(layer: Layer) -> Layer:
-    """Return the same settings as optional ones: the safer of each and of the value below it is used."""
+    """Return the same settings as possible ones: of each setting and the one in a lower layer, the safer is used."""
     return {name: (None, *(message if isinstance(message, tuple) else (message,))) for name, message in layer.items()}
 
 
@@ -330,15 +329,15 @@ def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
 
 
 def safest(name: str, values: Sequence[Value]) -> Value:
-    """Return the value by which the fewest records are removed, of several possible `values`, the latest of which is
-    last; the latest if the setting does not affect removal.
+    """Return, of several possible `values` (the latest is last), the one with which the fewest records are removed; the
+    latest if the setting does not affect removal.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
     value; `log/cluster/metadata.py` finds these values.
     """
     newest = values[-1]
     if name == "cleanup.policy":
-        # Only the policies that are in all of the values are certain to be intended.
+        # Only policies that all of the values contain are certainly intended.
         allowed = set.intersection(*({*policy} for policy in values if isinstance(policy, tuple)))
         return tuple(item for item in newest if item in allowed) if isinstance(newest, tuple) else newest
     if name == "remote.storage.enable":  # tiered topics are not processed

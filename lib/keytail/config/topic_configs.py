@@ -1,8 +1,8 @@
 """Parses the settings of many topics from one text: lines `TOPIC:key=value`, or the output of `kafka-configs.sh`.
 
 The supported output is that of `kafka-configs.sh --describe --entity-type topics`, with `--all` and without, from
-brokers and from ZooKeeper. With `--all` a broker also prints values of its own configuration: those apply to the
-topic too, and a setting that is missing there was cut off. The caller reads the file. Pure.
+brokers and from ZooKeeper. With `--all` a broker also prints values of its own configuration. Those apply to the topic,
+too; a setting that is missing in such an output is unknown. The caller reads the file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TopicConfigs:
 
     `overrides`: topics for which Kafka printed all overrides, possibly none. `all_values`: topics for which it
     printed all values, so that a missing setting is unknown. `withheld`: settings printed without their value.
-    `not_tiered`: topics for which it printed exactly the settings of Kafka 2.x, so none about tiered storage.
+    `not_tiered`: topics for which it printed exactly the settings of Kafka 2.x, none of which is about tiered storage.
     """
 
     path: str = ""

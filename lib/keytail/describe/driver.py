@@ -1,7 +1,7 @@
 """Shows the size of each partition, whether its compaction is due or why not, and its settings with their sources.
 
-Reads listings, checkpoints and index tails, as a plan does, and no log data, unless records are to be counted.
-Starts no Spark, takes no lock, changes nothing.
+Reads listings, checkpoints and index tails, as a plan does; log data only if records are to be counted. Does not use
+Spark, takes no lock and changes nothing.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _kafka(inferred: Inferred) -> dict[str, Any]:
 
 
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
-    """Return the number of records by the headers of all batches, after checking their checksums; the problem if a
-    batch cannot be read."""
+    """Return the number of records according to the headers of all batches, whose checksums are checked; or the problem
+    if a batch cannot be read."""
     from keytail.log.chunk import SegmentReader  # noqa: PLC0415 (brings in the kernels)
 
     reader = SegmentReader(fs)
@@ -90,8 +90,8 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
 def _settings(
     configuration: Configuration, topic: str, every: bool
 ) -> tuple[dict[str, dict[str, Any]], bool, MessageFormat]:
-    """Return the settings of `topic`, whether its own are known, and the format for old messages. If the settings
-    contradict each other: none, False and "unknown"."""
+    """Return the settings of `topic`, whether its own settings are known, and the format for old messages. If settings
+    contradict each other, these are no settings, False and "unknown"."""
     try:
         resolved = configuration.of(topic)
         message_format = configuration.message_format_of(topic)
@@ -147,7 +147,8 @@ def _row(
 
 
 def _section(plan: Planned, rules: Rules) -> Selection | None:
-    """Return the section that a round would clean, even if it is refused for reasons that do not affect the numbers."""
+    """Return the section that a round would clean, even if it is refused for a reason that does not affect the section.
+    """
     if plan.decision.selection is not None or plan.config is None or plan.facts.problems:
         return plan.decision.selection
     return select(plan.facts, plan.config, rules.now_ms, high_watermark=rules.high_watermark)

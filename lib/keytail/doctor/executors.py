@@ -14,14 +14,14 @@ from keytail.extras import installed
 from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
 
-_A_TASK_S = 0.3  # long enough that Spark schedules the other tasks on other executors
+_A_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
 _TASKS_A_PLACE = 2
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one host reports. `log_dirs`: by path, a digest of the listing and the number of directories; "" and the
-    error if the directory cannot be listed."""
+    """What one host reports. `log_dirs` has, by path, a digest of the listing and the number of directories; or, if the
+    directory cannot be listed, an empty text and the error."""
 
     host: str
     python: str
@@ -78,7 +78,7 @@ def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Se
 
 
 def differences(here: Seen, there: Seen) -> list[str]:
-    """Return the relevant differences of another host, as texts."""
+    """Return the relevant differences between this host and another one, as texts."""
     found = []
     if here.python.split(".")[:2] != there.python.split(".")[:2]:
         found.append(f"Python {there.python}, here {here.python}")

@@ -1,6 +1,6 @@
-"""The checks of `doctor` of log dirs: owner, file system, free space, lock, and the clock.
+"""Implements doctor's checks of log dirs: owner, file system, free space, lock; and of the clock.
 
-Reads only: creates, changes and locks nothing.
+Nothing is created, changed or locked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
 
 
 def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
-    """Check whether the metadata log gives the settings of the topics."""
+    """Check whether the metadata log has the settings of the topics."""
     check = "metadata log"
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
@@ -145,7 +145,7 @@ def _sizes(fs: FileSystem, facts: LogDirFacts) -> tuple[int, int | None]:
     for entry in facts.partitions:
         try:
             sized = fs.scan_sizes(entry.path, names.LOG).sized
-        except FileNotFoundError:  # a running broker has removed it
+        except FileNotFoundError:  # a running broker has removed the partition
             continue
         largest = max(largest, sum(size for _, size, _ in sized))
         for _, _, mtime_ns in sized:

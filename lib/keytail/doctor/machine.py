@@ -1,4 +1,4 @@
-"""The checks of `doctor` of the machine itself: interpreter, Java, Spark, Delta, kernels, limits."""
+"""Implements doctor's checks of the machine itself: Python, Java, Spark, Delta, kernels, limits."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def extras() -> list[CheckRow]:
 
 
 def _of_extra(check: str, extra: Extra) -> CheckRow:
-    """Check whether the extra is installed. That it is not is no fault, but that only a part of it is."""
+    """Check whether the extra is installed. It need not be, but a partial installation is a warning."""
     missing = extra.missing()
     if extra.packages[0] in missing:
         return CheckRow(check, OK, f"not installed; {extra.install} adds {extra.adds}")

@@ -1,9 +1,9 @@
 """Compiles the kernels in advance, into the cache from which later runs load them: `keytail doctor --warm`.
 
-Numba compiles a kernel for the types of a call. Those that are listed (run/kernels.py) are compiled side by side. The
-only list of types that cannot become outdated is the program itself, so small logs of every kind (batches of every
-codec, transactions, messages of old formats, damage) are then created in a temporary directory, and all operations that
-read or write logs run on them in this process. The list is made in the same way.
+Numba compiles a kernel for the types of a call. Kernels whose types are listed (run/kernels.py) are compiled first,
+several at a time. Since the list may be incomplete, small logs of every kind (batches of every codec, transactions,
+messages of old formats, damage) are then created in a temporary directory, and all operations that read or write logs
+run on them in this process. The list is also made in this way.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NOW_MS = time.time_ns() // 1_000_000
 
 
 def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
-    """Return how many kernels are compiled now, and how many no step has called; those are compiled when needed."""
+    """Return how many kernels are compiled now, and how many were not called; these are compiled when needed."""
     for module in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):
         importlib.import_module(module.name)
     compile_kernels(None, on_step)
@@ -66,8 +66,8 @@ def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
 
 
 def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what commands do with small logs in `home`, in this order: the command, or RARE for what only few logs
-    need, and a function."""
+    """Yield pairs of a command (or RARE, for operations that few logs need) and a function that does with small logs in
+    `home` what the command does. Call the functions in this order."""
     paths = [os.path.join(home, f"{topic}-0") for topic in ("warm", "warm-transactions", "warm-old")]
     yield "import", partial(_new_partition, home, "warm")
     yield RARE, partial(_transactional_partition, home)
@@ -80,7 +80,7 @@ def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
             "compact": _compact,
         }.items():  # fmt: skip
             yield command if path == paths[0] else RARE, partial(step, path)
-    yield RARE, lambda: _compact_in_rounds(_many_keys(home))
+    yield RARE, lambda: _compact_in_passes(_many_keys(home))
     yield "salvage", partial(_salvage, paths[0])
 
 
@@ -93,8 +93,8 @@ def _records(first: int, count: int) -> list[tuple[int, bytes | None, bytes | No
 
 
 def _audit(path: str, home: str) -> None:
-    """Audit a partition and a different one as replicas: nearly all records are missing in one of them, and have to be
-    explained."""
+    """Audit two different partitions as if they were replicas, so that nearly all records are missing in one of them
+    and have to be explained."""
     facts = survey(path)
     other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}"))
     logs = tuple(
@@ -159,7 +159,7 @@ def _marker(offset: int, producer_id: int, kind: ControlType) -> bytes:
 
 
 def _old_partition(home: str) -> str:
-    """Create a partition with messages of magic 0 and 1, and two segments of batches at its end: without them no
+    """Create a partition with messages of magic 0 and 1, and two segments of batches at its end; without these, no
     segment could lose all its records."""
     path = _directory(home, "warm-old")
     like = LOCAL.stat(home)
@@ -252,7 +252,7 @@ def _many_keys(home: str) -> str:
     return path
 
 
-def _compact_in_rounds(path: str) -> None:
+def _compact_in_passes(path: str) -> None:
     facts = _facts(path)
     task = CleaningTask.of(
         facts, first_dirty_offset=0, first_uncleanable_offset=facts.segments[-1].base_offset,

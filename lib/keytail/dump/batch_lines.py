@@ -1,7 +1,7 @@
-"""Formats batches and records of a dump: as the lines of Kafka's DumpLogSegments, or as a JSON object each.
+"""Formats the batches and records of a dump: as the lines of Kafka's DumpLogSegments, or each as a JSON object.
 
-The text is Kafka's field by field (format/DUMP.md). In JSON the fields have the same names; data that is not UTF-8 is
-in base64 under the name with the suffix `_base64`.
+The fields are those that Kafka's tool prints (format/DUMP.md). In JSON they have the same names; data that is not UTF-8
+is in base64 under the name with the suffix `_base64`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _QUOTED_TYPES = tuple(f'"{name}"' for name in _TYPES)
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd", *(f"unknown({n})" for n in (5, 6, 7)))
 _MARKERS = ("ABORT", "COMMIT")
 
-# Returns key and payload of a record as text (which may be JSON), given key, value and offset; None: omitted.
+# A function that returns key and payload of a record as text (which may be JSON) from its key, value and offset. None
+# means that it is not printed.
 Decoder: TypeAlias = Callable[[bytes | None, bytes | None, int], tuple[str | None, str | None]]
 
 
@@ -54,7 +55,7 @@ class DumpWriter:
         self._lines = LineWriter(sink, literals)
 
     def write(self, part: Part, wanted: np.ndarray | None = None) -> None:
-        """Write a part; with `wanted` (one bool per record) only the chosen records."""
+        """Write a part of the log; with `wanted` (one bool per record) only these records."""
         is_old = bool(part.batches["magic"][0] < 2) if len(part.batches) else False
         batches = _batch_rows(part.batches, part.valid)
         if part.records is None:
@@ -109,7 +110,7 @@ class DumpWriter:
     def _add_control(
         self, part: Part, control: np.ndarray, numbers: dict[str, np.ndarray], spans: dict[str, Span], extra: _Extra
     ) -> None:
-        """Add the content of control records: of markers in columns, of other types as text."""
+        """Add the contents of control records: those of markers as columns, those of other types as text."""
         n = len(control)
         is_marker = np.zeros(n, np.bool_)
         types, epochs = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -164,7 +165,7 @@ class DumpWriter:
 
 
 class _Extra:
-    """A buffer of generated text, for spans in addition to those of the log."""
+    """A buffer for generated text, which spans can refer to as they do to the log's buffers."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -202,8 +203,8 @@ def _big_endian(buffer: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray
 
 
 def _wrapped(sequence: np.ndarray, increment: np.ndarray) -> np.ndarray:
-    """Return sequence + increment, where 0 follows 2^31 - 1. Invalid increments of a damaged header overflow like
-    Java's ints."""
+    """Return sequence + increment, where 0 follows 2^31 - 1. Invalid increments in a damaged header overflow as an int
+    does in Java."""
     largest = np.int32(2**31 - 1)
     sequence, increment = sequence.astype(np.int32), increment.astype(np.int32)
     beyond = sequence > largest - increment

@@ -1,4 +1,4 @@
-"""Declares the command `dump`: the flags of Kafka's DumpLogSegments under their names, and ranges."""
+"""Declares the command `dump`: flags with the names that Kafka's DumpLogSegments uses, and ranges."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Escape = Annotated[bool | None, o.flag(
 
 @dataclass(frozen=True)
 class IndexChecks:
-    """What to check of an index."""
+    """Which checks of an index are requested."""
 
     verify_only: VerifyIndexOnly = False
     sanity_only: IndexSanityCheck = False
@@ -87,8 +87,8 @@ class IndexChecks:
 
 @dataclass(frozen=True)
 class Range:
-    """The batches with offsets in [from_offset, to_offset) that begin at a byte in [from_position, to_position). None:
-    no bound."""
+    """The batches with offsets in [from_offset, to_offset) that begin at a byte in [from_position, to_position). A
+    bound of None has no effect. Raises UsageProblem for an empty range or a negative bound."""
 
     from_offset: FromOffset = None
     to_offset: ToOffset = None
@@ -118,8 +118,8 @@ class Range:
         return self == Range()
 
     def rows(self, batches: np.ndarray) -> slice:
-        """Return which rows (BATCH_TABLE, in the order of the file) are in the range; the slice stops before the end of
-        `batches` if the range does."""
+        """Return which rows (BATCH_TABLE, in the order of the file) are in the range. The slice ends before the end of
+        `batches` only if the range ends there."""
         import numpy as np  # noqa: PLC0415 (--help needs no log code)
 
         first, stop = 0, len(batches)
@@ -138,7 +138,7 @@ class Range:
         return slice(min(first, stop), stop)
 
     def records(self, offsets: np.ndarray) -> np.ndarray | None:
-        """Return which records are in the range (bool); None: all records of its batches."""
+        """Return which records are in the range (bool array), or None if all records of its batches are."""
         if self.from_offset is None and self.to_offset is None:
             return None
         import numpy as np  # noqa: PLC0415 (--help needs no log code)
@@ -149,7 +149,7 @@ class Range:
 
 
 def _paths(files: Files = None, file_list: FileList = None) -> tuple[str, ...]:
-    """Return the files to dump. If this process was started as root, it works as their owner from here on."""
+    """Return the files to dump. A process that was started as root works as their owner from now on."""
     paths = (*(files or ()), *o.comma_lists(file_list))
     work_as_owner_of_files(LOCAL, paths)
     return paths

@@ -1,7 +1,7 @@
-"""Prints the content of files of a log dir line by line, and checks it.
+"""Prints the contents of files of a log dir line by line, and checks them.
 
-Takes no lock, changes nothing and starts no Spark. Lines are written to standard output immediately, findings to
-standard error; JSON is one object a line, including the findings.
+Takes no lock, changes nothing and does not use Spark. Lines are written to standard output immediately, findings to
+standard error; JSON has one object per line, including the findings.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
 
 
 def _options(request: Request) -> DumpOptions:
-    """Return the options. Raises UsageProblem for flags that exclude each other."""
+    """Return the options that the flags request. Raises UsageProblem for flags that exclude each other."""
     if request.offsets_decoder and request.transaction_log_decoder:
         raise UsageProblem(
             "--offsets-decoder and --transaction-log-decoder exclude each other",
@@ -82,7 +82,7 @@ def _options(request: Request) -> DumpOptions:
 
 
 class _OutputLost(Exception):
-    """Standard output failed. It is not an OSError, which stands for an error of the dumped file."""
+    """Raised when standard output fails. It is not an OSError, because that would mean an error of the dumped file."""
 
     def __init__(self, problem: OSError) -> None:
         super().__init__(problem)

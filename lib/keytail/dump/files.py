@@ -1,7 +1,7 @@
-"""Prints the content of files of a log dir, as Kafka's DumpLogSegments does, with extensions (format/DUMP.md).
+"""Prints the contents of files of a log dir, as Kafka's DumpLogSegments does, with extensions (format/DUMP.md).
 
-Reads only. Files may be in any state, and a broker may be running. The size of a file is read at the beginning; data
-appended later is ignored.
+Files may be in any state, and a broker may be running. The size of a file is read at the beginning; data appended later
+is ignored.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class DumpOptions:
 
 
 def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Report) -> int:
-    """Dump files and the files of partition directories, in order. Return how many were of a kind that can be dumped.
-    """
+    """Dump files and the files of partition directories, in order; return how many could be dumped by their kind.
+    Raises the same errors as `expanded`."""
     reader = LogReader(fs)
     shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
     writer = DumpWriter(report.out, shown)
@@ -69,8 +69,8 @@ def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Rep
 
 
 def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
-    """Return the paths, each directory replaced by those of its files that can be dumped, sorted by name. UsageProblem
-    if a path does not exist, or a directory has no such file."""
+    """Return the paths, each directory replaced by those of its files that can be dumped, sorted by name. Raises
+    UsageProblem if a path does not exist, or a directory has no such file."""
     found = []
     for path in paths:
         if not fs.exists(path):
@@ -89,7 +89,7 @@ def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of file by its name: a suffix or a whole name of `format/names`; "" for any other."""
+    """Return the kind of file by its name: a suffix or a whole name of `format/names`; empty for any other file."""
     whole = (names.LEADER_EPOCHS, names.PARTITION_METADATA, *files.OFFSET_CHECKPOINTS)
     if name in whole:
         return name
@@ -203,13 +203,13 @@ def _wrong_inside(part: Part) -> list[Problem]:
 def _end(
     fs: FileSystem, path: str, size: int, end: int, options: DumpOptions, report: Report, reader: LogReader
 ) -> None:
-    """Report bytes after the last batch, if the requested range extends to the end, and why reading stopped early."""
+    """Report bytes after the last batch, if the requested range includes the end, and why reading ended early."""
     extent, left = reader.extent, size - reader.extent.position
     bounded = end < size or options.wanted.to_offset is not None or options.wanted.to_position is not None
     if not left or (bounded and extent.problem is None):
         return
     if may_grow(fs, path):
-        # A broker preallocates the file, and writes while it is read.
+        # A broker may have preallocated the file, and may write to it now.
         report.note(f"the last {left} bytes of {path}, the active segment, are not a complete batch (yet)")
     elif extent.problem is not None:
         report.problem(extent.problem.what, path, extent.problem.position)
@@ -230,8 +230,8 @@ def may_grow(fs: FileSystem, path: str) -> bool:
 
 
 class _Gaps:
-    """Finds record offsets that do not follow the previous one, starting with -1 as Kafka's tool does; with None, the
-    first offset counts as no gap."""
+    """Finds record offsets that do not follow the previous one. `last` is the offset before the first one: -1 as in
+    Kafka's tool; with None, the first offset is not a gap."""
 
     def __init__(self, last: int | None) -> None:
         self._last = last

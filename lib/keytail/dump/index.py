@@ -1,7 +1,7 @@
 """Dumps the index files of a segment and compares their entries with its log (format/DUMP.md).
 
-Where Kafka's tool ends with an exception (no batch at an entry's position, no log), a finding is reported and the dump
-continues.
+If Kafka's tool would end with an exception (no batch at an entry's position, no log), a finding is reported and the
+dump continues.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
 
 
 def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
-    """Report entries that do not rise, among which a search fails. Kafka's tool only checks each entry by itself."""
+    """Report entries that do not ascend, in which a search would fail. Kafka's tool checks only entries by themselves.
+    """
     for column in columns:
         back = np.flatnonzero(np.diff(column) <= 0)
         if len(back):
@@ -162,7 +163,7 @@ def _check_times(
     size = at = 0
     for i, target in enumerate(offsets.tolist()):
         start = int(floor_positions[slots[i]]) if slots[i] >= 0 else 0
-        # Entries rise, and so do the positions of their batches: do not read the same batches again.
+        # Entries ascend, and so do the positions of their batches: do not read the same batches again.
         if i and target > int(offsets[i - 1]):
             start = max(start, at)
         at, size_bytes, last = log.find(start, target)
@@ -215,7 +216,7 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) 
 
 
 class _Log:
-    """The log beside an index file, read at single positions."""
+    """The log beside an index file, of which single batches are read."""
 
     def __init__(self, fs: FileSystem, index_path: str) -> None:
         self._fs = fs

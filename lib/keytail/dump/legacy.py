@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 without conversion, one at a time in plain Python (format/LEGACY.md).
 
-Old formats are rare, and the dump shows the checksum of each inner message, so they are not converted to records of
-version 2.
+They are not converted to records of version 2, because the dump shows the checksum of each inner message; and as old
+formats are rare, they need not be read fast.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LEAST_BYTES = 14
 
 @dataclass
 class LegacyRecords:
-    """`spans` (RECORD_TABLE; the body is only the value) over `raw`; for each, its checksum (`crcs`), and whether it
-    is `valid`.
+    """Records of old messages: `spans` (RECORD_TABLE; the body is only the value) over `raw`, with the checksum of each
+    (`crcs`), and whether it is `valid`.
 
     `problems` are (row of the chunk, what is wrong); the records before the problem are included.
     """
@@ -86,7 +86,7 @@ def legacy_records(chunk: Chunk, first: int, end: int) -> LegacyRecords:
 
 
 def _messages(data: bytes) -> tuple[list[_Message], str]:
-    """Return the messages in one message (itself if it is not compressed), and what is wrong with it or ""."""
+    """Return the messages in one message (itself if it is not compressed), and what is wrong with it, if anything."""
     try:
         offset = int.from_bytes(data[:8], "big", signed=True)
         outer = _message(offset, data[_PREFIX_BYTES:])

@@ -1,7 +1,7 @@
 """Finds where to begin reading a log for a range of offsets or bytes.
 
-The position is taken from an offset index entry, if a batch begins there, at or below the entry's offset. If the index
-does not rise, or the log contradicts the entry, the log is read from byte 0.
+The position is that of an offset index entry, if a batch begins there, at or below the entry's offset. If entries do
+not ascend, or the log contradicts the entry, the log is read from byte 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from keytail.log.fs import FileSystem
 
 
 def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range) -> tuple[int, str]:
-    """Return a byte where a batch begins, at or before the range; and why it is byte 0 if the index is not usable."""
+    """Return a byte position where a batch begins, at or before the range; and if the index is not usable, so that this
+    is 0, the reason."""
     if not wanted.from_offset and not wanted.from_position:
         return 0, ""
     path = os.path.splitext(log_path)[0] + names.INDEX
@@ -40,7 +41,7 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
 
 
 def offset_entries(fs: FileSystem, path: str, base: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return offsets and positions in the offset index at `path`; none, and why, if it cannot be searched."""
+    """Return offsets and positions in the offset index at `path`; if it cannot be searched, none, and the reason."""
     none = np.zeros(0, np.int64)
     try:
         entries = index.parse_offset_index(fs.read_bytes(path))
@@ -55,7 +56,7 @@ def offset_entries(fs: FileSystem, path: str, base: int) -> tuple[np.ndarray, np
 
 
 def used_entries(offsets: np.ndarray, base: int) -> int:
-    """Return the number of used entries: those before the first one, other than entry 0, that has the base offset."""
+    """Return the number of used entries: those before the first one after entry 0 that has the base offset."""
     unused = np.flatnonzero(offsets[1:] == base)
     return int(unused[0]) + 1 if len(unused) else len(offsets)
 

@@ -1,7 +1,7 @@
-"""The output of a dump: lines or JSON objects, and findings, some of which are printed at the end.
+"""Writes the output of a dump: lines or JSON objects, and findings, some of which are printed at the end.
 
-Text: lines on standard output, findings on standard error, in the words of Kafka's tool for those that it reports too.
-JSON: objects on standard output for both.
+As text, lines are written to standard output and findings to standard error, with the text of Kafka's tool for those
+that it also reports. As JSON, both are objects on standard output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from keytail.dump.templates import Sink
 
-MOST_GAPS = 1000  # of a file: in a compacted log every second record may have one
+MOST_GAPS = 1000  # per file: in a compacted log, there may be a gap before every second record
 
 
 class Report:
@@ -28,7 +28,7 @@ class Report:
         self._gaps: dict[str, tuple[list[tuple[int, int]], int]] = {}
 
     def line(self, text: str, **fields: Any) -> None:
-        """Write one line; in JSON the object of `fields` instead, or nothing if there are none."""
+        """Write one line; as JSON write the object of `fields` instead, or nothing if there are none."""
         if not self.as_json:
             self.out(memoryview(f"{text}\n".encode(errors="surrogateescape")))  # a file name need not be valid UTF-8
         elif fields:
@@ -66,7 +66,7 @@ class Report:
         self._times["offset"].setdefault(path, []).append((index_offset, log_offset))
 
     def gaps(self, path: str, before: np.ndarray, after: np.ndarray) -> None:
-        """Note record offsets that are not consecutive: no damage, since compaction leaves gaps."""
+        """Record offsets that are not consecutive. That is not damage, since compaction leaves gaps."""
         kept, count = self._gaps.get(path, ([], 0))
         room = MOST_GAPS - len(kept)
         kept += zip(before[:room].tolist(), after[:room].tolist(), strict=True)
@@ -100,7 +100,7 @@ class Report:
                 self.print_message(f"  and {count - len(pairs)} more")
 
     def _found(self, path: str, what: str, offset: int | None) -> None:
-        """Note a finding: in JSON it is written immediately, in text at the end."""
+        """Record a finding: as JSON it is written immediately, as text at the end."""
         self.wrong = True
         if self.as_json:
             self.problem(what, path, None, offset)

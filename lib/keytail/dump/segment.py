@@ -86,10 +86,10 @@ class LogReader:
         deep: bool,
         wanted: Callable[[np.ndarray], slice] | None = None,
     ) -> Iterator[Part]:
-        """Yield the batches from byte `start` (where one begins) up to `end`; afterwards `extent` has the position of
-        their end.
+        """Yield the batches from byte `start` (where one begins) up to `end`; afterwards `extent` has the position
+        where they end.
 
-        `wanted` returns which of the given rows (BATCH_TABLE) to take; reading ends if it omits rows at their end.
+        `wanted` returns which of the given rows (BATCH_TABLE) to yield; if it leaves out the last ones, reading ends.
         """
         for chunk, valid in self._chunks(path, start, end):
             chosen = slice(0, len(chunk.table)) if wanted is None else wanted(chunk.table)
@@ -153,7 +153,7 @@ class LogReader:
                 yield from self._new(chunk, valid, first, last)
 
     def _new(self, chunk: Chunk, valid: np.ndarray, row: int, end: int) -> Iterator[Part]:
-        """Yield rows of magic 2. A batch that cannot be read is a part by itself, read by the slow path."""
+        """Yield rows of magic 2. A batch that the kernels cannot read is a part by itself, read record by record."""
         counts, sizes = chunk.table["record_count"], chunk.table["size_bytes"]
         unreadable = np.flatnonzero((counts < 0) | (sizes < HEADER_BYTES))
         while row < end:
@@ -248,7 +248,7 @@ def _unopened(chunk: Chunk, valid: np.ndarray, row: int, why: KeytailError, *, c
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
-    """Return the records of `block` up to the first invalid one, and what is wrong with that or with their offsets."""
+    """Return the records of `block` up to the first invalid one, and what is wrong with that one or with offsets."""
     data, at = block.tobytes(), 0
     base = int(batch["base_offset"])
     append_time = bool(int(batch["attributes"]) & LOG_APPEND_TIME)

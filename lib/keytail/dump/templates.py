@@ -1,4 +1,4 @@
-"""Templates of lines over named columns, and the writer that fills them in with a kernel.
+"""Defines templates of lines with named columns, and the writer that fills them in with a kernel.
 
 A template refers to number columns and spans by name; the caller provides mappings with an array or a Span for each
 name. The kernel and its operations are in `kernels/dump/lines.py`.
@@ -153,7 +153,7 @@ class LineWriter:
                 self._out = np.empty(needed, np.uint8)
 
     def _table(self, template: Template, rows: Rows, below: Template, children: Rows) -> _Table:
-        """Return both kinds of rows in one set of arrays, as `kernels.write_lines` requires."""
+        """Return the rows and their children in one set of arrays, as `kernels.write_lines` requires."""
         columns = [template.columns(rows), below.columns(children)]
         counts = [rows.count, children.count]
         numbers = np.empty(sum(len(c[0]) * n for c, n in zip(columns, counts, strict=True)), np.int64)

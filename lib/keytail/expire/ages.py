@@ -1,4 +1,4 @@
-"""The ages of segments: the largest timestamp of their checked batches, or the mtime of the file if none has one.
+"""Determines the ages of segments: by the largest timestamp of their checked batches, or, without one, by the mtime.
 
 The time index is not used: if it is missing or full of zeros, a young segment appears old (EXPIRE.md beside this
 file). `partition.py` decides what an age means for a segment.
@@ -20,7 +20,7 @@ from keytail.log.partition import PartitionFacts, SegmentFacts
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """The time in ms from which a segment's age counts: its largest timestamp, or its `.log` file's mtime."""
+    """The time from which a segment's age is counted: its largest timestamp, or the mtime of its `.log` file."""
 
     timestamp_ms: int
     of: Literal["record", "file"] = "record"
@@ -28,7 +28,7 @@ class Age:
 
 @dataclass(frozen=True, slots=True)
 class AgeTask:
-    """One segment to be read. Reading ends at the first batch whose timestamp reaches `young_from_ms`."""
+    """One segment to be read, up to the first batch with a timestamp of at least `young_from_ms`."""
 
     partition_path: str
     base_offset: int
@@ -64,7 +64,7 @@ def read_age(fs: FileSystem, task: AgeTask) -> Age:
     """Read the batches of a segment, checking every CRC, and return its age.
 
     The age is exact unless the segment is young: then it is any timestamp of at least `young_from_ms`. Raises
-    Raises CorruptLog for bytes that are no batch and for offsets outside of the segment.
+    CorruptLog for bytes that are not a batch and for offsets outside of the segment.
     """
     largest_ms = -1
     for chunk in SegmentReader(fs).chunks_without_prefetch(task.log_path, task.log_bytes):
@@ -91,5 +91,5 @@ def file_age(segment: AgeTask | SegmentFacts) -> Age:
 
 
 def claimed_age(segment: SegmentFacts) -> Age:
-    """Return the age that a broker assumes after a clean start: by the time index's last entry, else mtime."""
+    """Return the age that a broker assumes: by the last entry of the time index, or else by the mtime."""
     return Age(segment.largest_timestamp_ms)

@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSegment:
-    """A segment to be removed or removed, and the reason."""
+    """A segment that is to be removed, or was removed, and the reason."""
 
     base_offset: Annotated[int, ""]
     end_offset: Annotated[int, "not included"]

@@ -1,7 +1,7 @@
-"""Applies retention to the chosen partitions by log start offset, size and time, like a broker.
+"""Applies retention to the chosen partitions by log start offset, size and time, as a broker does.
 
 `keytail expire` and jobs/expire.py under spark-submit run this code. Segments whose age is needed are read by threads;
-no Spark is required. Without `execute` nothing is changed and no lock is taken; with it, locks are held from before the
+Spark is not used. Without `execute` nothing is changed and no lock is taken; with it, locks are held from before the
 first survey until after the last removal.
 """
 
@@ -41,7 +41,8 @@ from keytail.threads import Threads
 
 @dataclass
 class _Examined:
-    """A partition with the facts for its decision, or with the reason why there is none."""
+    """A surveyed partition: with `retention`, its settings, if it can be decided on; otherwise with the reason in
+    `error`."""
 
     facts: PartitionFacts
     retention: Retention | None = None
@@ -59,7 +60,8 @@ class _Examined:
 
 
 def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
-    """Apply retention, or report it only without `execute`. Returns a row for each chosen partition, by log dir."""
+    """Apply retention; without `execute` only report what would be removed. Returns a row for each chosen partition,
+    in the order of log dirs."""
     with contextlib.ExitStack() as run:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
         choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
@@ -77,7 +79,7 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, now_ms)
         with Threads(len(os.sched_getaffinity(0)), "ages") as pool:
             examined = [
-                _look(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
+                _examine(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
             ]
             for item in examined:
                 _begin_reading(fs, pool, item, now_ms)
@@ -95,7 +97,7 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                 with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                     record.intend([_planned_row(item) for item in examined if item.retention is not None])
                     for item in examined:
-                        row = _settle(fs, item, request, now_ms)
+                        row = _decide_and_remove(fs, item, request, now_ms)
                         rows.append(row)
                         reporter.done(row.name, row.status, item.bytes_to_read, row.error)
                     record.end(rows, exit_status(rows))
@@ -110,7 +112,7 @@ def _planned_row(item: _Examined) -> ExpireRow:
     )
 
 
-def _look(
+def _examine(
     fs: FileSystem,
     log_dir: LogDirFacts,
     entry: PartitionEntry,
@@ -158,7 +160,7 @@ def _look(
 
 
 def _begin_reading(fs: FileSystem, pool: Threads, item: _Examined, now_ms: int) -> None:
-    """Start to read, in parallel, the segments that expire if their indexes are right, and the next one."""
+    """Start reading the segments that expire if their indexes are right, and the next one, in parallel."""
     if item.retention is None:
         return
     by_base = {segment.base_offset: segment for segment in item.facts.segments}
@@ -180,7 +182,7 @@ def _ages(fs: FileSystem, item: _Examined, now_ms: int) -> dict[int, Age]:
     return ages
 
 
-def _settle(fs: FileSystem, item: _Examined, request: Request, now_ms: int) -> ExpireRow:
+def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms: int) -> ExpireRow:
     """Decide, and in an executing run remove segments."""
     facts = item.facts
     row = ExpireRow(
@@ -214,7 +216,7 @@ def _settle(fs: FileSystem, item: _Examined, request: Request, now_ms: int) -> E
         except OSError as problem:
             row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
-    for future in item.reading:  # those after a segment that is retained
+    for future in item.reading:  # the segments after one that is retained are not needed
         future.cancel()
     if row.status in ("refused", "corrupt"):
         row = replace(row, segments_after=row.segments_before, bytes_after=row.bytes_before)

@@ -1,4 +1,4 @@
-"""Retention of one partition: decides which segments to remove and why, then removes them.
+"""Applies retention to one partition: decides which segments to remove and why, then removes them.
 
 The decisions are pure functions, with the time as a parameter, and follow Kafka 4.3's UnifiedLog.deleteOldSegments.
 The removal may be interrupted at any moment. EXPIRE.md beside this file has the rules and every state on disk. The
@@ -32,7 +32,7 @@ _BY_AGE_AND_SIZE = ("retention.ms", "retention.bytes")
 
 
 def settings_of_retention(policy: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the topic settings, by Kafka's names, that must be known to remove segments; `policy` is None if unknown.
+    """Return the names of the topic settings that must be known to remove segments; `policy` is None if unknown.
 
     Without `delete` in the policy, only segments below the log start offset are removed, whatever their age and size.
     """
@@ -62,7 +62,7 @@ class Retention:
         return "delete" in self.cleanup_policy and self.retention_ms >= 0
 
     def is_over(self, age: Age, now_ms: int) -> bool:
-        """Whether a segment of this age is past `retention.ms`."""
+        """Return whether a segment of this age is past `retention.ms`."""
         return now_ms - age.timestamp_ms > self.retention_ms
 
 
@@ -81,7 +81,7 @@ class Decision:
 
 
 def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[ErrorText]:
-    """Return the reasons against retention, with remedies, beyond those against any removal of records."""
+    """Return the reasons against removing segments, with remedies, in addition to `reasons_against_change`."""
     if log_start_checkpoint is None or not facts.segments or log_start_checkpoint >= facts.segments[0].base_offset:
         return []
     text = (
@@ -93,11 +93,11 @@ def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[Er
 
 
 def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "checkpoint") -> tuple[int, str]:
-    """Return how many of the oldest segments may be removed under any settings, and what retains the next one."""
+    """Return how many of the oldest segments may be removed under any settings, and why the next one may not."""
     marked = facts.high_watermark
     if marked is None and high_watermark == "log-end":
         marked = facts.log_end_offset
-    # A broker that starts uses the log start offset as high watermark if it has none, or a lower one.
+    # If a broker that starts has no high watermark, or a lower one, it uses the log start offset.
     marked = max(facts.log_start_offset, marked if marked is not None else 0)
     for number, (segment, end) in enumerate(zip(facts.segments, segment_ends(facts), strict=True)):
         is_last = number + 1 == len(facts.segments)
@@ -127,7 +127,7 @@ def before_time(
 def age_candidates(
     facts: PartitionFacts, retention: Retention, high_watermark: HighWatermarkSource = "checkpoint"
 ) -> tuple[SegmentFacts, ...]:
-    """Return the segments, ascending, whose ages may be needed: the removable ones after those removed without age."""
+    """Return the segments, ascending, whose ages may be needed: those that log start and size do not remove."""
     if not retention.by_time:
         return ()
     limit, _ = removable(facts, high_watermark)
@@ -142,7 +142,8 @@ def decide(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> Decision:
-    """Decide which segments are removed at `now_ms`. `ages`: of `age_candidates` by base offset, as far as needed.
+    """Decide which segments are removed at `now_ms`. `ages` has those of `age_candidates` by base offset, up to the
+    first young one.
 
     There are three passes from the oldest segment on, each of which ends at the first segment that does not qualify: by
     log start offset, by size, by time; the last two only if `cleanup.policy` has `delete`.
@@ -232,7 +233,7 @@ def _why_kept(
             f"{retention.retention_bytes:,}"
         )
     if age is not None:
-        # Of a young segment only one timestamp within the limit is known.
+        # A young segment was read only up to its first timestamp within the limit.
         parts.append(f"it has records within retention.ms ({duration_text(retention.retention_ms)})"
                      if age.of == "record" else f"{_age_text(age, now_ms)}, within retention.ms")  # fmt: skip
     return "; ".join(parts) or "neither retention.bytes nor retention.ms sets a limit"
@@ -246,13 +247,14 @@ def findings(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> tuple[Finding, ...]:
-    """Return those of the read segments for which a broker would decide differently, by their time index."""
+    """Return a finding for each segment with a known age for which a broker, by its time index, would decide otherwise.
+    """
     by_base = {segment.base_offset: segment for segment in facts.segments}
     claims = {base: claimed_age(segment) for base, segment in by_base.items()}
     ours = decide(facts, retention, now_ms, ages, high_watermark=high_watermark).expired
     removed = {segment.base_offset for segment in ours}
-    believed = {base: ages[base] if base in removed and base in ages else claims[base] for base in by_base}
-    more = len(decide(facts, retention, now_ms, believed, high_watermark=high_watermark).expired) - len(ours) - 1
+    of_broker = {base: ages[base] if base in removed and base in ages else claims[base] for base in by_base}
+    more = len(decide(facts, retention, now_ms, of_broker, high_watermark=high_watermark).expired) - len(ours) - 1
     found = []
     for base, age in ages.items():
         deletes = retention.is_over(claims[base], now_ms)
@@ -278,8 +280,8 @@ def _claim_text(segment: SegmentFacts) -> str:
 def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[str]:
     """Remove the expired segments, in the order of EXPIRE.md, and leftovers of an interrupted removal.
 
-    If no segment is expired, returns one sentence per change to such leftovers. The log start offset is moved first:
-    from then on a broker or keytail removes whatever is still below it.
+    Returns a sentence for each change if no segment is expired, so that only such leftovers were removed. The log start
+    offset is moved first: from then on a broker or keytail removes whatever is still below it.
     """
     refuse_lost(fs, facts.path)
     for segment in facts.segments[: len(decision.expired)]:
@@ -289,7 +291,7 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
     except OSError as problem:
         if problem.errno != errno.ENOSPC or len(decision.expired) < 1 + decision.rolls:
             raise
-        # On a full disk the oldest segment is removed first, alone: the rest is a complete log too.
+        # On a full disk only the oldest segment is removed at first: the remaining log is complete, too.
         _remove_below(fs, facts.path, decision.expired[:1], decision.expired[0].end_offset)
         _commit(fs, facts, decision)
     first = decision.expired[-1].end_offset if decision.expired else facts.segments[0].base_offset
@@ -309,7 +311,7 @@ def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
         make_empty_segment(fs, facts.path, facts.log_end_offset, like)
     if decision.log_start_offset > facts.log_start_offset:
         checkpoint = os.path.join(facts.log_dir, names.LOG_START_CHECKPOINT)
-        # It may have entries of copies that are being created, so all entries are kept.
+        # The file may have entries of partitions that are being moved to this log dir, so all entries are kept.
         update_offset(fs, checkpoint, (facts.topic, facts.partition), decision.log_start_offset, hosted=None)
 
 
@@ -328,7 +330,7 @@ def _truncate_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
 
 
 def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> list[tuple[int, int]]:
-    """Return leader epochs and their start offsets for a log that begins at `log_start_offset`."""
+    """Return the leader epochs, with their start offsets, that a log needs that begins at `log_start_offset`."""
     below = list(itertools.takewhile(lambda entry: entry[1] <= log_start_offset, entries))
     rest = list(entries[len(below) :])
     return [(below[-1][0], log_start_offset), *rest] if below else rest

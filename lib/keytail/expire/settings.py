@@ -13,7 +13,7 @@ _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 
 
 def unknown_retention(configuration: Configuration, resolved: Resolved) -> ErrorText:
-    """Return why the retention of the topic is not known for certain, with the remedy; empty if it is known."""
+    """Return why the retention settings of the topic are not known for certain, with the remedy; empty if they are."""
     policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
     wanted = settings_of_retention(policy)  # type: ignore[arg-type]
     return (
@@ -24,7 +24,8 @@ def unknown_retention(configuration: Configuration, resolved: Resolved) -> Error
 
 
 def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
-    """Check an internal topic, whose retention is taken from the metadata log only, not from flags."""
+    """Return why the settings of an internal topic are not known; they are taken from the metadata log, not from flags.
+    """
     given = [name for name in wanted if name in resolved.given]
     if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
         return NO_ERROR
@@ -39,8 +40,8 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
 
 
 def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
-    """Check for settings that the topic does not override. Kafka's defaults are no evidence for the broker's values;
-    for the policy neither is the broker's file, since it may be changed while the broker runs."""
+    """Return which settings that the topic does not override are unknown. Kafka's defaults are no evidence for the
+    broker's values; nor is the broker's file for the policy, since it may be changed while the broker runs."""
     assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
     if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:
         assumed.insert(0, CLEANUP_POLICY)

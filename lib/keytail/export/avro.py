@@ -1,6 +1,6 @@
 """Decodes Avro in Confluent's wire format (a zero byte, four bytes of schema id, the record) into Arrow columns.
 
-fastavro decodes each record to a Python object; no other format of an export has that cost. Several schemas may be
+fastavro decodes each record to a Python object, which no other format of an export requires. Several schemas may be
 given, by their ids: records of each are resolved to the first by Avro's rules of schema resolution.
 """
 
@@ -156,7 +156,7 @@ def _parsed(fastavro: Any, text: str) -> Any:
 
 
 def _without_annotations(schema: Any) -> Any:
-    """Remove logical types except decimals: Arrow converts dates and times by column, not one by one."""
+    """Return the schema without logical types, except decimals: Arrow converts dates and times faster, by column."""
     if isinstance(schema, list):
         return [_without_annotations(item) for item in schema]
     if not isinstance(schema, dict):
@@ -190,7 +190,7 @@ def _reader(fastavro: Any, written: Any, wanted: Any) -> Callable[[bytes], Any]:
 
 
 class _Types:
-    """Arrow types of a schema: one for fastavro's values, and one for the column (Spark's times have microseconds)."""
+    """The two Arrow types of a schema: for fastavro's values, and for the column (Spark's times have microseconds)."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema

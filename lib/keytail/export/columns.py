@@ -1,4 +1,4 @@
-"""Converts records to Arrow batches for Spark: gathered by kernels, decoded by column, no Python object per record.
+"""Converts records to Arrow batches for Spark: kernels gather columns, which are decoded without an object per record.
 
 Data that a format cannot decode is an error that names the offset; it never becomes null. JSON is treated as text here:
 Spark's parser checks it in the JVM (delta_table.py).
@@ -27,7 +27,7 @@ _UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F
 
 
 class Undecodable(KeytailError):
-    """A key or value does not have the requested format."""
+    """A key or value is not valid in the requested format."""
 
     default_slug = "undecodable-record"
 

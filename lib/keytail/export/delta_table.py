@@ -1,4 +1,4 @@
-"""The Delta table of an exported topic: the export state of each partition, committed together with its rows.
+"""Reads and writes the Delta table of an exported topic, and the export state of each partition.
 
 The state of the partitions is stored in the `userMetadata` of the commit that writes the rows, so a crash cannot
 separate the two. It is read from the table's own log, latest commit first, without Spark.
@@ -32,7 +32,7 @@ UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
 
 @dataclass(frozen=True)
 class TableState:
-    """The export state of a table. `as_of`: the offset or time of the log state that it shows, "" for the latest.
+    """The export state of a table. `as_of`: the offset or time of the log state that it shows, empty for the latest.
 
     `changed`: the operation by which others have changed the table since; then `partitions` is empty.
     """
@@ -126,7 +126,8 @@ def _state_of(metadata: str | None) -> TableState | None:
 
 
 def decoded(raw: Any, formats: Formats) -> Any:
-    """Return the frame with its JSON checked by Spark's parser; invalid JSON fails the job, with UNDECODABLE."""
+    """Return the frame with its JSON checked by Spark's parser. Invalid JSON fails the job, with a text that
+    UNDECODABLE matches."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     for name, wanted in (("key", formats.key), ("value", formats.value)):

@@ -34,7 +34,7 @@ from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.listed import again_beside_a_broker
+from keytail.log.listed import retry_beside_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import readable
 from keytail.lookup.steps import lookup_time
@@ -52,7 +52,7 @@ class _Planned:
 
 
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
-    """Export, or plan only without `execute`. Returns a row for each chosen partition, by topic and partition."""
+    """Export; without `execute` only plan. Returns a row for each chosen partition, sorted by topic and partition."""
     target = checked_target(fs, request)
     chosen = choose(fs, request.choice)
     request = replace(request, target=target)
@@ -127,7 +127,7 @@ def _plan_topic(
             if problem is not None:
                 raise problem
             plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
-            planned.append(again_beside_a_broker(plan, clean_shutdown=log_dir.clean_shutdown))
+            planned.append(retry_beside_broker(plan, clean_shutdown=log_dir.clean_shutdown))
         except KeytailError as refused:
             planned.append(_Planned(replace(row, status=status_of(refused), error=in_words(refused))))
         except OSError as system:

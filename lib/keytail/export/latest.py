@@ -1,9 +1,9 @@
-"""Finds the latest state of a partition: the latest committed record of each key. For export, which changes nothing.
+"""Finds the latest committed record of each key of a partition, for an export.
 
 The map phase (`find_latest`) hashes the keys of a range of offsets into the offset map, and returns one bit per record,
 like that of a compaction; aborted data is not mapped. The read phase (`latest_records`) reads the records that have a
-bit, in one task per slice of segments. Keys that do not fit into the map are divided into shards, by their hashes: the
-log is read once per shard, and the bound on memory is the same.
+bit, in one task per slice of segments. If the keys do not fit into the map, they are divided into shards by their
+hashes, and the log is read once per shard, with the same limit of memory.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class Latest:
 
 
 def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
-    """Find the latest records. Raises CorruptLog; Refused for records without a key (unless `drop_keyless`), for too
-    many keys, and if the files differ from the listing, before or after reading.
+    """Find the latest record of each key. Raises CorruptLog for damage; Refused for records without a key (unless
+    `drop_keyless`), for too many keys, and if the files differ from the listing, before or after reading.
 
-    Memory: the map, two bits per record, and less than 256 MiB in addition.
+    Needs memory for the map, two bits per record, and less than 256 MiB in addition.
     """
     with unchanged(fs, task.partition_path, task.segments):
         entries = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
@@ -93,7 +93,7 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
             try:
                 found = _Finder(fs, task, reader, entries).find(shards)
             except Contradiction as contradiction:
-                # The transaction indexes are trusted until the log contradicts them, as in cleaning.
+                # The transaction indexes are used unless the log contradicts them, as in cleaning.
                 found = _again(fs, task, reader, contradiction.entries, shards)
             if found is not None:
                 return found
@@ -208,7 +208,7 @@ class _Finder:
         return True
 
     def _numbered(self, portion: Portion, first_ordinal: np.ndarray) -> np.ndarray:
-        """Return the ordinals of the portion's records, -1 for those that are not to be mapped."""
+        """Return the ordinals of the portion's records; -1 for those that do not belong into the map."""
         records, columns = portion.records, portion.columns
         portion.hash_keys(self._task.hash_seed)
         number_records(
@@ -311,7 +311,7 @@ def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) 
 def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
     """Yield the records that have a bit, in order, some thousands at a time; a table is valid until the next one.
 
-    Raises the errors of `find_latest`, also at the end, if the files have changed meanwhile.
+    Raises the same errors as `find_latest`, also at the end, if the files have changed meanwhile.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
     bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)  # writable, as all bits
@@ -338,7 +338,7 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
 
 
 def _unpacked(bits: np.ndarray, start: int, end: int) -> np.ndarray:
-    """Return bits `start` up to, not including, `end` as int64. Bits after the last byte are 0."""
+    """Return the bits from `start` to before `end`, each as an int64. Bits after the last byte are 0."""
     of = np.unpackbits(bits[start // 8 : -(-end // 8)], bitorder="little")[start % 8 :].astype(np.int64)
     return np.pad(of[: end - start], (0, max(end - start - len(of), 0)))
 
@@ -353,7 +353,8 @@ def _chunks(
     *,
     is_last: bool = True,
 ) -> Iterator[Chunk]:
-    """Yield the chunks of segment `number`. The active one may end with a partial batch above the required offsets."""
+    """Yield the chunks of segment `number`. After the offsets needed, the active one may end with an incomplete batch.
+    """
     segment = segments[number]
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
     n_bytes = segment.log_bytes

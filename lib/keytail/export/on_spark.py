@@ -135,7 +135,7 @@ class Export:
     def _commit(
         self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
     ) -> None:
-        """Commit all partitions at once. One that makes the job fail is left out, and the others are retried."""
+        """Commit all partitions in one commit. One that makes the job fail is left out, and the others are retried."""
         while found:
             try:
                 with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
@@ -159,7 +159,7 @@ class Export:
         found: Mapping[int, ExportOutcome],
         commit: Callable[[Exporting, Any, list[int]], None],
     ) -> tuple[int | None, KeytailError] | None:
-        """Return None after a commit, else the failure and the partition that caused it, if known."""
+        """Return None after a commit; otherwise the partition that made it fail, if known, and the error."""
         numbers = sorted(found)
         state = self._state.with_partitions({number: found[number].work.after for number in numbers})
         size = sum(item.work.log_bytes for item in found.values())
@@ -200,7 +200,7 @@ def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
 
 @contextlib.contextmanager
 def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int) -> Iterator[Any]:
-    """Yield a DataFrame with the raw schema, one task per slice, which is valid while the context is open."""
+    """Yield a DataFrame with the raw schema and one task per slice. It is valid while the context is open."""
     pieces = [
         (item.work.partition, piece)
         for item in found
@@ -219,7 +219,7 @@ def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice
 
 
 def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:
-    """The body of a Spark task in the second job."""
+    """Run a Spark task of the second job: yield the rows of its slices."""
     with as_caller():
         pieces = shared.value
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Decides which offsets of a partition have to be exported, given the state of the table. Pure functions.
+"""Decides with pure functions which offsets of a partition have to be exported, given the state of the table.
 
 Only records after the last exported offset are read if that leads to the same table; if it does not, or if that is
 not known, the whole log is read (export/EXPORT.md, "Full or incremental").
@@ -15,7 +15,8 @@ from typing import Any, Literal
 class Exported:
     """The exported state of a partition: the committed records below `end_offset`.
 
-    `leader_epoch` is that of the last offset below it (None if unknown), `log_start_offset` the log's then.
+    `leader_epoch` is that of the last offset below it (None if unknown), `log_start_offset` that of the log at that
+    time.
     """
 
     end_offset: int

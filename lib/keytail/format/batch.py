@@ -1,4 +1,4 @@
-"""Record batch v2: the only declaration of its header and of the batch table of chunks.
+"""Declares the header of record batches (v2), and the batch table of chunks.
 
 BATCH.md beside this file specifies the layout, its rules and worked bytes.
 """
@@ -45,7 +45,7 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_CONTROL_TYPE = -1
 
-# One row per batch, in native byte order: the input of every step (design of `log/chunk.py`).
+# One row per batch, in native byte order: the input of every processing step (`log/chunk.py`).
 BATCH_TABLE = np.dtype(
     [
         ("position", "i8"),  # byte position of the batch in its segment file

@@ -25,7 +25,7 @@ from keytail.format.codecs.zstd import ZSTD_LEVEL, zstd_frames
 from keytail.limits import max_record_bytes
 
 PART_BYTES = 1 << 20
-_SNAPPY_MOST_RATIO = 22  # three bytes decompress to 64 at most
+_SNAPPY_MOST_RATIO = 22  # three bytes decompress to at most 64
 
 
 def decompressed(codec_id: int, data: Buffer, part_bytes: int = PART_BYTES) -> Iterator[Buffer]:
@@ -116,7 +116,7 @@ def _unzstd(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
 
 
 class Compressor(Protocol):
-    """Compresses a block in parts; the joined results of all calls are the block in Kafka's framing."""
+    """Compresses a block in parts; the concatenated results of all calls are the block in Kafka's framing."""
 
     def compress(self, data: Buffer) -> bytes: ...
 

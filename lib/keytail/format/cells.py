@@ -1,10 +1,10 @@
-"""Records divided by partition into cells, each with the records of one partition, as stored in a scratch file.
+"""Divides records by partition into cells: a cell has the records of one partition, as stored in a scratch file.
 
 A cell begins with eight words (int64 in the host's byte order: readers run on hosts of the same order): 0 the number
 of records; 1 and 2 the bytes of keys and of values; 3 whether there are headers; 4 their number; 5 and 6 the bytes of
-their keys and of their values; 7 is 0. Columns as in `columns.py` follow. First words: timestamps, offsets of keys,
-values, headers, header keys, header values; then one byte per row, whether it is valid, of keys, values, header keys,
-header values; then their bytes in the same order; then zeros up to a whole word.
+their keys and of their values; 7 is 0. The columns of `columns.py` follow: first, as words, the timestamps and the
+offsets of keys, values, headers, header keys and header values; then, for keys, values, header keys and header values,
+one byte per row that is 1 if the row is not null; then their bytes in the same order; then zeros up to a whole word.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Divider:
         return [(partition, of_bytes[starts[partition] : ends[partition]]) for partition in found.tolist()]
 
     def _counted(self, column: _Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and bytes by partition."""
+        """Return the number of rows and of bytes by partition."""
         rows, sizes = np.zeros(self.n_partitions, np.int64), np.zeros(self.n_partitions, np.int64)
         for part, of in column:
             offsets = part.offsets
@@ -100,7 +100,7 @@ def opened(cell: np.ndarray) -> RecordColumns:
 
 
 def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -> list[_Column]:
-    """Return keys, values and, if any part has headers, header keys and header values, with the partition of each."""
+    """Return the columns of keys, values and, if any part has headers, header keys and values, with each partition."""
     keys = [(part.keys, of) for part, of in zip(parts, partitions, strict=True)]
     columns = [keys, [(part.values, of) for part, of in zip(parts, partitions, strict=True)]]
     with_headers = [
@@ -115,7 +115,7 @@ def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -
 
 
 def _sections(heads: np.ndarray) -> list[np.ndarray]:
-    """Return where each section of a cell begins, and the cell's size, in bytes; each with one entry per head."""
+    """Return the byte position of each section of a cell, and the size in bytes: arrays with one item per head."""
     n, m, has_headers = heads[:, _RECORDS], heads[:, _HEADERS], heads[:, _HAS_HEADERS]
     words = [n, n + 1, n + 1, has_headers * (n + 1), has_headers * (m + 1), has_headers * (m + 1)]
     of_bytes = [n, n, m, m, *(heads[:, number] for number in

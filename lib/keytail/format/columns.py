@@ -1,4 +1,4 @@
-"""Byte strings and headers of many records as contiguous columns, laid out like Arrow's binary and list arrays.
+"""Defines columns of byte strings and headers of many records, laid out like Arrow's binary and list arrays.
 
 `log/records/table.py` decodes records into these columns, `encode.py` encodes them as batches.
 """
@@ -15,7 +15,7 @@ from keytail.format.codecs.errors import Buffer
 
 @dataclass(frozen=True)
 class BytesColumn:
-    """Consecutive values: `data[offsets[i]:offsets[i + 1]]` is the value of row i, unless it is null.
+    """A column of byte strings: `data[offsets[i]:offsets[i + 1]]` is the value of row i, unless it is null.
 
     `data` is uint8, `offsets` int64 with one entry more than rows, `valid` bool: the buffers of an Arrow large
     binary, except that Arrow's `valid` has one bit per row.
@@ -48,7 +48,7 @@ class BytesColumn:
         """Return rows [`start`, `start + n`) of an Arrow binary or string array, given its three buffers.
 
         `wide`: offsets have 64 bits (Arrow's large types). `validity` has one bit per row, lowest first; None means
-        that nothing is null. Bytes are not copied. Raises ValueError for buffers too short for the rows.
+        that nothing is null. Bytes are not copied. Raises ValueError for buffers that are too short for the rows.
         """
         if n == 0:  # such an array may have no offset at all
             return cls(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
@@ -66,11 +66,11 @@ class BytesColumn:
 
     @property
     def data_bytes(self) -> int:
-        """The bytes of the rows' values; `data` may contain others."""
+        """The number of bytes of the rows' values; `data` may contain others."""
         return int(self.offsets[-1] - self.offsets[0])
 
     def rows(self, start: int, end: int) -> BytesColumn:
-        """Return the rows [start, end), sharing the data."""
+        """Return the rows [start, end); the data are shared, not copied."""
         return BytesColumn(self.data, self.offsets[start : end + 1], self.valid[start:end])
 
     @classmethod
@@ -92,7 +92,7 @@ class BytesColumn:
 
 @dataclass(frozen=True)
 class HeadersColumn:
-    """Headers of rows: row i has those in [`offsets[i]`, `offsets[i + 1]`) (int64) of `keys` and `values`."""
+    """A column of headers: row i has the items [`offsets[i]`, `offsets[i + 1]`) (int64) of `keys` and `values`."""
 
     offsets: np.ndarray
     keys: BytesColumn
@@ -110,7 +110,7 @@ class HeadersColumn:
         return int(self.offsets[0]), int(self.offsets[-1])
 
     def rows(self, start: int, end: int) -> HeadersColumn:
-        """Return the rows [start, end), sharing keys and values."""
+        """Return the rows [start, end); keys and values are shared, not copied."""
         return HeadersColumn(self.offsets[start : end + 1], self.keys, self.values)
 
     @classmethod
@@ -124,6 +124,6 @@ class HeadersColumn:
 
 
 def _joined_offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate offsets of parts that begin anywhere into one column that begins at 0."""
+    """Concatenate the offsets of parts, each of which may begin at any number, into one column that begins at 0."""
     ends = np.cumsum([0, *(part[-1] - part[0] for part in parts)])
     return np.concatenate([[0], *(part[1:] - part[0] + end for part, end in zip(parts, ends, strict=False))])

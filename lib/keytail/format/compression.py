@@ -1,4 +1,4 @@
-"""The five codecs in Kafka's framing: data that its readers accept is read, data that they refuse is refused.
+"""Compresses and decompresses with the five codecs in Kafka's framing; accepts and refuses what Kafka's readers do.
 
 COMPRESSION.md beside this file specifies the bytes, `codecs/` implements them. Compressed output need not equal Kafka's
 byte for byte (library versions differ); framing and contents do.
@@ -24,7 +24,7 @@ def decompress(
 
     Raises ValueError with the reason for data that Kafka's reader of that codec refuses; TooLarge for an output longer
     than `limit_bytes`, detected before more than that is in memory. `data` is contiguous. `skip_header_checksum`
-    accepts any lz4 header checksum: those of magic 0 are wrong (LEGACY.md 3).
+    accepts any checksum of the lz4 header, since those of magic 0 are wrong (LEGACY.md 3).
     """
     match codec_id:
         case 0:
@@ -42,12 +42,12 @@ def decompress(
     raise ValueError(f"unknown codec {codec_id}")
 
 
-# The levels that Kafka's configuration allows, by codec. gzip also allows -1, its default.
+# The levels that Kafka's configuration allows, by codec. For gzip it also allows -1, the default.
 LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
 
 
 def check_level(codec_id: int, level: int | None) -> None:
-    """Raise UsageProblem for a codec or level that Kafka's configuration does not allow. None: the default."""
+    """Raise UsageProblem for a codec or level that Kafka's configuration does not allow; None is the default level."""
     if not 0 <= codec_id < len(CODECS):
         raise UsageProblem(f"unknown codec {codec_id}", slug="unknown-codec")
     if level is None or (codec_id == GZIP and level == GZIP_LEVEL):

@@ -1,4 +1,4 @@
-"""Control records: the contents of their keys and values (BATCH.md, "Control").
+"""Decodes the keys and values of control records (BATCH.md, "Control").
 
 The broker itself writes them, one per control batch: the end of a transaction, or information about a metadata log's
 leader, snapshot and voters. Errors are ValueError with the reason.
@@ -17,7 +17,7 @@ NO_COORDINATOR_EPOCH = -1
 
 
 class ControlType(IntEnum):
-    """The known types; a key may contain any other number, which brokers treat as unknown and skip."""
+    """The known types. A key may contain any other number; brokers skip such a record."""
 
     ABORT = 0
     COMMIT = 1
@@ -30,7 +30,8 @@ class ControlType(IntEnum):
 
 @dataclass(frozen=True)
 class ControlRecord:
-    """`control_type` is one of ControlType or an unknown number; only markers have a coordinator epoch."""
+    """A control record. `control_type` is one of ControlType or an unknown number; only markers have a coordinator
+    epoch."""
 
     control_type: int
     coordinator_epoch: int = NO_COORDINATOR_EPOCH

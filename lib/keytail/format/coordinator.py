@@ -84,7 +84,7 @@ def _version(data: bytes, name: str) -> int:
 
 
 def _open_members(group: dict[str, Any]) -> None:
-    """Decode subscription and assignment of a consumer group's members; undecodable ones are left as bytes."""
+    """Decode subscription and assignment of a consumer group's members; those that cannot be decoded remain bytes."""
     if group["protocolType"] != "consumer":
         return
     for member in group["members"]:

@@ -24,7 +24,7 @@ from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import NONE, check_level, compress
 from keytail.kernels import encode as kernels
 
-MAX_BATCH_BYTES = 1 << 30  # before compression: keytail's readers open no more (`log/chunk.py`)
+MAX_BATCH_BYTES = 1 << 30  # before compression, since a batch is held in memory while it is built
 MAX_BATCH_RECORDS = 2**31 - 1
 BATCH_BYTES = 16384  # the default of a producer's `batch.size`
 PART_BYTES = 4 << 20
@@ -44,7 +44,8 @@ _REFUSALS = {
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """One row per record: `timestamps_ms` int64 (-1: none), columns as long; `headers` None: no record has any."""
+    """Records, one per row: `timestamps_ms` (int64, -1: none) and columns of the same length; without `headers`, no
+    record has headers."""
 
     timestamps_ms: np.ndarray
     keys: BytesColumn
@@ -56,7 +57,7 @@ class RecordColumns:
 
     @property
     def data_bytes(self) -> int:
-        """The bytes of all keys, values and headers."""
+        """The number of bytes of all keys, values and headers."""
         columns = [self.keys, self.values]
         if self.headers is not None:
             keys, values = self.headers.keys, self.headers.values
@@ -64,7 +65,7 @@ class RecordColumns:
         return sum(column.data_bytes for column in columns)
 
     def rows(self, start: int, end: int) -> RecordColumns:
-        """Return the rows [start, end), sharing their bytes."""
+        """Return the rows [start, end); their bytes are shared, not copied."""
         headers = None if self.headers is None else self.headers.rows(start, end)
         return RecordColumns(
             self.timestamps_ms[start:end], self.keys.rows(start, end), self.values.rows(start, end), headers
@@ -72,7 +73,7 @@ class RecordColumns:
 
 
 def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
-    """Return the parts, at least one, concatenated and copied."""
+    """Return a copy of the concatenated parts, of which there must be at least one."""
     headers = None
     if any(part.headers is not None for part in parts):
         headers = HeadersColumn.joined([part.headers or HeadersColumn.none(len(part)) for part in parts])
@@ -86,10 +87,12 @@ def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How records become batches. `level` None is the codec's default; `log_append_time`: timestamps are append times.
+    """The parameters of `encode_batches`. `level` None is the codec's default; `log_append_time`: timestamps are append
 
+    times.
     A batch has at most `batch_bytes` before compression, unless one record needs more, and `max_message_bytes` in the
-    log. Each step of `encode_batches` makes about `part_bytes` before compression.
+    log. Each step of `encode_batches` encodes about `part_bytes` before compression. Raises UsageProblem for an invalid
+    codec, level or limit.
     """
 
     leader_epoch: int
@@ -122,12 +125,11 @@ def encode_batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Return an iterator of batches with consecutive offsets from `base_offset` on: bytes, and rows of BATCH_TABLE.
 
-    Each step yields whole batches; positions in its rows are relative to its own first byte. The caller owns both
-    arrays. `first_row` is the number of the first row in messages.
-
-    Raises Refused for rows that no batch can contain, before any byte is yielded, and for a record that exceeds
-    `max_message_bytes` even when compressed, when it is reached; UsageProblem for an invalid offset (Encoding raises
-    it for an invalid codec, level or limit); ValueError if append times differ.
+    Each step yields whole batches; the positions in its rows are relative to the first byte of that step. The caller
+    owns both arrays. `first_row` is the number that messages give the first row.
+    Raises Refused for rows that no batch can contain, before any byte is yielded; Refused for a record that exceeds
+    `max_message_bytes` even when compressed, when it is reached; UsageProblem for an invalid offset; ValueError if
+    append times differ.
     """
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(
@@ -168,7 +170,7 @@ def _parts(
 
 
 def _compressed(plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of_offset_0: int) -> np.ndarray:
-    """Return the batches with compressed blocks, their headers still unwritten, and update their rows.
+    """Return the batches with compressed blocks, but without their headers, and update their rows.
 
     A batch that only compression makes longer than `max_message_bytes` is left uncompressed (BATCH.md 6).
     """
@@ -195,7 +197,8 @@ def _compressed(plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of
 
 
 def _check(arrays: tuple, first_row: int, most_bytes: int) -> int:
-    """Return the bytes of the largest single-record batch; Refused above `most_bytes` or for an invalid row."""
+    """Return the size in bytes that the largest record needs for a batch of its own. Raises Refused if it is above
+    `most_bytes`, and for an invalid row."""
     code, row, largest = kernels.check_records(*arrays, most_bytes)
     if code == kernels.RECORD_TOO_LARGE:
         raise _too_large(first_row + row, most_bytes, largest)
@@ -213,7 +216,7 @@ def _too_large(row: int, most_bytes: int, size_bytes: int) -> Refused:
 
 
 def _arrays(columns: RecordColumns) -> tuple:
-    """Return the columns for kernels: read-only and of one dtype each, so that kernels are compiled once."""
+    """Return the columns for kernels: read-only and always of the same dtypes, so that kernels are compiled once."""
     n, headers = len(columns), columns.headers
     _require_length("keys", columns.keys, n)
     _require_length("values", columns.values, n)

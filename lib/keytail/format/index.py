@@ -1,4 +1,4 @@
-"""The three index files of a segment as arrays of entries: layouts, reading and writing.
+"""Declares the layouts of a segment's three index files, and converts them to and from arrays of entries.
 
 INDEX.md beside this file specifies when entries are written and how they are looked up. Entries are not validated
 here; callers compare them with their log.
@@ -24,22 +24,23 @@ TXN_ENTRY = np.dtype(
         ("last_stable_offset", ">i8"),
     ]
 )
-MAX_RELATIVE_OFFSET = 2**31 - 1  # of any batch of a segment, as in Kafka's LogSegment
+MAX_RELATIVE_OFFSET = 2**31 - 1  # for all offsets of a segment, as in Kafka's LogSegment
 assert (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize, TXN_ENTRY.itemsize) == (8, 12, 34)
 
 
 def parse_offset_index(data: Buffer) -> np.ndarray:
-    """Return entries of a `.index` file: fields `relative_offset` and `position`, native int32."""
+    """Return the entries of a `.index` file: fields `relative_offset` and `position`, native int32."""
     return _parse(data, OFFSET_ENTRY)
 
 
 def parse_time_index(data: Buffer) -> np.ndarray:
-    """Return entries of a `.timeindex` file: fields `timestamp_ms` (int64) and `relative_offset` (int32), native."""
+    """Return the entries of a `.timeindex` file: fields `timestamp_ms` (int64) and `relative_offset` (int32), native.
+    """
     return _parse(data, TIME_ENTRY)
 
 
 def parse_txn_index(data: Buffer) -> np.ndarray:
-    """Return entries of a `.txnindex` file, native: the fields of TXN_ENTRY."""
+    """Return the entries of a `.txnindex` file: the fields of TXN_ENTRY in native byte order."""
     return _parse(data, TXN_ENTRY)
 
 
@@ -49,7 +50,7 @@ def encode_txn_index(entries: np.ndarray) -> bytes:
 
 
 def _parse(data: Buffer, entry: np.dtype) -> np.ndarray:
-    """Return whole entries only: a broker, too, reads floor(size / entry size) of them."""
+    """Return the whole entries: like a broker, floor(size / entry size) of them."""
     raw = np.frombuffer(data, np.uint8)
     whole_bytes = len(raw) // entry.itemsize * entry.itemsize
     return raw[:whole_bytes].view(entry).astype(entry.newbyteorder("="))

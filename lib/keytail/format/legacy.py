@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1 as batches: their rows in the batch table, and their records in version 2 format.
+"""Reads messages of magic 0 and 1 as batches: fills their rows in the batch table, and converts records to version 2.
 
 LEGACY.md beside this file specifies their layout. Everything is checked, including inner checksums, because the
 records are written with new checksums. The caller adds file and byte position to an error.
@@ -42,7 +42,7 @@ _REASONS = {
 
 
 class LegacyProblem(ValueError):
-    """An error in one row of a batch table."""
+    """An invalid message in one row of a batch table."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class LegacyProblem(ValueError):
 
 @dataclass(frozen=True)
 class LegacyBatch:
-    """One message with its inner messages, in terms of a version 2 batch.
+    """One message with its inner messages, described as a version 2 batch.
 
     `attributes` has codec and timestamp type as in version 2. `max_timestamp_ms` is the message's own timestamp,
     which for a compressed one need not be the largest of its inner messages' timestamps. `is_uniform`: the inner
@@ -112,7 +112,7 @@ def transcode(
 ) -> np.ndarray:
     """Return the records of the message `raw[start:start + size]` as a version 2 record block (uint8).
 
-    Deltas are relative to `base_offset` and `base_timestamp_ms`. Errors as in `summarize`.
+    Deltas are relative to `base_offset` and `base_timestamp_ms`. Raises the same errors as `summarize`.
     """
     opened = _open(raw, start, size, limit_bytes)
     found = _walk(opened)
@@ -139,10 +139,10 @@ def summarize_rows(
     previous_last_offset: int = -1,
     limit_bytes: int = NO_LIMIT_BYTES,
 ) -> None:
-    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is at byte `chunk_position`.
+    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is byte `chunk_position` of the file.
 
-    Raises LegacyProblem for the first row that is invalid, or begins at or below the last offset before it, TooLarge
-    for one that decompresses to more than `limit_bytes`.
+    Raises LegacyProblem for the first row that is invalid, or that begins at or below the last offset before it, and
+    TooLarge for one that decompresses to more than `limit_bytes`.
     """
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
@@ -168,7 +168,7 @@ def summarize_rows(
         table["attributes"][row] = batch.attributes | (0 if batch.is_uniform else NOT_COPIED)
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms
         table["max_timestamp_ms"][row] = batch.max_timestamp_ms
-    # The rows before an invalid one are used, so their offsets must ascend too.
+    # The caller uses the rows before an invalid one, so their offsets must ascend, too.
     ends = np.concatenate(([previous_last_offset], table["last_offset"][:-1]))
     back = np.flatnonzero(table["base_offset"][:bad] <= ends[:bad])
     if len(back):

@@ -1,7 +1,7 @@
-"""Records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
+"""Decodes records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
 
 Only the types that define a topic, its configuration and the cluster's version are decoded; all others are skipped by
-their number, so that nothing else of a cluster (such as credentials) is read. Errors are ValueError with the reason;
+their number, so that no other data of a cluster (such as credentials) are read. Errors are ValueError with the reason;
 `log/cluster/replay.py` computes the resulting state.
 """
 
@@ -19,7 +19,7 @@ from keytail.format.kafka_messages import METADATA
 from keytail.format.messages import Buffer
 
 FRAME_VERSION = 1
-MAX_NUMBER = 2**15 - 1  # of a frame version, a type or a version
+MAX_NUMBER = 2**15 - 1  # the largest frame version, type or version
 _RESOURCE_TYPES = (2, 4, 8, 16, 32)  # topic, broker, broker logger, client metrics, group
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SNAPSHOT_HEADER = struct.Struct(">hq")  # version, time of the last record contained
@@ -85,17 +85,17 @@ class FeatureLevelRecord:
 
 @dataclass(frozen=True, slots=True)
 class BeginTransaction:
-    """The records from here on apply only when the transaction ends."""
+    """The records from here on are applied only when the transaction ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """The records since the transaction began apply from here on."""
+    """The records since the transaction began are applied now."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortTransaction:
-    """The records since the transaction began never apply."""
+    """The records since the transaction began are discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class OtherRecord:
 
     @property
     def is_known(self) -> bool:
-        """Whether the type is one of Kafka's, which is known not to concern topics."""
+        """Whether this release knows the type, and so knows that it does not concern topics."""
         return self.record_type in METADATA
 
 
@@ -125,8 +125,8 @@ KnownRecord: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NewerRecord:
-    """A record of a version newer than the latest known one. `record` has its leading fields, decoded by the latter:
-    they identify the subject of the record, and nothing may be concluded from the rest."""
+    """A record whose version is newer than the latest known one. `record` has its leading fields, decoded as in that
+    one: they identify the subject of the record. The rest is unknown."""
 
     record_type: int
     version: int
@@ -137,10 +137,10 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 
 
 def parse_record(data: bytes | None) -> MetadataRecord:
-    """Decode the value of one record of the log. Raises ValueError if Kafka would not read it.
+    """Decode the value of one record of the log. Raises ValueError if Kafka could not read it.
 
-    A record whose version is newer than its definition here becomes a `NewerRecord`; raises ValueError if its known
-    fields are invalid.
+    A record whose version is newer than the latest known one is returned as a `NewerRecord`; for this, ValueError is
+    raised if its known fields are invalid.
     """
     if data is None:
         raise ValueError("the record has no value")
@@ -169,7 +169,8 @@ def _number(buffer: Buffer, what: str) -> int:
 
 
 def _newer(record_type: int, version: int, record: KnownRecord) -> NewerRecord:
-    """Return a NewerRecord. A later version may have new fields before the known ones, which then rarely make sense."""
+    """Return a NewerRecord. Raises ValueError if the known fields are invalid: the newer version may have inserted
+    fields before them."""
     if not _makes_sense(record):
         raise ValueError(f"a record of type {record_type} has unsupported version {version}")
     return NewerRecord(record_type, version, record)

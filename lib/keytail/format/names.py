@@ -1,6 +1,6 @@
-"""The names of the files and directories of a log dir: the only module that builds and parses them.
+"""Builds and parses the names of the files and directories of a log dir; the only module that does.
 
-NAMES.md beside this file describes what each name means to a broker. No other module spells a suffix.
+NAMES.md beside this file describes what each name means to a broker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# Content of a segment's file. The number before SNAPSHOT is an end offset, before the others a base offset.
+# The suffix for the content of a file. The number before SNAPSHOT is an end offset, before the others a base offset.
 LOG = ".log"
 INDEX = ".index"
 TIME_INDEX = ".timeindex"
@@ -21,7 +21,7 @@ SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 INDEX_SUFFIXES = (INDEX, TIME_INDEX, TXN_INDEX)
 CONTENT_SUFFIXES = (*SEGMENT_SUFFIXES, SNAPSHOT)
 
-# The stage of such a file in a replacement, after the whole name.
+# The stage of such a file in a replacement, a suffix after the whole name.
 SWAP = ".swap"
 CLEANED = ".cleaned"
 DELETED = ".deleted"
@@ -96,17 +96,17 @@ def segment_file(base_offset: int, suffix: str) -> str:
 
 
 def guard_file(base_offset: int) -> str:
-    """Name the empty file that makes a broker discard the group's `.swap` files while it exists (log/SWAP.md)."""
+    """Return the name of the guard, the empty file that makes the group's `.swap` files void (log/SWAP.md)."""
     return segment_file(base_offset, LOG + CLEANED)
 
 
 def scratch_file(base_offset: int, run_id: str, attempt: str, suffix: str) -> str:
-    """Return a name that no other attempt uses, such as `00000000000000000084.log.r3f2a91c0.a7.clean`."""
+    """Return the name of a scratch file, such as `00000000000000000084.log.r3f2a91c0.a7.clean`."""
     return scratch_of(segment_file(base_offset, suffix), run_id, attempt)
 
 
 def scratch_of(name: str, run_id: str, attempt: str) -> str:
-    """Return the scratch name of any file whose final name is `name`."""
+    """Return the name of the scratch file that will get the final name `name`; no other attempt uses it."""
     if not (_PART.fullmatch(run_id) and _PART.fullmatch(attempt)):
         raise ValueError(f"run and attempt must be letters, digits, '_' or '-': {run_id!r}, {attempt!r}")
     return f"{name}.r{run_id}.a{attempt}{SCRATCH}"
@@ -193,9 +193,9 @@ def partition_dir(topic: str, partition: int) -> str:
 def parse_partition_dir(name: str) -> PartitionDir | None:
     """Return the partition in directory `name` of a log dir, or None for a name that no broker gives a partition.
 
-    Most names of the second kind, except REMOTE_INDEX_CACHE_DIR, stop a broker at startup. The check is stricter than
-    a broker's where leniency could misidentify a directory: the topic must be legal, and the number must have neither
-    sign nor leading zero.
+    A broker does not start if there is a directory of the latter kind, except REMOTE_INDEX_CACHE_DIR. The check is
+    stricter than a broker's, so that no other directory is taken for a partition: the topic name must be legal, and the
+    number must have neither a sign nor a leading zero.
     """
     kind: DirKind = "normal"
     if name.endswith(("-delete", "-future", "-stray")):

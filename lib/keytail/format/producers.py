@@ -1,7 +1,7 @@
-"""The producer snapshot of a partition (`.snapshot`): a broker's state of each producer id.
+"""Decodes and encodes the producer snapshot of a partition (`.snapshot`): a broker's state of each producer id.
 
-SNAPSHOT.md beside this file specifies the layout. Which snapshot is used, and how the log after it is replayed, is
-decided by the modules that rebuild producer state. Errors are ValueError with the reason.
+SNAPSHOT.md beside this file specifies the layout; `log/producers.py` decides which snapshot is used, and replays the
+log after it. Errors are ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ assert (_HEAD.size, _ENTRY.size) == (10, 46)
 
 @dataclass(frozen=True)
 class ProducerEntry:
-    """State of one producer id; -1 means "none" in every field but `offset_delta`.
+    """The state of one producer id; -1 means "none" in every field but `offset_delta`.
 
     `last_offset` is the last offset of its last data batch, whose base offset is `last_offset - offset_delta`.
     """
@@ -45,7 +45,7 @@ def parse_snapshot(data: bytes) -> list[ProducerEntry]:
 
 
 def check_snapshot(data: bytes) -> None:
-    """Check version, checksum and size only."""
+    """Raise ValueError if the version, the checksum or the size is wrong. Entries are not decoded."""
     if len(data) < _HEAD.size:
         raise ValueError(f"the snapshot has {len(data)} bytes, at least {_HEAD.size} are required")
     version, crc, count = _HEAD.unpack_from(data)

@@ -1,7 +1,7 @@
 """Decodes single records of v2 batches, in plain Python: for the metadata log and damaged batches.
 
 The layout is specified in BATCH.md, "Records". Kernels process whole batches; this module accepts and refuses the
-same bytes, a thousand times slower. Errors are ValueError with the reason.
+same bytes, but is a thousand times slower. Errors are ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _decode_groups(data: Buffer, position: int, end: int, most_bytes: int) -> tu
 
 
 class Fields(NamedTuple):
-    """A record, with the positions of its fields: start and length of each, where -1 is the length of null."""
+    """The positions of a record's fields: start and length of each, where -1 is the length of null."""
 
     timestamp_delta: int
     offset_delta: int
@@ -69,7 +69,7 @@ class Fields(NamedTuple):
 
 
 def find_fields(data: Buffer, position: int) -> Fields:
-    """Return the fields of the record at `position`. They must fill its length exactly."""
+    """Return the fields of the record at `position`. Raises ValueError if they do not fill its length exactly."""
     length, at = decode_varint(data, position)
     end = at + length
     if length < 1 or end > len(data):
@@ -101,7 +101,7 @@ def _find_field(data: Buffer, position: int, end: int) -> tuple[Span, int]:
 
 
 def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
-    """Return the record at `position` and the position after it. Its fields must fill its length exactly."""
+    """Return the record at `position` and the position after it. Raises the same errors as `find_fields`."""
     found = find_fields(data, position)
 
     def content(span: Span) -> bytes | None:
@@ -113,7 +113,7 @@ def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
 
 
 def decode_records(block: Buffer, count: int) -> list[Record]:
-    """Return the `count` records that exactly fill the uncompressed record block of one batch."""
+    """Return the records of an uncompressed record block. Raises ValueError if it is not exactly `count` records."""
     if count < 0:
         raise ValueError(f"record count {count}")
     records, at = [], 0

@@ -1,9 +1,9 @@
-"""Tasks of the strategy that bypasses the JVM: read a slice of Parquet, split it by partition, pack it into cells.
+"""Implements tasks of the strategy that bypasses the JVM: they read a slice of Parquet and divide it into cells.
 
 A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition, ordered by
 place, are its records. Cells are in scratch files in partition directories, one file per slice, where the tasks that
-write partitions read them: log dirs are at the same path for all tasks, and Spark's shuffle would copy the data in the
-JVM six times (measured: 1.4 of 2.8 s of CPU per million records).
+write partitions read them: log dirs are at the same path for all tasks. Spark's shuffle would copy the data in the JVM
+six times, which took 1.4 of 2.8 s of CPU time per million records.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from keytail.log.fs import FileSystem
 PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
-PART_BYTES = 16 << 20  # of decoded records that are split at a time
-# Rows of Parquet decoded at a time, whatever their size: as many as Spark's own reader.
+PART_BYTES = 16 << 20  # of decoded records that are divided at a time
+# Rows of Parquet that are decoded at a time, whatever their size: as many as by Spark's own reader.
 _MOST_ROWS = 4096
 _READ_BYTES = 1 << 20
 Numbers = tuple[np.ndarray, np.ndarray]  # partitions, and which of them are valid
@@ -63,7 +63,7 @@ class Slice:
 
 
 class Cell(NamedTuple):
-    """The location of records of one partition. `task` writes that partition and reads cells ordered by `place`."""
+    """The location of records of one partition. Task `task` writes that partition, and reads its cells by `place`."""
 
     task: int
     place: int
@@ -88,7 +88,7 @@ class Scratch:
 def on_slices(
     batches: Iterator[Any], *, slices: Sequence[Slice], work: Callable[[Slice], Iterator[Any]]
 ) -> Iterator[Any]:
-    """The body of a Spark task: call `work` on the slices whose numbers are in the batches."""
+    """Run a Spark task: call `work` with the slices whose numbers are in the batches, and yield its results."""
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from work(slices[number])
@@ -140,8 +140,8 @@ def pack_slice(
     """Yield task, place, partition and bytes of each cell of the slice, without records of the partitions in `skipped`.
     The bytes are valid until the next cell.
 
-    Records for a partition that the topic does not have are left out. An empty cell with such a partition's number,
-    ahead of the other cells of its part, reports it to task number modulo `n_partitions`.
+    Records for a partition that the topic does not have are left out. They are reported by an empty cell with that
+    partition's number, before the other cells of its part, to the task with that number modulo `n_partitions`.
     """
     divider = cells.Divider(n_partitions)
     place = item.number << 32
@@ -163,7 +163,7 @@ def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
 
 
 def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
-    """Yield batches of COUNTS_SCHEMA: counts of the slice for each partition, including those that do not exist."""
+    """Yield batches of COUNTS_SCHEMA: the counts of the slice for each partition, including those that do not exist."""
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
     for piece in item.pieces:
         for part in _parts(piece, counted, n_partitions):
@@ -181,7 +181,7 @@ def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> I
 
 
 def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
-    """Return the partition of each record (int32): its own number if valid, else from its key, else from its turn."""
+    """Return the partition of each record (int32): its own number if valid, else by its key, else by its turn."""
     found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
     keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions
@@ -195,7 +195,7 @@ def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_par
 def _parts(
     piece: Piece, columns: Mapping[str, str], n_partitions: int
 ) -> Iterator[list[tuple[RecordColumns, np.ndarray]]]:
-    """Yield parts of about CHUNK_BYTES: lists of small runs of records, with the partition of each record."""
+    """Yield parts of about PART_BYTES: lists of small runs of records, with the partition of each record."""
     row, pending_bytes = piece.first_row, 0
     pending: list[tuple[RecordColumns, np.ndarray]] = []
     for batch in _decoded(piece, columns):
@@ -223,7 +223,7 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
                 remedy="Import a source that is not written during the import, at the same path on all hosts",
                 slug="source-file-changed",
             )
-    # Buffered: otherwise a column of a row group, which may be most of the file, is read at once.
+    # Buffered, because otherwise a column of a row group, which may be most of the file, is read as a whole.
     with as_caller():
         file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
     rows = max(1, min(_MOST_ROWS, PART_BYTES * piece.rows // max(piece.decoded_bytes, 1)))

@@ -46,14 +46,14 @@ from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 
-# Larger than a producer's 16 KiB: bulk-loaded records are read in bulk, and larger batches compress better.
+# Larger than a producer's 16 KiB: imported records are mostly read in bulk, and larger batches compress better.
 BATCH_BYTES = 128 << 10
 
 
 def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
-    """Import, or make a dry run. Returns a row for each partition of the topic in the log dirs, ascending.
+    """Import; without `execute` make a dry run. Returns a row for each partition of the topic in the log dirs,
 
-    If this process was started as root, it works as the owner of the log dirs from here on.
+    ascending. A process that was started as root works as the owner of the log dirs from now on.
     """
     work_as_owner(fs, request.all_log_dirs)
     with contextlib.ExitStack() as run:
@@ -64,7 +64,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
                 refuse_shared_storage(fs, request.all_log_dirs)
             run.enter_context(hold(request.all_log_dirs, fs))
             target = find_target(fs, request)
-        at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after our session has stopped
+        at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after this run's session has stopped
         with Reporter("import", [(f"{request.topic}-{item.number}", 0) for item in target.partitions]) as reporter:
             if not request.submitted and is_on_this_host(request.master):
                 compile_kernels(["import"], reporter.note)
@@ -243,7 +243,7 @@ def _remove_late_scratch(
 ) -> None:
     """Remove scratch that tasks wrote after the cleanup at the end of a run, before their session had stopped.
 
-    Such tasks belong to a cancelled job or, on a cluster, had a copy that finished first or a lost executor.
+    Such tasks belong to a cancelled job; or, on a cluster, a copy of the task finished first, or its executor was lost.
     After a successful run on one host there are none.
     """
     if problem is None and is_local:

@@ -1,8 +1,8 @@
 """Appends imported segments to a partition, and copies of them to its other replicas.
 
-At every instant a broker that starts finds either all of an import in a partition or none of it: IMPORT.md beside
-this file tabulates the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and
-has planned (`plan.py`). New files take owner and mode from the partition directory, as scratch files do.
+At every instant a broker that starts finds either all of an import in a partition or none of it; IMPORT.md beside this
+file lists the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and has planned
+(`plan.py`). New files get owner and mode from the partition directory, as scratch files do.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
     """Commit the tasks' segments in the first replica, copy them to the others, then move the checkpoints.
 
-    All refusals, for every replica, happen before the first change. After a kill at any moment, the next run's plan
-    finds which replicas have the import, and `finish` does the rest.
+    Raises Refused, for any replica, only before the first change. After a kill at any moment, the next run's plan
+    finds which replicas have the import, and `finish` completes it.
     """
     for replica in plan.replicas:
         _refuse_unfit(fs, replica)
@@ -103,7 +103,7 @@ def _commit(
     record: ImportRecord,
     run_id: str,
 ) -> None:
-    """Commit `segments`, in the order of IMPORT.md. Their scratch files are in the replica's directory, durable.
+    """Commit `segments`, in the order of IMPORT.md. Their scratch files are durable, in the replica's directory.
 
     After a system error a replacement that has begun is finished or undone at once, if the disk permits.
     """
@@ -140,7 +140,7 @@ def _commit(
 
 
 def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: str) -> OutputSegment:
-    """Copy a committed segment's files to scratch files in another replica's directory, durable, with their mtimes."""
+    """Copy a committed segment's files durably, with their mtimes, to scratch files in another replica's directory."""
     like = fs.stat(target)
     files = []
     for suffix in (names.LOG, names.INDEX, names.TIME_INDEX):

@@ -2,9 +2,8 @@
 
 There are three strategies to bring records to the tasks that write: in this process (here.py), on Spark bypassing the
 JVM (slices.py) and through Spark's rows (rows.py). All give a task the records of its partition as columns, in the same
-order. Tasks write only scratch
-files, with names unique to the attempt; the driver renames them after every task has succeeded. The caller holds the
-locks.
+order. Tasks write only scratch files, with names unique to the attempt; the driver renames them after every task has
+succeeded. The caller holds the locks.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ImportOutcome:
 
 @as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
-    """Return the source in the strategy that suits it, chosen by the DataFrame that `import_source.opened` returned."""
+    """Return the source with the strategy that suits it. `frame` is the DataFrame that `source.opened` returned."""
     rows = records_of(frame, source)  # in either strategy this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
     if isinstance(found, Slices):

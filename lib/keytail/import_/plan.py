@@ -1,6 +1,6 @@
 """Decides whether and how records may be appended to a partition, without its leader.
 
-Pure, except for functions that take a file system and read small files. IMPORT.md beside this file has the rules with
+Functions that take a file system read small files; all others are pure. IMPORT.md beside this file has the rules with
 their reasons and every state on disk; `install.py` carries out the plan.
 """
 
@@ -152,8 +152,8 @@ def refusals(facts: PartitionFacts, rules: Rules) -> list[ErrorText]:
 def plan_import(
     replicas: Sequence[ReplicaFacts], import_id: str, *, append: bool, topic_id: str | None
 ) -> ImportPlan:
-    """Plan the import into the `replicas` of one partition, for none of which `refusals` has a reason. `topic_id` is
-    the one given or known from the metadata log.
+    """Return the plan for the `replicas` of one partition, for none of which `refusals` has a reason. `topic_id` is
+    the given one or that of the metadata log.
 
     Raises Refused if an import would lose or duplicate records, or leave the replicas permanently different.
     """
@@ -212,7 +212,8 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
 
 
 def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
-    """Return the leader epoch of imported batches: the latest of any replica, else FIRST_LEADER_EPOCH."""
+    """Return the leader epoch for imported batches: the latest of any replica, else FIRST_LEADER_EPOCH. Raises Refused
+    if an epoch begins above the log end."""
     for replica in replicas:
         if replica.epochs and replica.epochs[-1][1] > log_end_offset:
             raise Refused(
@@ -229,7 +230,7 @@ def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> 
     """Return the epoch entries of a replica that is about to get batches of `leader_epoch` from `base_offset` on."""
     if epochs and epochs[-1][0] >= leader_epoch:
         return tuple(epochs)
-    # As a broker does when it assigns an epoch: an older one that begins at the same offset has no records.
+    # As in a broker that assigns an epoch: an older one that begins at the same offset has no records.
     return (*(entry for entry in epochs if entry[1] < base_offset), (leader_epoch, base_offset))
 
 

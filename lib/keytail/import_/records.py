@@ -12,13 +12,13 @@ import pyarrow
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.encode import RecordColumns
 
-# Splits an Arrow batch that a task receives into runs of records, each with its target partition.
+# A function that divides an Arrow batch which a task receives into runs of records, each with its target partition.
 Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """The records that the source has for one partition, counted without writing anything."""
+    """The counts of the records that the source has for one partition."""
 
     partition: int
     records: int
@@ -28,7 +28,7 @@ class Load:
 
 
 def columns_of(batch: Any) -> RecordColumns:
-    """Convert an Arrow batch with key, value, and optional timestamp (integer ms) and headers. Bytes are not copied."""
+    """Convert an Arrow batch with key, value, optional timestamp (integer ms) and headers; bytes are not copied."""
     names = batch.schema.names
     if "timestamp" in names:
         given = batch.column("timestamp")

@@ -1,4 +1,4 @@
-"""The strategy of an import through Spark's rows: any source that Spark reads, sorted by any columns.
+"""Implements the strategy of an import through Spark's rows: any source that Spark reads, sorted by any columns.
 
 Spark reads, finds the partition of each record, shuffles and sorts; every record passes through the JVM as a row.
 slices.py avoids that, for Parquet only.
@@ -30,7 +30,7 @@ _BATCH_ROWS = "1000"
 
 @dataclass
 class Rows:
-    """A source as Spark's rows. `why` is the reason why only this strategy can read it."""
+    """A source that is read as Spark's rows. `why` is the reason why only this strategy can read it."""
 
     spark: Any
     records: Any  # the DataFrame of `records_of`, with the partition of each record

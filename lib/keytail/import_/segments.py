@@ -23,12 +23,12 @@ from keytail.log.writer import Limits, SegmentWriter
 # Size of the data that is encoded at a time. The last batch is encoded again with later records; at this size that
 # costs little.
 PART_BYTES = 8 << 20
-_RECORD_BYTES = 16  # approximate size of a record beside its key, value and headers
+_RECORD_BYTES = 16  # approximate size of a record without its key, value and headers
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentsTask:
-    """All parameters for writing one partition. `leader_epoch`, `codec` and `level` are those of every batch."""
+    """The parameters for writing one partition. `leader_epoch`, `codec` and `level` are used for every batch."""
 
     partition_path: str
     base_offset: int
@@ -46,7 +46,7 @@ class SegmentsTask:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Finished segments, ascending, durable. `first_crc` is the CRC of the first batch."""
+    """The finished segments, ascending and durable. `first_crc` is the CRC of the first batch."""
 
     segments: tuple[OutputSegment, ...]
     end_offset: int
@@ -95,7 +95,7 @@ class SegmentsWriter:
             self._encode(is_last=False)
 
     def _encode(self, is_last: bool) -> None:
-        """Write pending records; unless `is_last`, keep those of the last batch, which later records may join."""
+        """Write pending records; unless `is_last`, keep those of the last batch, since later ones may join it."""
         task, columns = self._task, joined(self._pending)
         end, left = self._next + len(columns), 0
         encoding = Encoding(

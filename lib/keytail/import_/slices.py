@@ -1,4 +1,4 @@
-"""The strategy of an import that bypasses the JVM: each task reads a slice of row groups of Parquet itself.
+"""Implements the strategy of an import that bypasses the JVM: each task reads a slice of Parquet's row groups itself.
 
 Spark lists the source's files and columns; the driver reads the files' footers. A task reads its slice, packs the
 records of each partition into cells (`cells.py`), and writes them to scratch files. Spark transfers only the cells'
@@ -31,7 +31,7 @@ from keytail.run.spark_engine import attempt_name
 from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 
-# Decoded size according to Parquet's footers; a task needs a second or less for a slice.
+# Sizes of a slice, decoded, according to Parquet's footers; a task needs a second or less for a slice.
 SLICE_BYTES = 64 << 20
 LEAST_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
@@ -92,8 +92,8 @@ class Slices:
         return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
 
     def by_partition(self, skipped: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
-        """Read the source once, into `scratch`. Returns a frame with one task per partition, and the function by which
-        such a task reads its records, in order. The partitions in `skipped` are left out."""
+        """Read the source once, and store its cells in `scratch`. Returns a DataFrame with one task per partition, and
+        the function with which such a task reads its records, in order. Partitions in `skipped` are left out."""
         store = partial(
             _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, skipped=skipped,
             scratch=scratch,
@@ -115,7 +115,7 @@ def _store(
     batches: Iterator[Any], *, slices: Sequence[Slice], columns: Mapping[str, str], n_partitions: int,
     skipped: Collection[int], scratch: Scratch,
 ) -> Iterator[Any]:  # fmt: skip
-    """The body of a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
+    """Run a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
 
     def work(item: Slice) -> Iterator[Any]:
         try:
@@ -137,7 +137,7 @@ def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tupl
 
 
 def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | str:
-    """Return the source as slices, or why it must go through Spark's rows. `frame` is the opened source."""
+    """Return the source as slices, or why it must be read as Spark's rows. `frame` is the opened source."""
     types = dict(frame.dtypes)
     columns = chosen_columns(types, source.columns)
     uris = sorted(frame.inputFiles()) if source.format == "parquet" else []
@@ -159,14 +159,14 @@ def files_of(
         with Threads(_FOOTERS_AT_ONCE, "footers") as readers:
             paths = (unquote(urlsplit(uri).path) for uri in uris)
             files = list(readers.map(partial(_look_into, columns=columns), paths))
-    except Exception as problem:  # of any type: Spark may be able to read the files, or reports the fault
+    except Exception as problem:  # of any type: Spark may be able to read the files, or it reports what is wrong
         return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"
     why = rows_needed_by_types(files, types)
     return files if why is None else why
 
 
 def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:
-    """Return why only Spark's rows can read the source, decided before any file is opened; None if slices can."""
+    """Return why only Spark's rows can read the source, or None, without opening any file."""
     if source.format != "parquet":
         return f"the source is {source.format}"
     if source.sort_by:
@@ -254,8 +254,8 @@ def _logical(leaf: Any) -> str:
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
-    """Cut files into slices of about SLICE_BYTES, or smaller ones, down to LEAST_SLICE_BYTES, if there would be fewer
-    slices than `tasks`."""
+    """Divide files into slices of about SLICE_BYTES; into smaller ones, down to LEAST_SLICE_BYTES, if there would be
+    fewer slices than `tasks`."""
     total = sum(group.decoded_bytes for file in files for group in file.row_groups)
     enough = min(SLICE_BYTES, max(LEAST_SLICE_BYTES, -(-total // max(tasks, 1))))
     slices: list[Slice] = []

@@ -1,4 +1,4 @@
-"""The source of an import as a DataFrame of records: roles, types and order of its columns.
+"""Reads the source of an import as a DataFrame of records: roles, types and order of its columns.
 
 Missing columns and columns of the wrong type are reported before any records are read.
 """
@@ -25,7 +25,7 @@ SourceFileFacts = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Columns:
-    """The source's column names. None stands for the default name, which may be missing; a given name must exist."""
+    """The source's column names. None means the default name, which may be missing; a given name must exist."""
 
     key: str = "key"
     value: str = "value"
@@ -90,7 +90,8 @@ def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noq
 
 
 def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]:
-    """Map roles (key, value, timestamp, headers, partition) to the source's column names, for the columns it has."""
+    """Return the source's column names by role (key, value, timestamp, headers, partition), for the columns it has.
+    Raises UsageProblem if a named column is missing."""
     chosen = {"key": columns.key, "value": columns.value}
     for role in ("key", "value"):
         _require(types, chosen[role], f"--{role}-column")

@@ -1,4 +1,4 @@
-"""The target of an import: the topic's partitions in the log dirs, all their replicas, and the settings in effect.
+"""Finds the target of an import: the topic's partitions in the log dirs, their replicas, and the effective settings.
 
 Reads listings, checkpoints and the metadata log. Refuses imports that would leave replicas permanently different.
 """
@@ -32,7 +32,8 @@ _SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "me
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition: the directory of each replica with its log dir; no `entries` if it is yet to be created."""
+    """One partition: the directory of each replica and its log dir. If it is yet to be created, there are no `entries`.
+    """
 
     number: int
     log_dirs: tuple[LogDirFacts, ...]
@@ -75,7 +76,7 @@ class Target:
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return name and level of the codec: from the flag, else from the topic's compression.type."""
+        """Return name and level of the codec: that of the flag, otherwise that of the topic's compression.type."""
         of_topic = {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(
             str(self.values["compression.type"]), str(self.values["compression.type"])
         )
@@ -102,8 +103,8 @@ class Target:
 
 
 def find_target(fs: FileSystem, request: Request) -> Target:
-    """Find the target. Raises UsageProblem for a topic that neither exists nor is to be created; Refused for unknown
-    settings."""
+    """Return the target. Raises UsageProblem for a topic that neither exists nor is to be created; Refused if settings
+    are unknown."""
     topic = request.topic
     _check_topic(request)
     by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]

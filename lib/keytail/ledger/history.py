@@ -1,4 +1,4 @@
-"""Reads from a ledger what runs did. Reads only the ledger, and no log dir.
+"""Reads from a ledger what runs did. No log dir is read.
 
 An intent without an outcome is reported as interrupted: its run was killed, or is still running.
 """
@@ -27,7 +27,8 @@ INTERRUPTED = "interrupted"
 
 
 def history(request: Request) -> list[Any]:
-    """Return the rows of runs, of one run and its partitions, of partitions over time, or of maintained tables."""
+    """Return the requested rows: of runs, of one run and its partitions, of partitions over time, or of maintained
+    tables."""
     _check(request)
     flags = ledger_at(request.ledger, request.delta_jars)
     if request.maintain:
@@ -57,7 +58,7 @@ def _check(request: Request) -> None:
 
 @contextlib.contextmanager
 def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Engine | None]:
-    """Yield the engine of a session if one is needed, else None."""
+    """Yield an engine with a Spark session if one is needed, otherwise None."""
     with contextlib.ExitStack() as run:
         if not (always or needs_spark() or master is not None):
             yield None
@@ -204,8 +205,8 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
 def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_Pair]:
-    """Yield the intent and the outcome for each key; of several outcomes one that the run recorded itself, else the
-    first."""
+    """Yield the intent and the outcome for each key. Of several outcomes, it is one that the run recorded itself, or
+    else the first."""
     intents: dict[tuple, Mapping[str, Any]] = {}
     outcomes: dict[tuple, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: (bool(row["repaired_by"]), row["at"])):

@@ -1,8 +1,8 @@
-"""`--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however the run ends.
+"""Implements `--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however it ends.
 
-The ledger is written by Spark if the run has a session anyway, else by the deltalake package. A session is started for
-it alone where that is not installed, and for paths that are not on this host: their credentials and their way to commit
-are settings of Spark.
+The ledger is written by Spark if the run has a session anyway, otherwise by the deltalake package. A session is started
+only for the ledger if that package is not installed, and for paths that are not on this host, because the credentials
+and the way to commit are then settings of Spark.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class LedgerFlags:
     jars: o.DeltaJars = None
 
     def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Return the flags with an absolute path. Neither a path nor a file URI may be in a log dir; a URI is not
-        changed."""
+        """Return the flags with an absolute path; a URI is not changed. Raises UsageProblem for a path or a file URI in
+        a log dir."""
         if self.path is None:
             return self
         if is_uri(self.path):
@@ -67,7 +67,7 @@ class LedgerFlags:
         return replace(self, path=path)
 
     def extra(self, has_session: bool) -> Extra:
-        """Return the extra of what writes the ledger, in a run with a session of Spark or without."""
+        """Return the extra that is needed to write the ledger, in a run with a Spark session or without."""
         by_spark = has_session or self._is_remote() or (needs_spark() and not DELTA.missing())
         return DELTA if by_spark else HISTORY
 
@@ -114,19 +114,19 @@ def needs_spark() -> bool:
 
 
 def is_uri(path: str) -> bool:
-    """Return whether the path is a URI such as s3a://bucket/ledger, for Spark's file systems and not this host's."""
+    """Return whether the path is a URI such as s3a://bucket/ledger, and not a path on this host."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
 
 
 def run_id_at(now_ms: int, run_id: str) -> str:
-    """Return the ledger's id for a run: the time and the id of its scratch files, so that ids sort by time."""
+    """Return the ledger's id for a run: the time, so that ids sort by it, and the id in its scratch files."""
     at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
     return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
 
 
 @dataclass
 class Recording:
-    """Records the run in its ledger, if there is one. `rows` and `exit_status` are set before the run ends."""
+    """Records a run in its ledger, if it has one. Set `rows` and `exit_status` before the run ends."""
 
     ledger: Ledger | None = None
     rows: Sequence[ResultRow] = ()
@@ -144,7 +144,7 @@ class Recording:
             self.ledger.intend(1, [_as_result(row) for row in rows])
 
     def end(self, rows: Sequence[Any], exit_status: int, made: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Record what such a command did; `made` is the argument of `Ledger.conclude`."""
+        """Record what such a command did; `made` is the parameter of `Ledger.conclude`."""
         self.rows, self.exit_status = [_as_result(row) for row in rows], exit_status
         if self.ledger is not None:
             self.ledger.conclude(1, self.rows, made)
@@ -165,7 +165,7 @@ def _as_result(row: Any) -> ResultRow:
 
 @dataclass(frozen=True)
 class Run:
-    """What a ledger records of a run from its beginning; `run_id` is that of `run_id_at`."""
+    """The facts about a run that a ledger records when it begins; `run_id` is the result of `run_id_at`."""
 
     command: str
     run_id: str
@@ -179,10 +179,10 @@ class Run:
 def recording(
     flags: LedgerFlags, engine: Engine, run: Run, *, on_note: Callable[[str], None], fs: FileSystem = LOCAL
 ) -> Iterator[Recording]:
-    """Open the ledger of one run and record it from its intent to its end; the locks of its log dirs must be held.
+    """Open the ledger of one run and record the run from its intent to its end; the locks of its log dirs must be held.
 
-    First concludes what earlier runs left open on these log dirs. Raises KeytailError if the ledger cannot be opened or
-    written: then nothing must be started.
+    First adds missing outcomes of earlier runs on these log dirs. Raises KeytailError if the ledger cannot be opened or
+    written; the run must then not start anything.
     """
     if flags.path is None:
         yield Recording()
@@ -214,8 +214,8 @@ def recording(
 
 
 def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: FileSystem) -> None:
-    """Repair what earlier runs left open. Failures are left to the next run: they do not keep this run from its
-    work."""
+    """Add the missing outcomes of earlier runs. A failure is only reported, and the next run retries: it must not
+    prevent this run."""
     from keytail.ledger.repair import repair  # noqa: PLC0415 (brings in the kernels)
     from keytail.run.ended import first_line  # noqa: PLC0415 (as the line above)
 
@@ -234,11 +234,11 @@ def versions() -> Mapping[str, str]:
 
 
 def given_settings(configuration: Configuration) -> dict[str, str]:
-    """Return the settings that were given, by source and name; those of topics as TOPIC:NAME. Only keys that keytail
+    """Return the settings that were given, by source and name (those of topics as TOPIC:NAME), for keys that keytail
     knows.
 
     Of the file of `--topic-configs` only the path is included: it may have settings of thousands of topics.
-    `--broker-version` is included.
+    `--broker-version` is also included.
     """
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}

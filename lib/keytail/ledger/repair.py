@@ -1,8 +1,8 @@
-"""Add missing outcomes to the ledger: those of bundles and runs that were killed, or whose outcomes could not be
+"""Adds missing outcomes to the ledger: those of bundles and runs that were killed, or whose outcomes could not be
 written.
 
-Called with the locks of the log dirs held, so a run with an intent there and no outcome is no longer running. Its
-result is read from the disk, and marked as such.
+The locks of the log dirs are held, so a run with an intent for these log dirs and no outcome is no longer running. Its
+result is determined from the disk, and the row names the run that did this.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Unfinished:
 
 
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
-    """Write outcomes for intents on these log dirs that have none; return how many. A path identifies a log dir only on
-    one host: intents of other hosts are ignored, unless the log dirs are `shared_storage`."""
+    """Write outcomes for intents on these log dirs that have none; return their number. A path identifies a log dir
+    only on one host: intents of other hosts are ignored, unless the log dirs are on `shared_storage`."""
     host = None if shared_storage else ledger.host
     if ledger.engine.session is not None:
         name_jobs(ledger.engine.session.sparkContext, "ledger: what earlier runs left open")
@@ -54,8 +54,8 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
     """Return what happened to a partition that a command intended to change, and the base offsets of its cleaned
     segments.
 
-    A cleaner's checkpoint moves after the last group of a round is durable: beyond the offset that the round began at,
-    it shows that all of a compaction was done. Nothing on the disk shows this for other commands.
+    The cleaner's checkpoint moves after the last group of a round is durable: if it is above the offset at which the
+    round began, the whole compaction was done. For other commands nothing on the disk shows this.
     """
     path = os.path.join(intended.log_dir, intended.name)
     try:
@@ -94,7 +94,7 @@ def _unfinished(row: Any) -> Unfinished:
 
 
 def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
-    """Conclude only runs whose log dirs are all among these: the locks prove nothing about others."""
+    """Add the outcomes of runs whose log dirs are all among these: the locks prove nothing about other log dirs."""
     open_runs = _without_outcome(ledger, "runs", ["run_id"], host)
     lost = [row for row in open_runs if row["run_id"] != ledger.run_id and set(row["log_dirs"] or ()) <= log_dirs]
     error = f"run {ledger.run_id} found that the run recorded no outcome"

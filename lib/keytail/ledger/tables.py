@@ -1,4 +1,4 @@
-"""The ledger's three Delta tables: their columns, and their rows as Arrow.
+"""Defines the columns of the ledger's three Delta tables, and converts rows to Arrow.
 
 Runs only append rows. `event` is `intent` for a row written before anything is done, and `outcome` for one written
 after everything is done; LEDGER.md beside this file describes how they are read together.
@@ -107,7 +107,7 @@ _OF_ROW = {field.name for field in fields(ResultRow)} & set(PARTITIONS)
 
 @dataclass(frozen=True)
 class Stamp:
-    """The fields common to all rows of a run: when, where and by which command. `at_ms` is the time of the row."""
+    """The fields that all rows of a run have: when, where and by which command. `at_ms` is the time of the row."""
 
     run_id: str
     host: str
@@ -129,7 +129,7 @@ def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: ResultRo
 def segment_fields(
     stamp: Stamp, bundle: int | None, row: ResultRow, contents: SegmentContents | None, **more: Any
 ) -> dict[str, Any]:
-    """Return the columns for one segment of the row's partition; `more` identifies it if its contents are not known."""
+    """Return the columns for one segment of the row's partition; `more` identifies it if its contents are unknown."""
     known = {field.name: getattr(contents, field.name) for field in fields(SegmentContents)} if contents else {}
     place = {"log_dir": row.log_dir, "topic": row.topic, "partition": row.partition}
     return {**stamp.fields(), "bundle": bundle, **place, **known, **more}

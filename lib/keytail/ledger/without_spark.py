@@ -1,6 +1,7 @@
-"""One of the ledger's tables as the deltalake package writes it, without a JVM: the same table as in on_spark.py.
+"""Writes one of the ledger's tables by the deltalake package, without a JVM: the same table as on_spark.py writes.
 
-Its threads keep the rights of the thread that first called it, so every call is made as the caller (acting_user.py).
+The package's threads keep the rights of the thread that first called it, so every call is made as the caller
+(acting_user.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# Delta's names of types, where Spark has another one.
+# Delta's names of types for which Spark has another name.
 _NAMES = {"bigint": "long", "int": "integer"}
 
 
@@ -30,7 +31,7 @@ class DeltalakeTable:
             mode="ignore",
             partition_by=["day"],
             configuration=dict(properties),
-            raise_if_key_not_exists=False,  # properties of keytail are none of Delta's
+            raise_if_key_not_exists=False,  # Delta does not know keytail's properties
         )
 
     def description(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
@@ -86,7 +87,7 @@ def _json_type(kind: str) -> Any:
 
 
 def _kind(found: Any) -> str:
-    """Return Spark's name for a type in Delta's JSON; that of a type which no ledger has may differ from it."""
+    """Return Spark's name for a type in Delta's JSON; right only for types that ledgers have."""
     if isinstance(found, str):
         return next((kind for kind, name in _NAMES.items() if name == found), found)
     if found["type"] == "array":

@@ -1,7 +1,7 @@
-"""Write the ledger of runs: three Delta tables that record what each run was about to do, and what it did.
+"""Writes the ledger of runs: three Delta tables that record what each run was about to do, and what it did.
 
-The ledger is a record, never an input to recovery: only the disk decides. Only the driver writes. LEDGER.md beside this
-file describes how the tables are read, and what a missing row means.
+The ledger is only a record: recovery depends on the disk alone. Only the driver writes. LEDGER.md beside this file
+describes how the tables are read, and what a missing row means.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class _Waiting:
 
 
 class LedgerTable:
-    """One table, as one run appends to it: by Spark if the run has a session, else by the deltalake package. Rows that
-    threads add during an append are written together by the next one.
+    """One table to which one run appends: by Spark if the run has a session, otherwise by the deltalake package. Rows
+    that threads add during an append are written together by the next one.
 
-    Appends are numbered, and Delta receives the number: if an append is retried although it succeeded in spite of an
-    error, it adds nothing.
+    Appends are numbered, and Delta is given the number: if an append that succeeded in spite of an error is retried, it
+    adds nothing.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
@@ -92,11 +92,11 @@ class LedgerTable:
         self._writing = threading.Lock()
 
     def ensure(self) -> None:
-        """Create the table if there is none, and add columns that an older keytail did not have. Raises UsageProblem if
-        it was created by a newer keytail, or is not a ledger's table.
+        """Create the table if it does not exist, and add columns that an older keytail did not have. Raises
+        UsageProblem if it was created by a newer keytail, or does not belong to a ledger.
 
-        Another run may create it at the same time, and Delta raises many different errors for a half-created table:
-        everything is retried.
+        Another run may create it at the same time. Delta raises many different errors for a table that is being
+        created, so all of them are retried.
         """
         with alone(self._folder):
             again(self._ensure, _is_of_delta)
@@ -130,7 +130,7 @@ class LedgerTable:
             )
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append rows; return when they are committed. Raises Delta's error if they cannot be."""
+        """Append rows; return when they are committed. Raises Delta's error if that fails."""
         own = _Waiting(list(rows))
         if not own.rows:
             return
@@ -182,7 +182,7 @@ class Ledger:
         self._tables = {name: LedgerTable(self.engine.session, self.path, name, self.run_id) for name in TABLES}
 
     def open(self) -> None:
-        """Create or update the tables. Raises KeytailError if that is impossible."""
+        """Create the tables, or add columns to them. Raises KeytailError if that is impossible."""
         try:
             for table in self._tables.values():
                 table.ensure()
@@ -219,7 +219,7 @@ class Ledger:
         partition's name. Rows that cannot be written are kept, and retried by `end`."""
         stamp = self._stamp()
         self._reported.update((row.log_dir, row.name) for row in rows)
-        # Segments first: an outcome implies that they are there too.
+        # Segments first: an outcome implies that the rows of its segments exist.
         self._append_or_keep("segments", self._segments(stamp, bundle, rows, made or {}, more))
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 

@@ -1,8 +1,8 @@
-"""Text checkpoints of log dirs and partitions: parsed as strictly as a broker does, and written atomically.
+"""Reads the text checkpoints of log dirs and partitions as strictly as a broker does, and replaces them atomically.
 
-A broker takes a whole log dir offline for a syntax error in one of these, so anything it would not read raises
-CorruptLog with the line number, and new contents are durable before they replace the file. The callers decide which
-offsets are right. If the lock of the log dir is lost, LockLost is raised and nothing is written.
+A broker takes a whole log dir offline for a syntax error in one of these files. Therefore a file that a broker could
+not read raises CorruptLog with the line number, and new contents are durable before they replace the file. The callers
+decide which offsets are right. If the lock of the log dir is lost, LockLost is raised and nothing is written.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from keytail.log.small_file import replace_file
 Offsets: TypeAlias = dict[tuple[str, int], int]
 
 _VERSION = 0
-# A topic's partition, as on nearly every line; other lines are parsed field by field.
+# Matches nearly every line of a file with offsets; other lines are parsed field by field.
 _PLAIN_ENTRY = re.compile(r"([a-zA-Z0-9._-]+) ([0-9]{1,9}) ([0-9]{1,18})")
-# Leader epochs, as in nearly every file: the count, then lines of an epoch and its start offset.
+# Matches nearly every file with leader epochs: the count, then lines of an epoch and its start offset.
 _PLAIN_EPOCHS = re.compile(rb"0\n([0-9]{1,9})\n((?:[0-9]{1,9} [0-9]{1,18}\n)*)")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _SPACE = re.compile(r"[ \t\n\x0b\f\r]+")
@@ -34,7 +34,7 @@ _MOST_DIGITS = 19  # of 2^63, without leading zeros
 
 @dataclass(eq=False)
 class _Change:
-    """The change of a file that one thread requests."""
+    """A change of a file, as requested by one thread."""
 
     entries: Mapping[tuple[str, int], int | None]
     hosted: Collection[tuple[str, int]] | None
@@ -43,7 +43,7 @@ class _Change:
 
 @dataclass
 class _Changing:
-    """One file: the lock for writing it, and the changes not yet written."""
+    """The lock for writing one file, and the changes that are not yet written."""
 
     writing: threading.Lock = field(default_factory=threading.Lock)
     waiting: list[_Change] = field(default_factory=list)
@@ -54,7 +54,7 @@ _changing: dict[str, _Changing] = {}
 
 
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
-    """Return offsets by (topic, partition). A missing or empty file has none; the last of duplicate entries counts."""
+    """Return the offsets in a file by (topic, partition); none if it is missing or empty. The last duplicate counts."""
     offsets: Offsets = {}
     for number, line in _lines(_read(fs, path), path):
         if plain := _PLAIN_ENTRY.fullmatch(line):
@@ -68,7 +68,7 @@ def read_offsets(fs: FileSystem, path: str) -> Offsets:
 
 
 def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
-    """Return leader epochs and their start offsets, in the file's order. A missing or empty file has none."""
+    """Return leader epochs and their start offsets, in the file's order; none if it is missing or empty."""
     data = _read(fs, path)
     if plain := _PLAIN_EPOCHS.fullmatch(data):
         numbers = list(map(int, plain[2].split()))
@@ -85,7 +85,7 @@ def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
 def write_offsets(
     fs: FileSystem, path: str, entries: Mapping[tuple[str, int], int], like: FileStat | None = None
 ) -> None:
-    """Replace the file by these entries: temporary file, fsync, rename, fsync of the directory.
+    """Replace the file durably (temporary file, fsync, rename, fsync of the directory) by one with these entries.
 
     Owner and mode are those of `like`, by default of the file that is replaced, or else of its directory.
     """
@@ -93,7 +93,7 @@ def write_offsets(
 
 
 def encode_offsets(entries: Mapping[tuple[str, int], int]) -> bytes:
-    """Return the contents of the file."""
+    """Return the contents of a file with these entries."""
     return _encode([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(entries.items())])
 
 
@@ -129,9 +129,9 @@ def update_offsets(
 
     Other entries are removed if their partition is not in `hosted` (None: none is removed). Durable on return.
 
-    Safe among threads of this process; the log dir's lock excludes other processes. Writing a file with many entries
-    takes long: changes from other threads wait meanwhile, and the first of these threads writes them all at once. If
-    a write fails, the error is raised in the thread that wrote, and the next thread retries.
+    May be called from several threads; the log dir's lock excludes other processes. Writing a file with many entries
+    takes long. Changes that other threads request meanwhile wait, and the first of these threads writes them all in one
+    step. If a write fails, the error is raised in the thread that wrote, and the next thread retries.
     """
     change = _Change(entries, hosted)
     file = _changing.setdefault(path, _Changing())
@@ -181,7 +181,7 @@ def _read(fs: FileSystem, path: str) -> bytes:
 
 
 def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of every entry, after all checks that Kafka makes, in its order, the count last."""
+    """Yield line number and text of every entry. Makes all checks that Kafka makes, in its order; the count is last."""
     try:
         lines = _LINE_END.split(data.decode("utf-8"))
     except UnicodeDecodeError as error:

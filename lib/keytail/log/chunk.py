@@ -63,7 +63,7 @@ class SegmentReader:
         return prefetched(chunks) if self.is_longer_than_a_chunk(log_bytes - start) else chunks
 
     def is_longer_than_a_chunk(self, n_bytes: int) -> bool:
-        """Whether prefetching pays off: starting a thread takes as long as a tenth of a chunk."""
+        """Return whether prefetching saves time: starting a thread takes as long as processing a tenth of a chunk."""
         return n_bytes > self._chunk_bytes
 
     def chunks_without_prefetch(
@@ -71,8 +71,8 @@ class SegmentReader:
     ) -> Generator[Chunk, None, None]:
         """Yield chunks of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
-        Raises CorruptLog at the first byte that is not a valid batch, and at an incomplete last batch; with
-        `torn_tail` it ends there instead (at the part of a log that a broker would truncate at its next startup).
+        Raises CorruptLog at the first byte that is not a valid batch, and at an incomplete last batch. With `torn_tail`
+        the chunks end there instead: a broker would truncate the rest of the log at its next startup.
         """
         if start >= log_bytes:
             return
@@ -178,7 +178,7 @@ def _complete_old(
 
 
 def check_ends_below(chunk: Chunk, next_base: int | None) -> None:
-    """Raise CorruptLog for a batch that reaches into the next segment, which begins at `next_base`."""
+    """Raise CorruptLog if a batch has offsets at or above `next_base`, where the next segment begins."""
     if next_base is None or int(chunk.table["last_offset"][-1]) < next_base:
         return
     row = chunk.table[int(np.searchsorted(chunk.table["last_offset"], next_base))]

@@ -1,4 +1,4 @@
-"""Summarizes the contents of one segment for reports, not for decisions.
+"""Summarizes the contents of one segment for reports; no decision depends on it.
 
 Reads the whole `.log` and checks it, as every reader of chunks does.
 """
@@ -24,12 +24,12 @@ from keytail.log.records.scan import RecordScanner
 
 @dataclass(frozen=True)
 class SegmentContents:
-    """The contents of one segment. `next_offset` follows its last batch; `records` counts those of producers,
-    `tombstones` those with a key and a null value; the timestamps are the smallest and the largest that a consumer
-    sees, None without records.
+    """The contents of one segment. `next_offset` follows its last batch; `records` counts the records of producers,
+    `tombstones` those with a key and a null value. The timestamps are the smallest and the largest that a consumer
+    sees; None if there are no records.
 
     `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is the digest of the `.log` file, in
-    hexadecimal. `index_status`: `good`, `missing`, or `bad` if entries decrease or point outside of the segment.
+    hexadecimal. `index_status` is `good`, `missing`, or `bad` if entries decrease or point outside of the segment.
     """
 
     base_offset: int
@@ -46,8 +46,8 @@ class SegmentContents:
 
 
 def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: SegmentReader) -> SegmentContents:
-    """Summarize the segment that begins at `base_offset`. Raises CorruptLog if its bytes are no valid log, OSError if
-    they cannot be read."""
+    """Summarize the segment that begins at `base_offset`. Raises CorruptLog if its bytes are not a valid log, OSError
+    if they cannot be read."""
     path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
     log_bytes = fs.stat(path).size_bytes
     digest, scanner = file_digest(), RecordScanner()
@@ -103,9 +103,9 @@ def _index_status(fs: FileSystem, partition_path: str, base_offset: int, next_of
     offsets, times = _before_zeros(offsets), _before_zeros(times)
     span = next_offset - base_offset
     good = (
-        _rises(offsets["relative_offset"], span)
-        and _rises(offsets["position"], log_bytes)
-        and _rises(times["relative_offset"], span, strictly=False)
+        _ascends(offsets["relative_offset"], span)
+        and _ascends(offsets["position"], log_bytes)
+        and _ascends(times["relative_offset"], span, strictly=False)
         and bool((np.diff(times["timestamp_ms"]) >= 0).all())
     )
     return "good" if good else "bad"
@@ -118,7 +118,7 @@ def _before_zeros(entries: np.ndarray) -> np.ndarray:
     return entries[: used[-1] + 1 if len(used) else 0]
 
 
-def _rises(column: np.ndarray, below: int, *, strictly: bool = True) -> bool:
+def _ascends(column: np.ndarray, below: int, *, strictly: bool = True) -> bool:
     if not len(column):
         return True
     steps = np.diff(column.astype(np.int64))

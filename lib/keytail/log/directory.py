@@ -1,6 +1,6 @@
 """Caches the names in a partition directory while segments are replaced: listed once, then updated with every change.
 
-Listing the directory for each replacement would take time that grows with the square of their number.
+If the directory were listed for each replacement, the time would grow with the square of the number of segments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNFINISHED = ("cleaned", "swap", "deleted")
 
 
 class Directory:
-    """One partition directory. All changes of names during replacements go through it, in one thread at a time.
+    """A partition directory and the names in it. During replacements all changes of names must use it, in one thread.
 
     Call `refresh` before each replacement and `keep` after it. Raises Refused for a segment file name that is not a
     regular file, and for one with which no broker starts. Do not use it any more after an error.
@@ -56,7 +56,7 @@ class Directory:
         return sorted(self._unfinished.values(), key=lambda file: file.name)
 
     def bases_between(self, first: int, last: int) -> tuple[int, ...]:
-        """Return the base offsets of the existing segments, `first` and `last` included."""
+        """Return the base offsets of the existing segments from `first` to `last`, both included."""
         return tuple(self._bases[bisect_left(self._bases, first) : bisect_right(self._bases, last)])
 
     def base_above(self, base: int) -> int | None:
@@ -78,7 +78,7 @@ class Directory:
         self._add(target)
 
     def copy(self, source: str, target: str) -> None:
-        """Replace `target` by a durable copy of a small file, with its mtime. The name is not durable yet."""
+        """Replace `target` by a copy of a small file, with its mtime. The contents are durable, the name is not yet."""
         origin = os.path.join(self.path, source)
         data, like = self.fs.read_bytes(origin, whole=True), self.fs.stat(origin)
         temporary = os.path.join(self.path, names.scratch_of(target, "copy", "0"))

@@ -1,8 +1,8 @@
 """Unlinks large files at once and frees their blocks and cached pages later, in a thread.
 
 An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of
-a second, in which the next group can be replaced; the names on disk, and the order of their changes, are the same.
-For small files a thread does not pay off.
+a second, during which the next group can be replaced. The names on disk, and the order in which they change, are the
+same. Small files are freed at once: a thread would not save time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LARGE_BYTES = 8 << 20  # takes about 2 ms to free
 
 
 class Freeing:
-    """A context manager for deferred freeing; all is freed when the block ends."""
+    """A context manager that defers the freeing of large files; all are freed when the block ends."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs

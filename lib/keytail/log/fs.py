@@ -3,7 +3,7 @@
 The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
 descriptor of its directory, without following links below a log dir (`files/paths.py`), and its last name is then used
 relative to that. Thus the owner of a log dir cannot redirect an operation of root to another place. New files and
-directories get the owner of their directory, and never a mode with more than read and write.
+directories get the owner of an existing one, and new files are never executable.
 
 Each operation except `file_system_type` passes through one of two private hooks, one for operations that change
 something and one for the others, so that a subclass can record it, stop before it, drop it or make it fail. Errors are
@@ -39,7 +39,7 @@ from keytail.log.files.paths import READABLE_DIRECTORY
 
 T = TypeVar("T")
 
-# Errors of `link`: the file system has no hard links, or no more for this file, or both names are on different ones.
+# Errors of `link`: no hard links on this file system, no more of them for this file, or names on two file systems.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 # Descriptions of the operations, for errors.
@@ -82,12 +82,12 @@ class FileSystem:
         return self._with_error_details(operation, arguments, action)
 
     def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook of operations that change nothing."""
+        """Hook of every operation that changes nothing; `action` performs it."""
         return self._with_error_details(operation, arguments, action)
 
     def _with_error_details(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Perform `action` and complete its error: the system's errors contain neither the operation nor the path of
-        a descriptor."""
+        """Perform `action`, and add the operation and the path to its error: the system's errors have neither the
+        operation nor the path of a descriptor."""
         try:
             return action()
         except OSError as error:
@@ -105,7 +105,7 @@ class FileSystem:
     # Reading
 
     def scan(self, path: str) -> list[DirEntry]:
-        """List a directory, unsorted; names that vanish meanwhile are omitted."""
+        """List a directory, unsorted, with attributes; files that are removed meanwhile are omitted."""
         return self._look("scan", (path,), lambda: of_directory(path, scan, READABLE_DIRECTORY))
 
     def scan_names(self, path: str) -> list[DirName]:
@@ -116,7 +116,8 @@ class FileSystem:
     def scan_sizes(self, path: str, suffix: str) -> Sizes:
         """List a directory, with size and modification time only for regular files that end with `suffix`.
 
-        A quarter of the cost of `scan` if most names have other suffixes. Names that vanish meanwhile are omitted.
+        Takes a quarter of the time of `scan` if most names have other suffixes. Files that are removed meanwhile are
+        omitted.
         """
         return self._look(
             "scan", (path,), lambda: of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
@@ -128,7 +129,7 @@ class FileSystem:
         return self._look("stat", (path,), lambda: existing.stat(path))
 
     def size(self, path: str) -> int:
-        """Return the size of a file in bytes, at half the cost of `stat`. Raises SymbolicLink for a link."""
+        """Return the size of a file in bytes, in half the time of `stat`. Raises SymbolicLink for a link."""
         return self._look("stat", (path,), lambda: existing.size(path))
 
     def exists(self, path: str) -> bool:
@@ -138,8 +139,8 @@ class FileSystem:
     def open_read(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor; never blocks on a FIFO.
 
-        Raises SymbolicLink or NotRegular for anything else, ForeignFile if root would read another user's file for
-        the owner of the directory.
+        Raises SymbolicLink or NotRegular for anything else, and ForeignFile if this process is root and the file does
+        not belong to the owner of its directory, which is another user.
         """
         return self._look("open_read", (path,), lambda: self._open_regular(path, existing.READ))
 
@@ -159,12 +160,13 @@ class FileSystem:
         )
 
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
-        """Fill `buffer` (bytes-like, writable) from byte `position`; returns fewer bytes only at the end of file."""
+        """Fill `buffer` (bytes-like, writable) from byte `position`; return the number of bytes, which is less than the
+        buffer's size only at the end of the file."""
         view = memoryview(buffer).cast("B")
         return self._look("read_into", (fd, view, position), lambda: self._read_into(fd, view, position))
 
     def read_at(self, path: str, position: int, length_bytes: int) -> bytes:
-        """Return up to `length_bytes` bytes from byte `position`; meant for a few bytes such as a header."""
+        """Return up to `length_bytes` bytes from byte `position`; for a few bytes, such as a header."""
         fd = self.open_read(path)
         try:
             buffer = bytearray(length_bytes)
@@ -185,11 +187,11 @@ class FileSystem:
             self.close(fd)
 
     def fd_stat(self, fd: int) -> FileStat:
-        """Like `stat` for an open descriptor, without extended attributes."""
+        """Return the attributes of an open file, without extended attributes."""
         return self._look("fd_stat", (fd,), lambda: file_stat(self._path_of.get(fd, ""), os.fstat(fd), ()))
 
     def fd_size(self, fd: int) -> int:
-        """Like `size` for an open descriptor."""
+        """Return the size of an open file in bytes."""
         return self._look("fd_stat", (fd,), lambda: os.fstat(fd).st_size)
 
     def close(self, fd: int) -> None:
@@ -207,8 +209,7 @@ class FileSystem:
         return bool(self._look("is_read_only", (path,), lambda: of_directory(path, os.statvfs)).f_flag & os.ST_RDONLY)
 
     def file_system_type(self, path: str) -> str:
-        """Return the kernel's name of the file system that contains `path` ("ext4", "nfs4"); "" if it does not report
-        it."""
+        """Return the kernel's name for the type of the file system of `path` ("ext4", "nfs4"), or "" if unknown."""
         device, mount_of_it = of_directory(path, lambda fd: (os.fstat(fd).st_dev, self._proc(f"fdinfo/{fd}")))
         number = f"{os.major(device)}:{os.minor(device)}"
         found = re.search(r"^mnt_id:\s*(\d+)$", mount_of_it, re.MULTILINE)
@@ -221,7 +222,7 @@ class FileSystem:
         return ""
 
     def _proc(self, name: str) -> str:
-        """Return a file of /proc/self; empty if it cannot be read."""
+        """Return the contents of a file of /proc/self; empty if it cannot be read."""
         try:
             return self.read_bytes(f"/proc/self/{name}").decode(errors="surrogateescape")
         except OSError:
@@ -233,15 +234,15 @@ class FileSystem:
         """Create a new empty file, open for appending. Raises FileExistsError if the name exists.
 
         The file gets owner, group, mode and access ACL (both without execute bits) and security label of `like`. Raises
-        Refused, with nothing left behind, if that is not permitted. In a user's directory, root gives a file only to
-        that user: if `like` belongs to another user, only its mode is used.
+        Refused, and leaves no file, if that is not permitted. In a user's directory, root gives a file only to that
+        user: if `like` belongs to another user, only its mode is used.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
 
     def mkdir(self, path: str, like: FileStat) -> None:
         """Create a directory with owner, group, mode, access ACL and security label of the directory `like`.
 
-        Raises Refused if something else took its name before it got its owner.
+        Raises Refused if that is not permitted, or if another process replaced the directory before it got its owner.
         """
         self._change("mkdir", (path,), lambda: in_directory(path, lambda at, name: new.mkdir(path, at, name, like)))
 
@@ -278,7 +279,7 @@ class FileSystem:
         self._change("fsync_dir", (path,), lambda: of_directory(path, os.fsync, READABLE_DIRECTORY))
 
     def rename(self, source: str, target: str) -> None:
-        """Rename atomically; replaces `target`."""
+        """Rename a file atomically; an existing `target` is replaced."""
         self._change("rename", (source, target), lambda: existing.rename(source, target))
 
     def link(self, source: str, target: str) -> None:
@@ -360,11 +361,11 @@ class FileSystem:
         return done
 
     def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:
-        """Make one system call, which may write less; without a position it appends."""
+        """Make one system call, which may write only a part of `view`; without a position it appends."""
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
     def _read_some(self, fd: int, view: memoryview, position: int) -> int:
-        """Make one system call, which may read less."""
+        """Make one system call, which may fill only a part of `view`."""
         return os.preadv(fd, [view], position)
 
 

@@ -1,4 +1,4 @@
-"""Keeps memory that a task frees, so that the buffers of one chunk serve for the next.
+"""Keeps the memory that a task frees in the process, so that the buffers of one chunk are reused for the next.
 
 The C library returns large blocks to the system as soon as they are freed, and each page of the next block causes a
 page fault, which takes longer than filling it.

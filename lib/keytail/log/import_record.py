@@ -1,4 +1,4 @@
-"""The record that an import writes to a partition's directory, from which later runs learn what was imported."""
+"""Encodes and parses the record that an import writes to a partition's directory for later runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Progress = Literal["begun", "done"]
 class ImportRecord:
     """The last import into a partition directory: the offsets [base_offset, end_offset).
 
-    `first_crc` is the checksum of the first batch. `progress` is "begun" before the commit, "done" after all of it.
+    `first_crc` is the checksum of the first batch. `progress` is "begun" before the commit, "done" when the import is
+    complete.
     """
 
     import_id: str
@@ -43,7 +44,7 @@ class ImportRecord:
 
 
 def parse_record(data: bytes) -> ImportRecord:
-    """Parse the output of `ImportRecord.encode`; ValueError for anything else."""
+    """Parse the output of `ImportRecord.encode`. Raises ValueError for anything else."""
     try:
         fields = parse_object(data)
         if fields["version"] != _VERSION or fields["progress"] not in ("begun", "done"):

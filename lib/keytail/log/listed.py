@@ -1,4 +1,4 @@
-"""Reads segments as they were listed, although a running broker cleans and removes them and appends to the last one."""
+"""Reads segments as they were listed, while a running broker may clean them, remove them and append to the last one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ T = TypeVar("T")
 _ATTEMPTS = 3
 
 
-def again_beside_a_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
-    """Return the result of `look`, which lists and then reads. If a broker may be running, retry on KeytailError or
-    OSError: segments may be rolled, cleaned or deleted between the two. Raises the error of the last attempt."""
+def retry_beside_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
+    """Return the result of `look`, which lists segments and then reads them. If a broker may be running, retry on
+    KeytailError or OSError, since it may roll, clean or delete segments between the two. Raises the error of the last
+    attempt."""
     for left in reversed(range(1 if clean_shutdown else _ATTEMPTS)):
         try:
             return look()
@@ -34,8 +35,8 @@ def again_beside_a_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
 def unchanged(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], *, is_last: bool = True
 ) -> Iterator[None]:
-    """Raise Refused if, before or after the block, segments are not the files that were listed: a running broker may
-    have cleaned or removed them. The active segment, which is the last one if `is_last`, may have grown."""
+    """Raise Refused before or after the block if a segment is not the file that was listed: a running broker may have
+    cleaned or removed it. The active segment, which is the last one if `is_last`, may have grown."""
     _refuse_changed(fs, partition_path, segments, is_last)
     try:
         yield
@@ -58,7 +59,7 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
             same = seen is not None and (seen.size_bytes, seen.mtime_ns) == (segment.log_bytes, segment.log_mtime_ns)
         if not same:
             raise Refused(
-                f"segment is not the file that was listed, on host {os.uname().nodename}",
+                f"the segment is not the file that was listed, on host {os.uname().nodename}",
                 path=path,
                 remedy="A running broker may have cleaned or removed it, or this host may have other files there. Run "
                 "again, or use a copy of the log dir",
@@ -67,10 +68,10 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
 
 
 def whole_bytes(fs: FileSystem, path: str, base_offset: int, end_offset: int) -> int:
-    """Return where the whole batches of the active segment end: a broker that writes, or has crashed, leaves an
-    incomplete one.
+    """Return the byte position where the complete batches of the active segment end: a broker that is writing, or that
+    crashed, may leave an incomplete one.
 
-    Raises CorruptLog if they end before `end_offset`, which they had reached when listed.
+    Raises CorruptLog if they end before `end_offset`, which existed when the segment was listed.
     """
     end = log_end(fs, path, base_offset)
     if end.next_offset < end_offset:

@@ -5,8 +5,9 @@ another descriptor of the file is closed. They protect against processes on the 
 hosts mount, the caller must prevent concurrent use. Where the system lacks them, `lockf` is used.
 
 A lock belongs to a file, not to its name: if the name is removed, the next process creates and locks another file. So
-keytail never removes the file, and `refuse_lost` compares the two before each change that a run commits. A broker
-does remove it: when it stops, it unlocks the file and then unlinks it, and between the two this process may lock it.
+keytail never removes the file, and before each change that a run commits, `refuse_lost` checks that the name still
+refers to the locked file. A broker does remove the name: when it stops, it unlocks the file and then unlinks it, and
+between the two this process may lock the file.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names
     `name` is that of the lock file: Kafka's, or keytail's own, by which only one run at a time prepares compactions in
     a log dir, beside its broker (compact/prepared/PREPARED.md).
 
-    The lock file is never removed, whoever created it: a starting broker that had it open would lock a file without a
-    name, while the next run locks a new one. A new lock file gets the owner of the log dir. If the process dies, the
-    lock is released.
+    The lock file is never removed, even if this call created it: a starting broker that had it open would lock a file
+    without a name, while the next run locks a new one. A new lock file gets the owner of the log dir. If the process
+    dies, the lock is released.
     """
     by_directory: dict[str, list[str]] = {}
     for log_dir in log_dirs:
@@ -88,14 +89,14 @@ def _holding(path: str) -> list[tuple[int, str]]:
 def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
     """Return whether any process, usually a broker, holds the lock now. Neither takes the lock nor creates the file.
 
-    Also True where this cannot be determined: no permission to open the file, or no support by the system.
+    Also returns True if this cannot be determined: no permission to open the file, or no support by the system.
     """
     return _is_locked(os.path.join(log_dir, names.LOCK), fs) is not False
 
 
 def can_detect_holder(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Return whether the system can report lock holders in this directory; creates nothing. True where there is no file
-    to test with."""
+    """Return whether the system can report whether files of this directory are locked. Creates nothing: if there is no
+    file to test with, returns True."""
     candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
     path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
     return path is None or _is_locked(path, fs) is not None
@@ -211,7 +212,7 @@ def _try_lock(fd: int) -> str | None:
 
 
 def _holder(fd: int, wanted: bytes) -> str:
-    """Describe the holder: Java locks by process, keytail by open file, and the kernel reports which of the two."""
+    """Describe the holder. The kernel reports a process for a lock of Java, and none for a lock of keytail."""
     if not hasattr(fcntl, "F_OFD_GETLK"):
         return "a running broker or another keytail run"
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))

@@ -1,6 +1,6 @@
 """Lists log dirs, reads their checkpoints, and checks them together as the log dirs of one broker.
 
-States that keytail does not process are returned as `problems`, sentences for a report; nothing is changed.
+For states that keytail does not process, the facts have `problems`: sentences for a report. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Named: TypeAlias = tuple[DirName, PartitionDir | None]
 def survey_log_dirs(fs: FileSystem, log_dirs: Sequence[str]) -> list[LogDirFacts]:
     """List log dirs, read their checkpoints and check them together as the log dirs of one broker.
 
-    Raises UsageProblem for a path that is no log dir.
+    Raises UsageProblem for a path that is not a log dir.
     """
     listings = [(path, _list_log_dir(fs, path)) for path in log_dirs]
     homes: Counter[tuple[str, int]] = Counter()
@@ -49,7 +49,7 @@ def survey_log_dirs(fs: FileSystem, log_dirs: Sequence[str]) -> list[LogDirFacts
 
 
 def hosted(log_dirs: Sequence[LogDirFacts]) -> set[tuple[str, int]]:
-    """The partitions in these log dirs, for `checkpoint.update_offset`."""
+    """Return the (topic, partition) of each partition in these log dirs, for `checkpoint.update_offset`."""
     return {(entry.topic, entry.partition) for facts in log_dirs for entry in facts.partitions}
 
 
@@ -88,7 +88,8 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[_Named]:
 
 
 def _is_partition(fs: FileSystem, path: str, entry: DirName, parsed: PartitionDir | None) -> bool:
-    """Check both name and contents, because names such as `gtk-2` are common elsewhere."""
+    """Return whether this is a partition directory, by its name and its contents: other directories may have such
+    names, for example `gtk-2`."""
     if not entry.is_dir or parsed is None or parsed.kind != "normal":
         return False
     return any(names.parse_file_name(file.name).kind != "other" for file in fs.scan(os.path.join(path, entry.name)))
@@ -150,5 +151,5 @@ def foreign_dirs(entries: Sequence[DirEntry]) -> list[str]:
 
 
 def _is_foreign(entry: DirEntry | DirName) -> bool:
-    """Whether an entry whose name is not a partition's keeps a broker from starting."""
+    """Return whether an entry whose name is not a partition's keeps a broker from starting."""
     return entry.is_dir and entry.name != names.REMOTE_INDEX_CACHE_DIR

@@ -1,4 +1,4 @@
-"""Finds the end of a log file by its batch headers, from the last one in its index. Reads no records."""
+"""Finds the end of a log file by reading batch headers, from the last one in its index on. Reads no records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ assert _INDEX_ENTRY.size == OFFSET_ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of the whole batches of a log file."""
+    """Where the whole batches of a log file end: offset and byte position."""
 
     next_offset: int
     end_position: int
@@ -34,9 +34,9 @@ class LogEnd:
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
     """Find the end of a log file by reading headers from its last index entry to the end of the file.
 
-    The index (by default the one of this log) only saves reading: if its entry does not point to a batch from which
-    the log reaches the entry's offset, headers are read from the start of the file. An incomplete last batch, or
-    bytes that are no batch, are reported as `tail_bytes`.
+    The index (by default the one of this log) only saves reading: if no batch begins at the position of its last entry,
+    or the batches from there on end below the entry's offset, headers are read from the start of the file. An
+    incomplete last batch, or bytes that are not a batch, are counted in `tail_bytes`.
     """
     if index_path is None:
         index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
@@ -54,7 +54,7 @@ def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | N
 
 
 def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
-    """Relative offset and position of the last entry; None without one."""
+    """Return relative offset and position of the last entry, or None if there is none."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
@@ -78,9 +78,9 @@ def _walk(
     *,
     entry_offset: int | None = None,
 ) -> LogEnd | None:
-    """Follow the headers from `position`. Return None if the first batch begins above the offset that the index entry
-    names, or all end below it: an entry may name the end of a later batch than the one at its position
-    (format/INDEX.md, 8)."""
+    """Follow the headers from `position` on. Return None if the first batch begins above the index entry's offset, or
+    all batches end below it. (The entry's offset may be that of a later batch than the one at its position:
+    format/INDEX.md, 8.)"""
     window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
     next_offset, first, last_position = base_offset, True, -1
     while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 @dataclass
 class Meter:
-    """Of one task; concurrent reads of several of its threads may be missed."""
+    """What one task has read. If several of its threads read at the same time, some bytes may not be counted."""
 
     read_bytes: int = 0
     phase: str = ""
 
 
-# A context variable (threads.py): what reads is far below the task, and readers of other tasks run beside it.
+# A context variable (threads.py), because code far below the task reads, and other tasks read at the same time.
 _meter: contextvars.ContextVar[Meter | None] = contextvars.ContextVar("meter", default=None)
 
 
 @contextmanager
 def metered() -> Iterator[Meter]:
-    """Yield the meter of what is read within the context, by this thread and threads that it starts."""
+    """Yield a meter for what this thread, and threads that it starts, read within the block."""
     before, meter = _meter.get(), Meter()
     _meter.set(meter)
     try:
@@ -33,7 +33,7 @@ def metered() -> Iterator[Meter]:
 
 @contextmanager
 def during(phase: str) -> Iterator[None]:
-    """Record the phase of the task, if its progress is shown."""
+    """Record that the task is in this phase during the block, if its progress is shown."""
     meter = _meter.get()
     if meter is None:
         yield

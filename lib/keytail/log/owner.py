@@ -28,11 +28,11 @@ class Owner(NamedTuple):
 
 
 def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[str] = ()) -> None:
-    """If started as root, make the whole process work as the user that owns `log_dirs`, and print this.
+    """If started as root, make the whole process work as the user that owns `log_dirs`, and print a message about it.
 
-    Nothing changes for other callers, or if root owns them. Some of `also_read`, directories that are only read, may
-    belong to root. Raises UsageProblem if one of `log_dirs` does not exist; other directories are left to the caller.
-    Raises Refused if there are several owners, or if the owner cannot read a directory.
+    Nothing changes for a process of another user, or if root owns the log dirs. `also_read` are directories that are
+    only read; some of them may belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if
+    there are several owners, or if the owner cannot read a directory.
     """
     if not acting_user.is_root():
         return
@@ -46,7 +46,7 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
 
 
 def _uid(fs: FileSystem, path: str) -> int | None:
-    """User id of the owner; None if the path does not exist."""
+    """Return the user id of the owner, or None if the path does not exist."""
     try:
         return fs.stat(path).uid
     except (FileNotFoundError, NotADirectoryError):
@@ -54,8 +54,7 @@ def _uid(fs: FileSystem, path: str) -> int | None:
 
 
 def _refuse_absent(path: str) -> NoReturn:
-    """Raise UsageProblem: the owner was unknown when it was determined, and the path may appear later as another
-    user's."""
+    """Raise UsageProblem for a log dir that does not exist, or whose owner has changed since it was determined."""
     raise UsageProblem(
         "no such log dir",
         path=path,
@@ -65,8 +64,8 @@ def _refuse_absent(path: str) -> NoReturn:
 
 
 def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """Do the same as `work_as_owner` for files that are read. The owner of the directory of each file counts, since
-    that user may have put a link there; in a directory of root, which others may share, the file's own owner counts."""
+    """Do the same as `work_as_owner` for files that are read. The owner of a file's directory counts, since that user
+    could put a link there; in a directory of root, which other users may share, the owner of the file counts."""
     if not acting_user.is_root():
         return
     found = [owner for path in paths for owner in _owner_of_file(fs, path)]
@@ -106,8 +105,8 @@ def _several(item: Owner, other: Owner) -> Refused:
 
 
 def _owner_of_dir(fs: FileSystem, path: str) -> Iterator[Owner]:
-    """Yield the owner; nothing if the directory does not exist. For a directory of root, yield the owners of the
-    partitions in it."""
+    """Yield the owner of a directory, if it exists. For a directory of root, yield the owners of the partitions in it.
+    """
     try:
         facts = fs.stat(path)
         owner = Owner(facts.uid, facts.gid, path)

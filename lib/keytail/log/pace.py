@@ -9,12 +9,13 @@ from typing import Any
 
 from keytail.log.fs import FileSystem
 
-# Idle time is not made up for: at most this much work is done at full speed.
+# After idle time, at most as many bytes as are allowed in this time are processed without a delay.
 _BURST_S = 0.1
 
 
 class Pace:
-    """A rate limit. Call `spend` after each piece of work, from any thread: it sleeps until the bytes are due."""
+    """A rate limit. Call `spend` after bytes were processed, from any thread: it sleeps as long as the limit requires.
+    """
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Pace:
 
 
 class PacedFileSystem(FileSystem):
-    """The real file system with a rate limit; reads from the page cache count like reads from disk."""
+    """The real file system with a rate limit for reading and writing; reads from the page cache count, too."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Collects the facts of a partition directory that planning needs, without reading log data: listing, sizes, last index
-entries. `log_dirs.py` lists the log dirs and reads their checkpoints.
+"""Collects the facts of a partition directory that planning needs: listing, sizes, last index entries. Of the logs only
+a few headers are read. `log_dirs.py` lists the log dirs and reads their checkpoints.
 
-States that keytail does not process are returned as `problems`, sentences for a report; nothing is changed.
+For states that keytail does not process, the facts have `problems`: sentences for a report. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ assert _TIME_INDEX_ENTRY.size == TIME_ENTRY.itemsize
 
 
 class SegmentFacts(NamedTuple):
-    """One segment as listed. The size of an index that does not exist is None. A NamedTuple because plans create
-    millions: a dataclass takes three times as long."""
+    """One segment as listed. The size of an index that does not exist is None. This is a NamedTuple because plans
+    create millions of them, and creating a dataclass takes three times as long."""
 
     base_offset: int
     log_bytes: int
@@ -47,7 +47,7 @@ class SegmentFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """The facts of a partition for planning. If it has `problems`, it must not be processed, and numbers may be 0."""
+    """The facts of a partition for planning. With `problems` it must not be processed, and numbers may be 0."""
 
     topic: str
     partition: int
@@ -103,7 +103,7 @@ class _Listing:
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
-    """Return the facts of one partition; anything that forbids processing it is in `problems`, never raised."""
+    """Return the facts of one partition. What forbids processing it is listed in `problems` and not raised."""
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)
@@ -127,8 +127,8 @@ def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) 
     """Do the same as `survey_partition` with a listing of the logs only: all index sizes are None, and a file's
     modification time stands for the timestamps in it.
 
-    Takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers to resolve;
-    `survey_partition` returns the details.
+    This takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers to
+    resolve; `survey_partition` then returns the details.
     """
     if entry.problems:
         return None
@@ -255,7 +255,7 @@ def _segment_facts(
 
 
 def last_time_entry(fs: FileSystem, path: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return timestamp in ms and relative offset of the last whole entry of a time index, or None."""
+    """Return the timestamp in ms and the relative offset of the last whole entry of a time index, or None."""
     count = size_bytes // _TIME_INDEX_ENTRY.size
     if count == 0:
         return None
@@ -275,7 +275,7 @@ def max_timestamp_ms(header: bytes) -> int:
 
 
 def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:
-    """Raise Refused if a segment is not the file that was planned with: this host sees other files, or something
+    """Raise Refused if a segment is not the file that was planned: this host sees other files, or another process
     writes to it."""
     facts = fs.stat(log_path) if fs.exists(log_path) else None
     if facts is None or (facts.size_bytes, facts.mtime_ns) != (log_bytes, log_mtime_ns):
@@ -291,8 +291,8 @@ def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: 
 
 
 def reasons_against_change(facts: PartitionFacts, remote_storage_enable: bool) -> list[ErrorText]:
-    """Return why records of the partition must be neither added nor removed, for rows; the reasons that the survey has
-    found (`facts.problems`) are others."""
+    """Return the reasons why records of the partition must be neither added nor removed, for rows; without those that
+    the survey found (`facts.problems`)."""
     reasons = []
     if remote_storage_enable:
         text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"

@@ -1,4 +1,4 @@
-"""The state of one producer as a broker keeps it, and how each of its batches changes it. Nothing is refused here.
+"""Computes the state of one producer, as a broker keeps it, after each of its batches. Nothing is refused here.
 
 Both replay (producers.py) and append (log/append/live_producers.py) follow these rules; they are described in
 format/SNAPSHOT.md, "Replay".
@@ -60,7 +60,7 @@ class Producer:
         )
 
     def entry(self, producer_id: int) -> ProducerEntry:
-        """Return its snapshot entry, which contains the latest batch only."""
+        """Return the producer's snapshot entry, which contains its latest batch only."""
         newest = self.newest
         return ProducerEntry(
             producer_id,
@@ -78,7 +78,7 @@ class Producer:
         return self.sent[-1] if self.sent else NOTHING_SENT
 
     def after_data(self, row: np.void, keep: int = 1) -> Producer:
-        """Return the state after a data batch, which may open a transaction. `sent` then has the latest `keep`
+        """Return the state after a data batch, which may open a transaction. `sent` then has at most the latest `keep`
         batches."""
         batch = SentBatch.of(row)
         opens = self.txn_first_offset < 0 and row["attributes"] & TRANSACTIONAL

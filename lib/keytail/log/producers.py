@@ -1,7 +1,7 @@
-"""The producers of a partition: the state that a broker keeps of each, and which transactions are not settled.
+"""Determines the states of a partition's producers, and which transactions are not settled.
 
-The state is that of the latest valid producer snapshot at or below the log end, with the batches after it replayed
-and idle producers removed, as a broker does when it loads the log (format/SNAPSHOT.md).
+The state is that of the latest valid producer snapshot at or below the log end, without expired producers, after a
+replay of the batches that follow, as when a broker loads the log (format/SNAPSHOT.md).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ProducerStates:
             self.states[producer_id] = producer
 
     def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
-        """First offset and producer id (-1 if it has ended) of the earliest transaction that is open or whose marker
-        is not below the high watermark."""
+        """Return the first offset and producer id (-1 if it has ended) of the earliest transaction that is open or
+        whose marker is not below the high watermark; None if there is none."""
         unsettled = [(s.txn_first_offset, i) for i, s in self.states.items() if s.txn_first_offset >= 0]
         unsettled += [(first, -1) for first, marker in self.completed if marker >= high_watermark]
         return min(unsettled, default=None)
@@ -84,7 +84,7 @@ def _rows_that_count(rows: np.ndarray) -> np.ndarray:
 def newest_snapshot(
     fs: FileSystem, partition_path: str, snapshots: Sequence[int], log_end_offset: int
 ) -> tuple[int, list[ProducerEntry]] | None:
-    """Return offset and entries of the latest snapshot at or below `log_end_offset` with a valid checksum, or None."""
+    """Return offset and entries of the latest valid snapshot at or below `log_end_offset`, or None."""
     for offset in sorted(snapshots, reverse=True):
         if offset <= log_end_offset:
             path = os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT))
@@ -97,7 +97,7 @@ def newest_snapshot(
 
 
 class Log(Protocol):
-    """What loading a log depends on: fields of PartitionFacts, and of tasks."""
+    """The fields of PartitionFacts, and of tasks, that loading a log depends on."""
 
     @property
     def segments(self) -> Sequence[SegmentFacts]: ...
@@ -125,7 +125,8 @@ def load_producers(
     now_ms: int,
 ) -> ProducerStates:
     """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, one is created
-    only if it is needed: allocating its buffers costs more than the rest if the latest snapshot is at the log end."""
+    only if it is needed: if the latest snapshot is at the log end, allocating its buffers would take longer than the
+    rest."""
     segments, log_end_offset = log.segments, log.log_end_offset
     found = newest_snapshot(fs, partition_path, log.snapshots, log_end_offset)
     if found is None and log.clean_shutdown:
@@ -134,8 +135,8 @@ def load_producers(
     producers = ProducerStates.of(not_idle(entries, expiration_ms=expiration_ms, now_ms=now_ms))
     for number, segment in enumerate(segments):
         is_last = number + 1 == len(segments)
-        is_behind = is_last or segments[number + 1].base_offset > start
-        if start < log_end_offset and is_behind and segment.base_offset < log_end_offset:
+        is_needed = is_last or segments[number + 1].base_offset > start
+        if start < log_end_offset and is_needed and segment.base_offset < log_end_offset:
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
             torn_tail = is_last and not log.clean_shutdown
             reader = reader or SegmentReader(fs)
@@ -182,8 +183,8 @@ def first_unstable(
 
 
 def _batch_at_or_after(reader: SegmentReader, facts: PartitionFacts, offset: int) -> int:
-    """Return the base offset of the first batch that does not end below `offset`, as a broker looks up an offset;
-    else `offset`."""
+    """Return the base offset of the first batch that does not end below `offset`, as a broker's look-up does; `offset`
+    if there is none."""
     for number, segment in enumerate(facts.segments):
         is_last = number + 1 == len(facts.segments)
         if is_last or facts.segments[number + 1].base_offset > offset:

@@ -16,21 +16,20 @@ _NEVER_IDLE_MS = 2**62  # producers without an open transaction have no effect o
 
 @dataclass(frozen=True)
 class Readable:
-    """Offsets below `end_offset` may be read; `notes` are sentences about the assumptions made, or what ends the
-    range."""
+    """Offsets below `end_offset` may be read; `notes` are sentences about assumptions, or about what ends the range."""
 
     end_offset: int
     notes: tuple[str, ...] = ()
 
 
 def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end: bool, now_ms: int) -> Readable:
-    """Return the end of the readable range: the high watermark that the broker has checkpointed, or with `log_end`
-    the log end; with `committed` at most the last stable offset, where the earliest open transaction begins (`now_ms`
-    serves to report its age).
+    """Return the end of the readable range: the high watermark in the broker's checkpoint, or with `log_end` the log
+    end; with `committed` at most the last stable offset, where the earliest open transaction begins (`now_ms` is used
+    to report its age).
 
     Raises Refused if there is no high watermark and `log_end` is not set, and if segments are being replaced or a
     replacement was interrupted: the listed segments may then not be the whole log. Raises CorruptLog if the log ends
-    with bytes that are no batch although the broker stopped cleanly, or before its high watermark.
+    before its high watermark, or if it ends with bytes that are not a batch although the broker stopped cleanly.
     """
     _refuse_half_replaced(facts)
     notes = []
@@ -53,8 +52,8 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     if not committed:
         return Readable(limit, tuple(notes))
     # Without a snapshot, a broker that stopped cleanly assumes that no transaction is open; the log may show one.
-    believed = replace(facts, clean_shutdown=facts.clean_shutdown and bool(facts.snapshots))
-    unstable = first_unstable(fs, believed, expiration_ms=_NEVER_IDLE_MS, now_ms=now_ms)
+    with_snapshot = replace(facts, clean_shutdown=facts.clean_shutdown and bool(facts.snapshots))
+    unstable = first_unstable(fs, with_snapshot, expiration_ms=_NEVER_IDLE_MS, now_ms=now_ms)
     if unstable is not None and unstable.offset < limit:
         limit = unstable.offset
         notes.append(f"up to offset {limit}: {unstable.why}")

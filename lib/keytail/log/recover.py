@@ -1,4 +1,4 @@
-"""Resolves an interrupted replacement of segments, by keytail or by a broker.
+"""Resolves a replacement of segments, by keytail or by a broker, that was interrupted.
 
 SWAP.md in this directory lists the states on disk and the result of each. The caller holds the locks.
 """
@@ -32,11 +32,11 @@ def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> 
     """Resolve the leftovers of an interrupted replacement by keytail or Kafka; return one sentence for each action
     taken.
 
-    Scratch files are removed, and so is every `.swap` that a `.cleaned` file makes void; every other `.swap` is
-    finished, then `.deleted` files are removed. If killed at any moment, it can be run again. Raises Refused or
-    CorruptLog, before anything is changed, where a broker would lose data or not start. The scratch files of all runs
-    are removed, except `keep`: call it before tasks write. Raises LockLost, with nothing changed, if this process no
-    longer holds the lock of the log dir.
+    Scratch files of all runs are removed, except `keep`, so call it before tasks write. Every `.swap` that a `.cleaned`
+    file makes void is removed; every other `.swap` gets its final name, then `.deleted` files are removed. If this
+    process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog, before anything is
+    changed, if a broker would lose data or not start; and LockLost, with nothing changed, if this process no longer
+    holds the lock of the log dir.
     """
     refuse_lost(fs, partition_path)
     files = named_files(fs, partition_path)
@@ -68,8 +68,8 @@ def remove_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str]
 
 
 def remove_lost_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str] = ()) -> int:
-    """As `remove_scratch`, for the files of tasks that were lost or stopped: if that fails, the next run removes them.
-    """
+    """Do the same as `remove_scratch` for tasks that were lost or stopped. Errors are suppressed: the next run removes
+    the files."""
     with contextlib.suppress(OSError, LockLost):
         return remove_scratch(fs, path, run_id, keep)
     return 0
@@ -97,8 +97,8 @@ def _is_log_swap(file: FileName) -> bool:
 
 
 def _void(files: list[FileName]) -> set[str]:
-    """Names of the `.swap` files at or above the lowest `.cleaned`: they belong to a replacement that was not
-    committed."""
+    """Return the names of the `.swap` files at or above the lowest `.cleaned`: they belong to a replacement that was
+    not committed."""
     cleaned = [file.base_offset for file in files if file.kind == "cleaned" and file.base_offset is not None]
     if not cleaned:
         return set()
@@ -131,8 +131,8 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
 
 
 def _refuse_half_renamed(path: str, live: set[int], deleted: set[int], before: _Left, base: int) -> None:
-    """Raise Refused where a broker was killed while it renamed, which it does in any order: an output may then look
-    like a source in a gap."""
+    """Raise Refused if a broker was killed while it renamed outputs, which it does in any order: an output with its
+    final name may then look like a source between two outputs."""
     first = before.bases[0]
     between = [log for log in live if before.end <= log < base]
     if between and first not in live and first not in deleted:
@@ -162,8 +162,8 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
-    """Durably remove void `.swap` files first: the `.cleaned` that makes them void must be removed after them. The
-    `.log.swap` files are the last of them: a broker before 3.0 removes other `.swap` files only together with those."""
+    """Remove void `.swap` files, durably, before the `.cleaned` file that makes them void. The `.log.swap` files are
+    removed after the other `.swap` files, which a broker before 3.0 removes only together with those."""
     done = []
     void = [file for file in files if file.name in _void(files)]
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
@@ -212,8 +212,8 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
-    """Rename index files whose log already has its final name. Without a log they are removed; they are removed too
-    where a broker before 3.0 has rebuilt the indexes, because they may not match the current log."""
+    """Rename `.swap` files of indexes whose log already has its final name, and of snapshots. Index files without a log
+    are removed, and so are those that a broker before 3.0 has rebuilt, because they may not match the current log."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}

@@ -1,7 +1,7 @@
 """Replaces a group's source segments by its finished outputs.
 
 At any instant a broker that starts, and `recover`, find either all sources or all outputs; SWAP.md in this directory
-lists the states on disk. The outputs are proven correct before this; the caller holds the locks.
+lists the states on disk. The caller holds the locks, and has proven that the outputs are correct.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutput:
-    """The segments that replace the sources of one group, both ascending.
+    """The segments that replace the sources of one group, both in ascending order.
 
     The first has the base of the first source; the bases of the others are above it and below the segment that
-    follows the last source. `snapshots` are the new producer snapshots: those above the previous log end.
+    follows the last source. `snapshots` are new producer snapshots, above the previous log end.
     """
 
     source_bases: tuple[int, ...]
@@ -70,11 +70,11 @@ def commit_group(
     unlink: Callable[[str], None] | None = None,
     directory: Directory | None = None,
 ) -> None:
-    """Replace the group's sources by its outputs. The unlink of the guard is the commit.
+    """Replace the group's sources by its outputs. Unlinking the guard (SWAP.md) is the commit.
 
-    Outputs are replaced together unless one begins where a source does: those before it are committed first, as a
-    group of their own. The scratch files must be durable and proven. Raises before anything is changed if the
-    directory or a scratch file is not as expected, or if the lock of the log dir is lost; a later OSError leaves a
+    All outputs are committed together, unless one begins where a source does: then those before it are committed
+    first. The scratch files must be durable and proven. Raises KeytailError or Refused, before anything is changed, if
+    the directory or a scratch file is not as expected, or if the lock of the log dir is lost; a later OSError leaves a
     state that `recover` resolves. `unlink` removes the `.deleted` files of sources; by default it is that of `fs`.
     For many groups of one partition pass the same `directory`: it is listed for the first one only.
     """
@@ -106,8 +106,8 @@ def parts(group: GroupOutput) -> list[GroupOutput]:
 def _commit_part(
     directory: Directory, group: GroupOutput, end: int, unlink: Callable[[str], None] | None
 ) -> None:
-    """Commit one part; `end` is the highest next offset of the outputs. The guard has the lowest base, so that it
-    makes all outputs void."""
+    """Commit one part of a group. `end` is the highest next offset of the outputs. The guard has the lowest base, so
+    that it makes all outputs void."""
     guard = names.guard_file(group.base_offset)
     source_log = os.path.join(directory.path, names.segment_file(group.base_offset, names.LOG))
     directory.make_empty(guard, directory.fs.stat(source_log))
@@ -130,14 +130,14 @@ def _commit_part(
 
 
 def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
-    """Check the preconditions before the guard is created: after that, a recovery is needed to undo the replacement.
+    """Check all preconditions, and return the next offset of each output by its base offset.
 
-    Returns the next offset of each output, by its base.
+    Called before the guard is created: from then on only a recovery can undo the replacement.
     """
     fs, path = directory.fs, directory.path
     directory.refresh()
     sources, outputs = group.source_bases, tuple(out.base_offset for out in group.segments)
-    # Beside its `.log.deleted`, an output that continues another would be taken for one that stands by itself.
+    # Beside a `.log.deleted` of its base, an output that continues another would look like the first of a set.
     pending = [
         file.name
         for file in directory.unfinished()

@@ -1,8 +1,8 @@
-"""Divides a partition's log into slices for many tasks: byte ranges of segments that begin at a batch, chosen by the
-offset indexes.
+"""Divides a partition's log into slices for many tasks: byte ranges of segments. The offset indexes provide the
+positions at which a batch, and a slice, begins.
 
-Each slice is read by itself, and together they are read exactly once: a slice ends where the next one begins, and
-reading it fails if its last batch does not end there.
+Every batch is read exactly once: a slice ends where the next one begins, and reading it fails if its last batch does
+not end there.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from keytail.log.records.table import RecordTable
 
 @dataclass(frozen=True)
 class LogSlice:
-    """Bytes `start` .. `stop` of a segment, of which the offsets from `from_offset` to below `end_offset` are wanted.
+    """Bytes `start` to before `stop` of a segment, of which the offsets `from_offset` to below `end_offset` are wanted.
 
-    `segment` is the file as it was listed; `is_last`: it is the active one. The data after the slice begins at offset
-    `next_offset` or above (None: there is none). `aborted` are all entries of transaction indexes (TXN_ENTRY, native)
-    that concern the slice, sorted by producer and first offset, or None if aborted data is treated as any other.
+    `segment` is the file as it was listed; with `is_last` it is the active one. The data after the slice begins at
+    offset `next_offset` or above (None: there is none). `aborted` are all entries of transaction indexes (TXN_ENTRY,
+    native byte order) that concern the slice, sorted by producer and first offset; None if aborted data is treated as
+    any other.
     """
 
     partition_path: str
@@ -81,20 +82,21 @@ def slices_of(
         if is_last:
             path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
             n_bytes = whole_bytes(fs, path, segment.base_offset, end_offset)
-        for start, stop, low, high in _cuts(fs, facts.path, segment, n_bytes, from_offset, end_offset, slice_bytes):
+        bounds_of = _slice_bounds(fs, facts.path, segment, n_bytes, from_offset, end_offset, slice_bytes)
+        for start, stop, low, high in bounds_of:
             if start < stop:
-                behind = next_base if high == _NO_OFFSET else high
-                upper = end_offset if behind is None else min(behind, end_offset)
+                next_offset = next_base if high == _NO_OFFSET else high
+                upper = end_offset if next_offset is None else min(next_offset, end_offset)
                 concerned = None if aborted is None else _concerning(aborted, max(low, from_offset), upper)
                 bounds = (start, stop, from_offset, end_offset)
-                slices.append(LogSlice(facts.path, segment, is_last, behind, *bounds, concerned))
+                slices.append(LogSlice(facts.path, segment, is_last, next_offset, *bounds, concerned))
     return slices
 
 
 _NO_OFFSET = 2**63 - 1
 
 
-def _cuts(
+def _slice_bounds(
     fs: FileSystem,
     partition_path: str,
     segment: SegmentFacts,
@@ -103,34 +105,35 @@ def _cuts(
     end_offset: int,
     slice_bytes: int,
 ) -> list[tuple[int, int, int, int]]:
-    """Return (first byte, byte after the last, lowest offset, offset above all) of slices of the first `n_bytes`."""
+    """Divide the first `n_bytes` of a segment; return (first byte, byte after the last, lowest offset, offset above
+    all) of each slice."""
     whole = [(0, n_bytes, segment.base_offset, _NO_OFFSET)]
     if n_bytes <= slice_bytes and from_offset <= segment.base_offset:
         return whole
     offsets, positions = _index(fs, partition_path, segment, n_bytes)
     first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
     # The entry with the first batch that ends at or above the end may cover offsets below it; the next one does not.
-    behind = int(np.searchsorted(offsets, end_offset)) + 1
-    cuts = [first] if first >= 0 else []
-    last = int(positions[behind]) if behind < len(positions) else n_bytes
+    end_slot = int(np.searchsorted(offsets, end_offset)) + 1
+    slots = [first] if first >= 0 else []
+    last = int(positions[end_slot]) if end_slot < len(positions) else n_bytes
     at = int(positions[first]) if first >= 0 else 0
     while last - at > slice_bytes + slice_bytes // 2:
         slot = int(np.searchsorted(positions, at + slice_bytes))
-        if slot >= min(behind, len(positions)):
+        if slot >= min(end_slot, len(positions)):
             break
-        cuts.append(slot)
+        slots.append(slot)
         at = int(positions[slot])
-    if behind < len(positions):
-        cuts.append(behind)
-    ends = _ends_of_batches(fs, partition_path, segment, offsets[cuts], positions[cuts])
+    if end_slot < len(positions):
+        slots.append(end_slot)
+    ends = _ends_of_batches(fs, partition_path, segment, offsets[slots], positions[slots])
     if ends is None:
         return whole
-    begins = [(int(positions[slot]), end) for slot, end in zip(cuts, ends, strict=True)]
+    begins = [(int(positions[slot]), end) for slot, end in zip(slots, ends, strict=True)]
     if first < 0:
         begins.insert(0, (0, segment.base_offset))
-    if behind >= len(positions):
+    if end_slot >= len(positions):
         begins.append((n_bytes, _NO_OFFSET))
-    # Offsets before a cut are below the last offset of the batch that begins there.
+    # Offsets before the start of a slice are below the last offset of its first batch.
     return [(a[0], b[0], begins[0][1] if i == 0 else begins[i - 1][1], b[1])
             for i, (a, b) in enumerate(pairwise(begins))]  # fmt: skip
 
@@ -138,8 +141,8 @@ def _cuts(
 def _index(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, n_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets and positions of the entries that ascend and are in the file, without the unused ones of a
-    presized file."""
+    """Return offsets and positions of the entries up to the first that does not ascend or points outside of the file,
+    such as the zeros of a preallocated file."""
     if not segment.index_bytes:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     data = fs.read_bytes(os.path.join(partition_path, names.segment_file(segment.base_offset, names.INDEX)))
@@ -155,8 +158,9 @@ def _index(
 def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
 ) -> list[int] | None:
-    """Return the last offset of the batch at each position, from the header there; None if one is no batch, or begins
-    above the offset of its entry, which may be that of a later batch (format/INDEX.md, 8)."""
+    """Return the last offset of the batch at each position, from the header there. Return None if no batch begins at
+    one of them, or one begins above the offset of its entry (which may be that of a later batch: format/INDEX.md, 8).
+    """
     found: list[int] = []
     if not len(offsets):
         return found
@@ -179,13 +183,13 @@ def _ends_of_batches(
 
 
 def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Return the entries with offsets in low .. high - 1, sorted by producer and first offset."""
+    """Return the entries with offsets from `low` to `high` - 1, sorted by producer and first offset."""
     found = aborted[(aborted["last_offset"] >= low) & (aborted["first_offset"] < high)]
     return found[np.lexsort((found["first_offset"], found["producer_id"]))]
 
 
 def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Chunk]:
-    """Yield chunks of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
+    """Yield the chunks of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
     damage, Refused if the file is not, or no longer, the one that was listed."""
     reader = SegmentReader(fs)
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
@@ -201,7 +205,7 @@ def _chunks(reader: SegmentReader, piece: LogSlice) -> Iterator[Chunk]:
 
 
 def _check_begins(chunk: Chunk, piece: LogSlice) -> None:
-    """Raise CorruptLog for a batch below its segment: the offset of a batch is not covered by a checksum."""
+    """Raise CorruptLog for a batch below its segment's base offset: no checksum covers the offset of a batch."""
     first = chunk.table[0]
     if first["base_offset"] < piece.segment.base_offset:
         raise CorruptLog(
@@ -216,9 +220,9 @@ def _check_begins(chunk: Chunk, piece: LogSlice) -> None:
 
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
-    """Yield the producers' records with wanted offsets, some thousands at a time; a table is valid until the next is
-    requested. Raises the same errors as `batches`, and CorruptLog if the transaction index lacks a transaction that
-    the log aborts."""
+    """Yield the wanted records of producers, some thousands at a time; a table is valid until the next is requested.
+    Raises the same errors as `batches`, and CorruptLog if the transaction index lacks a transaction that was aborted.
+    """
     reader, scanner = SegmentReader(fs), RecordScanner()
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         for chunk in _chunks(reader, piece):
@@ -241,8 +245,7 @@ def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
 
 
 def _aborted(chunk: Chunk, piece: LogSlice, entries: np.ndarray) -> np.ndarray:
-    """Return for each row (bool) whether it is data of a transaction that is aborted by the entries, which a consumer
-    skips."""
+    """Return for each row (bool) whether it is data of an aborted transaction of `entries`, which a consumer skips."""
     table = chunk.table
     out = np.zeros(len(table), np.uint8)
     special = (table["attributes"] & (CONTROL | TRANSACTIONAL)) != 0
@@ -257,8 +260,8 @@ def _aborted(chunk: Chunk, piece: LogSlice, entries: np.ndarray) -> np.ndarray:
 
 
 def _refuse_unlisted(chunk: Chunk, piece: LogSlice, entries: np.ndarray, aborted: np.ndarray) -> None:
-    """Raise CorruptLog if an ABORT marker ends data of this chunk that no entry covers: it would be read as
-    committed."""
+    """Raise CorruptLog if an ABORT marker ends a transaction with data in this chunk that no entry covers: the data
+    would be read as committed."""
     table = chunk.table
     is_control = (table["attributes"] & CONTROL) != 0
     is_abort = is_control & (table["control_type"] == ControlType.ABORT)

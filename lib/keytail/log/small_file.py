@@ -1,4 +1,4 @@
-"""Replaces a small file, such as a checkpoint, durably and at once."""
+"""Replaces a small file, such as a checkpoint, durably and atomically."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from keytail.log.lock import refuse_lost
 
 
 def replace_file(fs: FileSystem, path: str, data: bytes, like: FileStat) -> None:
-    """Write the file under a temporary name, then rename it over the old one, if any; each step is durable before the
-    next. Raises LockLost, with nothing changed, if this process no longer holds the lock of the log dir."""
+    """Write the file under a temporary name, then give it its name, replacing an existing file; each step is durable
+    before the next. Raises LockLost, with nothing changed, if this process no longer holds the lock of the log dir."""
     directory = os.path.dirname(path)
     refuse_lost(fs, directory)
     temporary = path + names.TEMPORARY

@@ -1,5 +1,5 @@
-"""The steps from committed `.swap` files to the final state, shared by replacement and recovery. SWAP.md in this
-directory has their order and the reasons."""
+"""Completes a replacement from committed `.swap` files on; shared by replacement and recovery. SWAP.md in this
+directory has the order of the steps and the reasons."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def finish(
 ) -> None:
     """Complete a replacement from committed `.log.swap` files on; `replaced` are the bases of the sources.
 
-    A recovery that knows only the outputs, a broker's or keytail's, retains sources at or above `end`. They must be
-    removed in order, one after the other: records that a later source deletes remain deleted only if the earlier
-    sources are already removed.
+    A recovery by a broker or by keytail knows only the outputs, and retains sources at or above `end`. These are
+    removed in ascending order, one by one: a tombstone in a later source must not be removed before the records that
+    it deletes.
     """
     bases = sorted({*outputs, *replaced})
     _set_sources_aside(directory, bases, outputs, end)
-    if _give_final_names(directory, outputs):
-        _void_swap_names(directory, outputs)
+    if _link_final_names(directory, outputs):
+        _remove_swap_names(directory, outputs)
     else:
         _rename_to_final_names(directory, outputs)
     for base in bases:
@@ -62,8 +62,8 @@ def _set_sources_aside(directory: Directory, bases: Sequence[int], outputs: Sequ
 
 
 def set_aside(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
-    """Rename files of a source to `.deleted`. If the `.deleted` file already exists, the live file is a final name
-    that an interrupted run gave to the output: it is removed."""
+    """Rename files of a source to `.deleted`. If the `.deleted` file already exists, an interrupted run has given the
+    live name to the output: that name is removed."""
     for suffix in suffixes:
         live = names.segment_file(base, suffix)
         if live + names.DELETED in directory and live in directory:
@@ -72,13 +72,13 @@ def set_aside(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
             directory.rename(live, live + names.DELETED)
 
 
-def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
+def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
     """Give each output its final names beside its `.swap` names, by hard links, durably. Return False, with nothing
     changed, on a file system without hard links.
 
     A broker that finds both removes the final names within the offset range of the outputs and renames the `.swap`
-    files. Files of an empty output, and snapshots, may be outside of that range: renaming one link over another does
-    nothing, so they are copied.
+    files. Files of an empty output, and snapshots, may be outside of that range. They are copied, because renaming one
+    link over another link to the same file has no effect.
     """
     given: list[str] = []
     for file in _swap_files(directory, outputs):
@@ -95,7 +95,7 @@ def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
                     raise
                 for name in given:
                     directory.unlink(name)
-                # Beside a `.log` with its final name they would be taken for indexes that a broker has rebuilt.
+                # Durably: beside a `.log` with its final name, recovery would treat them as rebuilt by a broker.
                 directory.fsync()
                 return False
         given.append(live)
@@ -103,9 +103,9 @@ def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
     return True
 
 
-def _void_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
-    """Remove the `.swap` names under a guard, the `.log.swap` names last: a broker before 3.0 removes other `.swap`
-    files only together with their `.log.swap`."""
+def _remove_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
+    """Create a guard, then remove the `.swap` names, the `.log.swap` names last: a broker before 3.0 removes other
+    `.swap` files only together with their `.log.swap`."""
     swaps = _swap_files(directory, outputs)
     log = names.segment_file(outputs[0], names.LOG)
     directory.make_empty(names.guard_file(outputs[0]), directory.stat(log))
@@ -121,12 +121,12 @@ def _void_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
 def _rename_to_final_names(directory: Directory, outputs: Sequence[int]) -> None:
     """Rename the `.swap` files where there are no hard links. A broker before 3.0 that starts between the renames
     leaves `.index.swap` files (SWAP.md)."""
-    # A broker deletes everything between the remaining `.log.swap` files: in ascending order, one after the other,
-    # the final files are always below them.
+    # In ascending order: a broker deletes everything between the remaining `.log.swap` files, so files with final names
+    # must always be below them.
     for base in outputs:
         _promote(directory, names.segment_file(base, names.LOG + names.SWAP))
         directory.fsync()
-    # The indexes after that: beside a `.log.swap`, an index with its final name counts as the source's.
+    # The indexes after the logs: beside a `.log.swap`, an index with its final name would be treated as the source's.
     for file in _swap_files(directory, outputs):
         _promote(directory, file.name)
 

@@ -1,8 +1,8 @@
 """Determines the transactions of a partition before anything is rewritten: aborted data and unneeded markers.
 
-One ordered pass over checked batch headers and control records feeds a tracker; its small result determines for any
-batch, in any order, whether it may be discarded (format/CLEANING.md, "Transactions"). Aborted transactions are taken
-from the `.txnindex` files unless the log contradicts them.
+A tracker follows checked batch headers and control records in log order. Its small result then determines for any
+batch, in any order, whether the batch may be discarded (format/CLEANING.md, "Transactions"). Aborted transactions are
+taken from the `.txnindex` files unless the log contradicts them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NATIVE_ENTRY = TXN_ENTRY.newbyteorder("=")
 
 
 class Contradiction(Exception):
-    """The log contradicts the entries of aborted transactions that it was followed with, first for the transaction
-    that ends at `offset`. It must be followed again, with `entries`."""
+    """The log contradicts the entries of aborted transactions that the tracker was given; the first wrong or missing
+    entry ends at `offset`. The log must be followed again, with `entries`."""
 
     def __init__(self, offset: int, entries: np.ndarray) -> None:
         super().__init__(offset)
@@ -80,15 +80,15 @@ class Transactions:
         return out.view(bool)
 
     def unneeded_markers(self, table: np.ndarray) -> np.ndarray:
-        """Return for each batch whether it is a control batch whose transaction has neither data left nor an entry to
-        keep."""
+        """Return for each batch (bool array) whether it is a control batch that is no longer needed: its transaction
+        has neither data in the log nor an entry to retain."""
         out = np.zeros(len(table), np.uint8)
         if len(self.marker_offsets):
             kernels.marker_flags(table, self.marker_offsets, self.marker_discard, out)
         return out.view(bool)
 
     def index_bytes(self, from_offset: int, to_offset: int) -> bytes:
-        """Return the `.txnindex` of a segment that contains the markers of [from_offset, to_offset)."""
+        """Return the `.txnindex` of a segment with the offsets [from_offset, to_offset)."""
         a, b = np.searchsorted(self.kept_offsets, [from_offset, to_offset])
         return encode_txn_index(self.entries[self.kept_entries[a:b]])
 
@@ -106,7 +106,7 @@ class TransactionTracker:
         self._cursor = np.array([0, 0, 0, kernels.NO_OFFSET], np.int64)
         self._markers: list[np.ndarray] = []
         self._aborts: list[np.ndarray] = []
-        self._places = _Places(np.concatenate([entries["first_offset"], entries["last_stable_offset"]]))
+        self._named_offsets = _NamedOffsets(np.concatenate([entries["first_offset"], entries["last_stable_offset"]]))
 
     def _numbers(self, producer_ids: np.ndarray) -> np.ndarray:
         distinct, inverse = np.unique(producer_ids, return_inverse=True)
@@ -121,7 +121,7 @@ class TransactionTracker:
         """Process the next batches of the log; return for each (bool) whether it is aborted data or an unneeded
         marker."""
         discard = np.zeros(len(table), np.uint8)
-        self._places.look_up(table)
+        self._named_offsets.record(table)
         special = (table["attributes"] & TRANSACTIONAL_OR_CONTROL) != 0
         if not special.any():
             return discard.view(bool)
@@ -171,7 +171,7 @@ class TransactionTracker:
             first = known["first_offset"]
             can_be = (marker[at] == known["last_offset"]) & (aborts[at, kernels.PRODUCER] == self._entry_producer)
             can_be &= (aborts[at, kernels.BEHIND] < first) & (first <= data[at])
-            can_be &= ~self._places.taken(first, known["producer_id"])
+            can_be &= ~self._named_offsets.are_occupied(first, known["producer_id"])
             which = np.flatnonzero(can_be)[::-1]
             entry_of[at[which]] = which  # the first of several
         is_known = entry_of >= 0
@@ -185,7 +185,7 @@ class TransactionTracker:
         stable = np.minimum(marker + 1, np.minimum.accumulate(later[::-1])[::-1])
         known_stable = known_of["last_stable_offset"]
         keeps = is_known & (known_stable >= 0) & (known_stable < stable)
-        keeps[keeps] = (known_stable[keeps] < self._log_start) | ~self._places.taken(known_stable[keeps])
+        keeps[keeps] = (known_stable[keeps] < self._log_start) | ~self._named_offsets.are_occupied(known_stable[keeps])
         right = np.zeros(len(aborts), NATIVE_ENTRY)
         producer_ids = np.fromiter(self._number_of, np.int64, len(self._number_of))
         right["producer_id"] = producer_ids[aborts[:, kernels.PRODUCER]]
@@ -194,16 +194,16 @@ class TransactionTracker:
         return sorted_entries(right[is_known | (data != kernels.NO_OFFSET)], self._log_start)
 
 
-class _Places:
-    """What is at the offsets that the transaction indexes name: a batch and its producer, or nothing any more."""
+class _NamedOffsets:
+    """What the log has at the offsets that the transaction indexes name: a batch of some producer, or nothing."""
 
     def __init__(self, offsets: np.ndarray) -> None:
         self._offsets = np.unique(offsets)
         self._is_taken = np.zeros(len(self._offsets), bool)
         self._begins = np.full(len(self._offsets), -1)  # producer id of the transactional data that begins there
 
-    def look_up(self, table: np.ndarray) -> None:
-        """Record the next batches of the log."""
+    def record(self, table: np.ndarray) -> None:
+        """Record the next batches of the log (BATCH_TABLE rows)."""
         if not len(table) or not len(self._offsets):
             return
         a = np.searchsorted(self._offsets, table["base_offset"][0])
@@ -217,7 +217,7 @@ class _Places:
         begins = is_data & (rows["base_offset"] == offsets)
         self._begins[a:b] = np.where(begins, rows["producer_id"], self._begins[a:b])
 
-    def taken(self, offsets: np.ndarray, producer_ids: np.ndarray | None = None) -> np.ndarray:
+    def are_occupied(self, offsets: np.ndarray, producer_ids: np.ndarray | None = None) -> np.ndarray:
         """Return for each given offset whether it is inside a batch, except where transactional data of its producer
         begins."""
         at = np.searchsorted(self._offsets, offsets)

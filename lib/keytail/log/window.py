@@ -1,4 +1,4 @@
-"""A window that moves over a file, in reused buffers, for readers that walk batches of any size.
+"""Reads a file through a window that moves over it, in reused buffers, for readers of batches of any size.
 
 Its size is limited by the file, never by the size that a batch declares. While a window is processed, a thread reads
 the bytes after it. The caller interprets the bytes.
@@ -63,7 +63,7 @@ class Window:
         return view
 
     def advance(self, used: int, wanted_bytes: int) -> None:
-        """Drop the first `used` bytes and read on, to at least `wanted_bytes` or the end."""
+        """Move the window by `used` bytes, and fill it with at least `wanted_bytes`, or up to the end of the file."""
         rest = self._buffer[self._begin + used : self._begin + self.filled]
         self.position += used
         wanted_bytes = min(wanted_bytes, self.size_bytes - self.position)
@@ -103,19 +103,19 @@ class Window:
         self._buffer, self._begin, self.filled = buffer, _HEADROOM_BYTES, filled
 
     def _prefetch_next(self) -> None:
-        behind = self.position + self.filled
-        if behind >= self.size_bytes:
+        next_position = self.position + self.filled
+        if next_position >= self.size_bytes:
             return
         if len(self._prefetched) < _HEADROOM_BYTES + self._window_bytes:
             self._prefetched = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
         if self._reader is None:
             self._reader = Threads(1, "read-ahead")
-        self._coming_at, self._coming_bytes = behind, min(self._window_bytes, self.size_bytes - behind)
+        self._coming_at, self._coming_bytes = next_position, min(self._window_bytes, self.size_bytes - next_position)
         room = self._prefetched[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
-        self._coming = self._reader.submit(self._fs.read_into, self._fd, room, behind)
+        self._coming = self._reader.submit(self._fs.read_into, self._fd, room, next_position)
 
     def _raise_shorter(self, position: int) -> None:
-        """`position`: where the bytes of the file end now."""
+        """Raise KeytailError; `position` is where the file ends now."""
         raise KeytailError(
             "the file became shorter while it was read",
             path=self.path,

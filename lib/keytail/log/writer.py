@@ -28,7 +28,7 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an output: `segment_bytes`, and `index_bytes` for each index."""
+    """The limits of an output's size: `segment_bytes` for the log, `index_bytes` for each index."""
 
     segment_bytes: int
     index_bytes: int
@@ -54,7 +54,7 @@ class Mark:
 
 
 class SegmentWriter:
-    """One new segment: `append` batches in order, then `seal` it."""
+    """Writes one new segment: `append` batches in order, then `seal` it."""
 
     def __init__(
         self, fs: FileSystem, path_of: Callable[[str], str], base_offset: int, like: FileStat, limits: Limits
@@ -78,7 +78,7 @@ class SegmentWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """Size of all its files if it were sealed now."""
+        """The size of all files of the segment if it were sealed now."""
         return self.size_bytes + self._indexer.size_bytes
 
     def _create(self, suffix: str) -> int:
@@ -119,12 +119,12 @@ class SegmentWriter:
     def mark(self) -> Mark:
         return Mark(self.size_bytes, self.records, self._digest.copy(), self._indexer.mark())
 
-    def take_back(self, mark: Mark) -> None:
+    def reset_to(self, mark: Mark) -> None:
         """Remove everything appended since `mark`."""
         self._fs.truncate(self._fd, mark.size_bytes)
         self.size_bytes, self.records = mark.size_bytes, mark.records
         self._digest = mark.digest
-        self._indexer.take_back(mark.index)
+        self._indexer.reset_to(mark.index)
 
     def seal(self, mtime_ms: int, txn_index: bytes) -> OutputSegment:
         """Write the indexes, set all modification times to `mtime_ms` and make everything durable.
@@ -160,13 +160,13 @@ class SegmentWriter:
 
 
 class OutputWriter:
-    """All outputs of one partition and attempt, written from sources in ascending order.
+    """Writes all outputs of one partition and attempt, from sources in ascending order.
 
-    Call `start_output` where an output must begin, `start_source` where the batches of the next source begin, and
-    `append`; at the end `finish` or `discard`. `txn_index(from, to)` returns the transaction index of an output with
-    the offsets [from, to). `splits` counts the outputs that had to end inside a source. The sources are in
-    `partition_path`; the outputs are too, unless `scratch_path` is given. New files get the attributes that `like_of`
-    returns for the paths of sources.
+    Call `start_output` with the first source of an output, `start_source` with each further one, and `append` with the
+    batches of the last started source; at the end `finish` or `discard`. `txn_index(from, to)` returns the transaction
+    index of an output with the offsets [from, to). `splits` counts the outputs that had to end inside a source. The
+    sources are in `partition_path`; the outputs are too, unless `scratch_path` is given. New files get the attributes
+    that `like_of` returns for the paths of sources.
     """
 
     def __init__(
@@ -202,22 +202,22 @@ class OutputWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """Size of all files if everything were closed now."""
+        """The size of all files if everything were closed now."""
         return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
 
     @property
     def current_bytes(self) -> int:
-        """Size of the `.log` of the current output."""
+        """The size of the `.log` of the current output."""
         return self._current.size_bytes if self._current else 0
 
     @property
     def complete_groups(self) -> int:
-        """Number of groups to which nothing will be added."""
+        """The number of groups to which nothing will be added."""
         return len(self._groups) - self._shares_source
 
     @property
     def current_sources(self) -> tuple[int, ...]:
-        """Base offsets of the sources of the current output; empty as long as it has no bytes."""
+        """The base offsets of the sources of the current output; empty as long as it has no bytes."""
         if self._current is None or not self._current.size_bytes:
             return ()
         return tuple(source.base_offset for source in self._sources)
@@ -234,7 +234,7 @@ class OutputWriter:
         return SegmentWriter(self._fs, self._path_of(base_offset), base_offset, like, self._limits)
 
     def start_output(self, source: Source) -> None:
-        """Close the current output, if any; the new one has the base of `source`, which is also started."""
+        """Start `source`, and with it a new output with its base offset; the current output, if any, is closed."""
         self._close(source.base_offset)
         self._begin_group()
         self._current = self._open(source.base_offset, source.base_offset)
@@ -242,7 +242,7 @@ class OutputWriter:
         self._mark = None
 
     def start_source(self, source: Source) -> None:
-        """Take the following batches as those of `source`."""
+        """Treat the batches appended from now on as those of `source`."""
         assert self._current is not None
         self._mark = self._current.mark()
         self._sources.append(source)
@@ -255,8 +255,8 @@ class OutputWriter:
             data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
             table = table[taken:]
             if len(table):
-                # If the sources before this one gave no bytes, split at this source only if none of it fits, which
-                # leaves an output of 0 bytes: a split inside it would leave empty sources between two outputs
+                # If no bytes came from the sources before this one, a split at it leaves an output of 0 bytes. That is
+                # done only if none of this source fits: a split inside it would then leave sources between two outputs
                 # (SWAP.md, state 56).
                 if self._mark is not None and (self._mark.size_bytes or not self._current.size_bytes):
                     self._split_at_source()
@@ -273,7 +273,7 @@ class OutputWriter:
         for chunk in reader.chunks(old.log_path, old.size_bytes, start=mark.size_bytes):
             taken = new.append(chunk.raw, chunk.table)
             assert taken == len(chunk.table), "a part of an output fits where the whole did"
-        old.take_back(mark)
+        old.reset_to(mark)
         self._sources.pop()
         self._close(source.base_offset)
         self._begin_group()
@@ -331,14 +331,14 @@ class OutputWriter:
         self._current = None
 
     def finish(self, end_offset: int) -> tuple[GroupOutput, ...]:
-        """Make all output durable. Return one `GroupOutput` for each call of `commit_group`, in ascending order of
-        offset."""
+        """Make all outputs durable. Return a `GroupOutput` for each group, to be given to `commit_group` in this
+        ascending order."""
         self._close(end_offset)
         return tuple(GroupOutput(tuple(bases), tuple(segments)) for bases, segments in self._groups)
 
     def discard(self) -> None:
-        """Remove every created file as far as possible; errors are suppressed, since the cause of the discard is
-        reported."""
+        """Remove every created file as far as possible. Errors are suppressed: the error that led to this call is the
+        one to report."""
         for writer in (self._current, self._coming):
             if writer is not None:
                 writer.abandon()
@@ -351,8 +351,8 @@ class OutputWriter:
 
 
 def make_empty_segment(fs: FileSystem, partition_path: str, base_offset: int, like: FileStat) -> None:
-    """Create an empty segment as a broker does when it rolls, durably, the `.log` last: a broker that starts removes
-    index files without a log."""
+    """Create an empty segment, durably, as a broker does when it rolls. The `.log` is created last, because a broker
+    that starts removes index files without a log."""
     for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
         for suffix in suffixes:
             path = os.path.join(partition_path, names.segment_file(base_offset, suffix))

@@ -1,6 +1,6 @@
 """Finds an offset or a time in the chosen partitions, and shows how a broker finds it.
 
-Takes no lock, changes nothing and starts no Spark; works beside a live broker.
+Takes no lock, changes nothing and does not use Spark; a broker may be running.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from keytail.cli.options import parse_time
 from keytail.cli.selection import choose
 from keytail.errors import ErrorText, KeytailError, UsageProblem
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.listed import again_beside_a_broker
+from keytail.log.listed import retry_beside_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.lookup.command import LookupRow, Request
 from keytail.lookup.steps import Lookup, lookup_offset, lookup_time
@@ -61,7 +61,7 @@ def _look(
         return _row(facts, result, explain)
 
     try:
-        return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
+        return retry_beside_broker(look, clean_shutdown=log_dir.clean_shutdown)
     except (KeytailError, OSError) as problem:
         status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
         return LookupRow(entry.topic, entry.partition, entry.log_dir, status, ErrorText(problem))

@@ -1,4 +1,4 @@
-"""The steps of a lookup in a partition: which segment, which entries of its indexes, which batches and record.
+"""Implements the steps of a lookup in a partition: in its segments, their indexes, batches and records.
 
 Each step reports what it did, with its numbers. steps.py beside this file decides which steps to take; the rules are
 those of format/INDEX.md.
@@ -31,7 +31,7 @@ _CHUNK_BYTES = 256 << 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 class _WrongEntry(Exception):
-    """The batch of an offset index entry is not at the entry's position."""
+    """Raised if the batch of an offset index entry does not begin at the entry's position."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FoundRecord:
     leader_epoch: int
     key: bytes | None
     value: bytes | None
-    control: str  # "" for a record of a producer, else the type of control record: COMMIT, ABORT, ...
+    control: str  # the type of a control record, such as COMMIT or ABORT; empty for a record of a producer
     segment: int  # base offset of the segment
     byte_position: int  # of the batch in its file
     batch_bytes: int
@@ -56,9 +56,10 @@ class FoundRecord:
 class Search:
     """One search: its readers, and the steps that it reports.
 
-    `trusts_indexes`: search as a broker that starts on the files as they are; else as if invalid indexes were rebuilt.
-    """
+    `trusts_indexes`: search as a broker that starts on the files as they are; otherwise as if invalid indexes had been
+    rebuilt.
 
+    """
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
         self.facts = facts
         self.indexes = SegmentIndexes(fs, facts, trusts_indexes=trusts_indexes)
@@ -93,7 +94,7 @@ class Search:
         return largest_ms, source
 
     def time_floor(self, number: int, timestamp_ms: int) -> TimeEntry:
-        """Return the last time index entry not above a time, or the begin of the segment."""
+        """Return the last time index entry at or before a time, or the start of the segment."""
         base = self.facts.segments[number].base_offset
         name = self.indexes.file(number, names.TIME_INDEX)
         index = self.indexes.valid_time_index(number)
@@ -114,7 +115,7 @@ class Search:
         return at
 
     def offset_floor(self, number: int, offset: int) -> OffsetEntry:
-        """Return the last offset index entry not above an offset, or the begin of the segment."""
+        """Return the last offset index entry not above an offset, or the start of the segment."""
         name = self.indexes.file(number, names.INDEX)
         if self.indexes.is_rebuilt(number):
             self.add_step(f"{name} is missing: the segment is read from byte 0.")
@@ -123,7 +124,7 @@ class Search:
             if index.used < len(index):
                 self.indexes.note(
                     f"{name} has zeros after its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
-                    "broker uses it and reads the segment from its start: this is slower, with the same answer"
+                    "broker uses it and reads the segment from its start: this is slower, with the same result"
                 )
                 self.add_step(f"{name} is not used, since it was not trimmed: the segment is read from byte 0.")
                 return self._begin(number)
@@ -225,10 +226,10 @@ class Search:
         return None
 
     def _chunks(self, number: int, floor: OffsetEntry) -> Iterator[Chunk]:
-        """Yield the chunks of a segment from `floor` on; _WrongEntry unless a batch begins there, at or below its
-        offset.
+        """Yield the chunks of a segment from the index entry `floor` on. Raises _WrongEntry unless a batch begins at
+        its position, at or below its offset.
 
-        The offset of the entry may be the end of a later batch (format/INDEX.md, 8).
+        The entry's offset may be the end of a later batch (format/INDEX.md, 8).
         """
         segment = self.facts.segments[number]
         path = os.path.join(self.facts.path, self.indexes.file(number, names.LOG))
@@ -275,7 +276,7 @@ class Search:
 
 
 def spell_time(timestamp_ms: int) -> str:
-    """Return `1700000000000 (2023-11-14T22:13:20.000Z)`; without a date for a negative or too large timestamp."""
+    """Return for example `1700000000000 (2023-11-14T22:13:20.000Z)`; no date for a negative or too large timestamp."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

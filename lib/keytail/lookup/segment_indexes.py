@@ -1,4 +1,4 @@
-"""Decides which indexes of a partition's segments are usable, and what a broker does with the others.
+"""Decides which indexes of a partition's segments are usable, and notes what a broker does with the others.
 
 The decision is based on listings, sizes and the indexes themselves; wrong entries are detected when the log is read.
 The rules are those of format/INDEX.md, "What a broker does with missing or bad index files".
@@ -23,7 +23,7 @@ IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
 class SegmentIndexes:
     """The indexes of a partition, segments by number from 0, and `notes` on problems with those that were used.
 
-    `trusts_indexes`: use them as a broker that starts on the files as they are; else as if invalid ones were rebuilt.
+    `trusts_indexes`: use them like a broker that starts on the files as they are; otherwise invalid ones are not used.
     """
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
@@ -42,8 +42,8 @@ class SegmentIndexes:
         return names.segment_file(self.facts.segments[number].base_offset, suffix)
 
     def is_written(self, number: int) -> bool:
-        """Return whether a broker may be writing to the segment, or crashed while it did: zeros follow its index
-        entries."""
+        """Return whether a broker may be writing to the segment, or crashed while writing: zeros may then follow its
+        index entries."""
         return number == len(self.facts.segments) - 1 and not self.facts.clean_shutdown
 
     def is_rebuilt(self, number: int) -> bool:
@@ -57,8 +57,8 @@ class SegmentIndexes:
         return segment.index_bytes is None
 
     def is_readable(self, number: int) -> bool:
-        """Return whether the time index of a closed segment is usable, by its listing; otherwise the segment must be
-        read."""
+        """Return whether, by its size and last entry, the time index of a closed segment is usable; otherwise the
+        segment must be read."""
         if self.is_rebuilt(number):
             return False
         problem = _time_index_problem(self.facts.segments[number])
@@ -103,7 +103,8 @@ class SegmentIndexes:
 
 
 def _time_index_problem(segment: SegmentFacts) -> str:
-    """Return what is wrong with the time index of a closed segment, by its size and last entry only; "" if nothing."""
+    """Return what is wrong with the time index of a closed segment, by its size and last entry only; empty if nothing.
+    """
     if segment.time_index_bytes is None:
         return "is missing" if segment.log_bytes > 0 else ""
     entries = segment.time_index_bytes // TIME_ENTRY.itemsize

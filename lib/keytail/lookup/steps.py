@@ -1,8 +1,8 @@
 """Finds an offset or a time in a partition as a broker does, and reports every step with its numbers.
 
 The rules are those of format/INDEX.md, "Look-ups". If an index is missing or full of zeros, its segment is read
-instead, as if the index had been rebuilt; if a broker that starts on these files would answer differently, the result
-reports that. Reads only.
+instead, as if the index had been rebuilt. If a broker that starts on these files would find something else, the result
+reports that.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MOST_NAMED = 3
 class Lookup:
     """The result of a lookup, and how it was found.
 
-    `reason`: why there is no record, or not the requested one; `notes`: problems of the files, and what a broker
-    answers on them; `steps`: sentences in the order of the search.
+    `reason`: why there is no record, or not the requested one; `notes`: problems of the files, and what a broker that
+    starts on them returns; `steps`: sentences in the order of the search.
     """
 
     status: Status
@@ -36,7 +36,7 @@ class Lookup:
 
 
 def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
-    """Find the first record at or after `offset`, as a fetch from there does. Raises CorruptLog if damage is met."""
+    """Find the first record at or after `offset`, as a fetch from there does. Raises CorruptLog if it reads damage."""
     search = Search(fs, facts)
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
@@ -64,7 +64,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
     """Find the first record at or after a time (0 or more), or none, as `offsetsForTimes` does.
 
-    The segment is chosen by the largest timestamps that the time indexes state. Raises CorruptLog if damage is met.
+    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog if it reads damage.
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)
@@ -121,6 +121,6 @@ def _answer(search: Search, status: Status, reason: str, record: FoundRecord | N
 
 
 def _some(passed: list[str]) -> str:
-    """Return the last _MOST_NAMED of the passed segments; the earlier ones are similar."""
+    """Return the texts of the last _MOST_NAMED passed segments, and how many more there are."""
     left_out = f"{len(passed) - _MOST_NAMED} more, then " if len(passed) > _MOST_NAMED else ""
     return left_out + "; ".join(passed[-_MOST_NAMED:])

@@ -174,7 +174,7 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
     """Append the pass over the next slice. Its entries are valid from the point where the chain of entries that starts
     at the segment's first batch meets them: at once, if the index used for slicing is what a recovery would write."""
-    if whole.indexer.next_earns_an_entry:
+    if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)
     else:
         for chunk in _chunks(fs, task, part.slice.start, part.end):

@@ -1,5 +1,5 @@
-"""Charts of bars and lines as SVG. Their colours are variables of the page's style, so that they follow the reader's
-light or dark mode.
+"""Draws charts of bars and lines as SVG. Their colours are variables of the page's style, so that they follow the
+reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-WIDTH = 317  # in units of the SVG, in which text is 10 high; the page scales it to its own width
+WIDTH = 317  # in units of the SVG, in which text is 10 high; the page scales the chart to its own width
 _TEXT, _GAP = 10, 4
 _INK, _FAINT = "var(--ink)", "var(--faint)"
 # Widths of characters in DejaVu Sans, one of the widest fonts that browsers use for system-ui, as shares of the height.
@@ -18,7 +18,7 @@ _NARROW, _WIDE = frozenset("fijlrtI.,:;'|![]()-/ "), frozenset("mwMW@%")
 
 @dataclass(frozen=True)
 class Axis:
-    """From `first` (left or bottom) to `last`, with a text at each tick. `scale` is applied to all values."""
+    """An axis from `first` (left or bottom) to `last`, with a text at each tick. `scale` is applied to all values."""
 
     first: float
     last: float
@@ -34,7 +34,7 @@ class Axis:
 
 
 def numbers(largest: float, most: int, *, are_whole: bool = False) -> list[tuple[float, str]]:
-    """Return ticks at round numbers from 0 to `largest`: `most` and one, or fewer."""
+    """Return ticks at round numbers from 0 to `largest`: at most `most` + 1."""
     least = largest / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(n * power for n in ((1, 2, 5, 10) if are_whole else (1, 2, 2.5, 5, 10)) if n * power >= least)
@@ -43,7 +43,7 @@ def numbers(largest: float, most: int, *, are_whole: bool = False) -> list[tuple
 
 
 class Chart:
-    """A chart with two axes. Methods add what is drawn, in the units of these axes; `svg()` returns the whole."""
+    """A chart with two axes. `bar` and `line` draw in the units of these axes; `svg` returns the chart."""
 
     def __init__(self, title: str, height: float, x: Axis, y: Axis) -> None:
         self._x, self._y = x, y
@@ -54,7 +54,7 @@ class Chart:
         self._axes()
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Return the place of a point in the units of the SVG."""
+        """Return the position of a point in the units of the SVG."""
         return (
             self._left + self._x.share(x) * (self._right - self._left),
             self._bottom + self._y.share(y) * (self._top - self._bottom),
@@ -105,7 +105,7 @@ class Chart:
 
 
 def _width(text: str) -> float:
-    """Return about how wide the text is, in units of the SVG."""
+    """Return the approximate width of the text, in units of the SVG."""
     return sum(
         0.42 if item in _NARROW else 0.98 if item in _WIDE else 0.64 if item.islower() or item.isdigit() else
         0.78 if item.isascii() else 1

@@ -1,4 +1,4 @@
-"""Draw the charts of a report.
+"""Draws the charts of a report.
 
 Each function returns the text of one `<svg>`. Names in it are shortened; the tables beside it show them in full.
 """
@@ -18,7 +18,7 @@ from keytail.report.sums import TopicSums
 
 _NAME_LENGTH = 22
 _MOST_SIZES_NAMED, _LEAST_SIZES = 7, 6
-_BAR, _SPACE = 19.5, 54  # heights of one horizontal bar and of what is around all of them
+_BAR, _SPACE = 19.5, 54  # heights of one horizontal bar, and of the space above and below all bars
 _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
@@ -127,7 +127,7 @@ def _colour(partition: Partition, part: Part) -> str:
 
 
 def legend(drawn: Sequence[Partition]) -> list[tuple[str, str]]:
-    """Return the swatch's class and a text for each colour that these maps use."""
+    """Return, for each colour that these maps use, the class of its swatch and a text."""
     used = {_colour(item, part) for item in drawn for part in item.detail.parts if part.log_bytes}
     words = [(f"live-{n}", f"{20 * n} to {20 * n + 20} % live") for n in range(5)]
     words += [
@@ -145,7 +145,7 @@ def _short(name: str) -> str:
 
 
 def _rows(title: str, names: Sequence[str], across: Axis) -> Chart:
-    """Return a chart for one horizontal bar per name, from the top down."""
+    """Return an empty chart for one horizontal bar per name, from the top down."""
     down = Axis(len(names), 0, [(n + 0.5, name) for n, name in enumerate(names)], has_grid=False)
     return Chart(title, _SPACE + _BAR * len(names), across, down)
 

@@ -1,4 +1,4 @@
-"""The facts of one run from which a report is made, whatever its command. Values only."""
+"""Defines the facts about a run that a report shows, for all commands."""
 
 from __future__ import annotations
 

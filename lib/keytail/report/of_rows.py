@@ -1,4 +1,4 @@
-"""Convert the rows of a command to facts of a report: the fields of each row, by the names that all commands share."""
+"""Converts the rows of a command to facts of a report, by the field names that the rows of all commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`page(report)`: render the report of a run as one HTML page, which needs no other file and no network. Pure."""
+"""Renders the report of a run as one HTML page, which needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def _times(report: Report) -> dict[str, str]:
 
 
 def _horizons(report: Report) -> dict[str, Any]:
-    """Return the numbers of removed tombstones and markers, of waiting batches, and their first and last delete
-    horizon."""
+    """Return the numbers of removed tombstones and markers, and of batches with a delete horizon, of which the first
+    and the last one are included."""
     found = [partition for partition in report.partitions if partition.detail.horizon_batches is not None]
     waiting = [item for item in found if item.detail.horizon_batches]
     firsts = [item.detail.first_horizon_ms for item in waiting if item.detail.first_horizon_ms is not None]
@@ -273,7 +273,7 @@ def _waiting(found: Sequence[Partition]) -> Table:
 
 
 def _partitions(found: Sequence[Partition]) -> Table:
-    """Return the partitions that are not done first, then those with most bytes."""
+    """Return the table of partitions: those that are not done first, then those with the most bytes."""
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda item: (order[item.kind], -(item.reclaimed_bytes or 0), -(item.bytes_before or 0)))
     many_dirs = len({item.log_dir for item in found}) > 1

@@ -1,4 +1,4 @@
-"""Aggregate the numbers of a run: the verdict, reasons, topics, phases. Pure."""
+"""Computes a report's verdict, reasons and sums by topic and phase."""
 
 from __future__ import annotations
 
@@ -189,7 +189,8 @@ def _without_names(text: str, partition: Partition) -> str:
 
 
 def by_topic(found: Sequence[Partition]) -> list[TopicSums]:
-    """Return the topics with most reclaimed, else dirty, else all bytes first."""
+    """Return the sums of each topic. Topics with the most reclaimed bytes are first, or else those with the most dirty
+    bytes, or else the largest."""
     groups: dict[str, list[Partition]] = defaultdict(list)
     for item in found:
         if item.topic:
@@ -223,7 +224,7 @@ def dirty_ratio(partition: Partition) -> float | None:
 
 
 def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
-    """Return for each phase its seconds, of all tasks together, and the log bytes of the partitions where it is
+    """Return for each phase the seconds of all tasks together, and the log bytes of the partitions for which these are
     known."""
     seconds: dict[str, float] = {}
     size: Counter[str] = Counter()
@@ -235,7 +236,7 @@ def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
 
 
 def that_matter(found: Sequence[Partition], most: int) -> list[Partition]:
-    """Return the partitions with known segments that have the most reclaimed, else dirty bytes; at most `most`."""
+    """Return at most `most` partitions with known segments: those with the most reclaimed, or else dirty, bytes."""
     drawn = [item for item in found if len(item.detail.parts) and sum(part.log_bytes for part in item.detail.parts)]
     return sorted(drawn, key=lambda item: (-(item.reclaimed_bytes or 0), -(item.detail.dirty_bytes or 0),
                                           -(item.bytes_before or 0)))[:most]  # fmt: skip

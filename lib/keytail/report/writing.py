@@ -1,7 +1,6 @@
-"""`--report FILE.html`: the page of a run, written completely when its command has ended, for any reason.
+"""Implements `--report FILE.html`: writes the page of a run when its command has ended, for whatever reason.
 
-A failure of the page never changes what the run did: it is reported, and the exit status becomes 1 only if it would
-have been 0.
+If that fails, this is reported, and the exit status becomes 1 if it would have been 0; what the run did is unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Page:
-    """What a command provides about its run for the page; `rows` as far as they are known."""
+    """The facts that a command provides about its run; `rows` are those known so far."""
 
     command: str
     title: str = ""
@@ -48,7 +47,7 @@ class Page:
     rows: list[Any] = field(default_factory=list)
 
     def add_row(self, row: Any) -> None:
-        """Add a row, for a command that reports its rows as they end."""
+        """Add a finished row, for a command that reports its rows one by one."""
         self.rows.append(row)
 
     def done(self, rows: Sequence[Any], next_step: str = "") -> None:
@@ -60,7 +59,7 @@ class Page:
 def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[Page]:
     """Write the page when the context ends: by the command's exit, by a stop, or by an error that ends the run.
 
-    Raises UsageProblem, before anything is done, for a path in a log dir, where no file can be created, or if packages
+    Raises UsageProblem, before anything is done, if the path is in a log dir, no file can be created there, or packages
     are missing. A run that ends with a usage error has no page.
     """
     if path is None:
@@ -91,7 +90,7 @@ def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSys
 
 
 def _write(path: str, reported: Page, start_ms: int, exit_status: int, ended_early: str = "") -> bool:
-    """Write the page and return whether that succeeded. Any failure is reported, and nothing else happens."""
+    """Write the page and return whether that succeeded. A failure is only reported."""
     try:
         write_page(path, report_of(reported, start_ms, exit_status, ended_early))
     except Exception as problem:  # a page never justifies failing a run
@@ -133,7 +132,7 @@ def report_of(page: Page, start_ms: int, exit_status: int | None, ended_early: s
 
 @as_caller()
 def write_page(path: str, report: Report) -> None:
-    """Write the file completely or not at all."""
+    """Write the page of the report to the file, completely or not at all."""
     from keytail.report.page import page  # noqa: PLC0415 (--help stays fast)
 
     text = page(report)

@@ -102,7 +102,7 @@ class ScratchSpace:
             self.reserved_bytes[device] -= need
 
     def for_passes(self, device: int, least: int) -> int | None:
-        """Return the bytes that the rounds of one partition alone may use now, or None if its largest group (`least`)
+        """Return the bytes that the passes of one partition alone may use now, or None if its largest group (`least`)
         does not fit (`bytes_for_passes`)."""
         return bytes_for_passes(self.fs.free_bytes(self._path_of[device]), self.limit_bytes, least)
 

@@ -36,14 +36,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Loss:
-    """Something that is not in the result: bytes `start_byte` to below `end_byte` of `file`. The lost records have
-    offsets from `first_offset` to below `end_offset`, but not necessarily all of them."""
+    """Data that is not in the result: bytes `start_byte` to below `end_byte` of `file`. The lost records have offsets
+    from `first_offset` to below `end_offset`, but not every such offset had a record."""
 
     kind: Annotated[
         str,
-        "`damaged` (bytes that are no intact batch), `missing-segment` (it has index files, but no log), `tail` and "
-        "`head` (by checkpoints the log had more than the files have), `gap` (between two segments), `repeated` and "
-        "`zeros` (bytes without contents of their own)",
+        "`damaged` (bytes that are not an intact batch), `missing-segment` (it has index files, but no log), `tail` "
+        "and `head` (by checkpoints the log had more than the files have), `gap` (between two segments), `repeated` "
+        "and `zeros` (bytes without contents of their own)",
     ]
     file: str
     start_byte: int
@@ -81,7 +81,7 @@ class SalvageRow(OfPartition):
     batches: Annotated[int, "kept"] = 0
     records: Annotated[int, "kept"] = 0
     log_start_offset: int | None = None
-    last_batch_end: Annotated[int | None, "the offset behind the last intact batch"] = None
+    last_batch_end: Annotated[int | None, "the offset after the last intact batch"] = None
     log_end_offset: Annotated[int | None, "of the new log"] = None
     gaps: Annotated[int, "between adjacent intact batches"] = 0
     gap_offsets: Annotated[int, "the offsets in them"] = 0
@@ -149,11 +149,11 @@ def _about_end(row: SalvageRow) -> list[str]:
     lines = []
     if row.gaps:
         lines.append(
-            f"{row.gap_offsets:,} offsets missing in {row.gaps:,} gaps between good batches, as after compaction"
+            f"{row.gap_offsets:,} offsets missing in {row.gaps:,} gaps between intact batches, as after compaction"
         )
     if row.last_batch_end is not None and row.last_batch_end != row.log_end_offset:
         lines.append(
-            f"the last good batch ends before offset {row.last_batch_end}; an empty segment keeps the log end "
+            f"the last intact batch ends before offset {row.last_batch_end}; an empty segment keeps the log end "
             f"offset at {row.log_end_offset}, so that no offset is assigned twice"
         )
     return lines
@@ -214,8 +214,8 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
 SALVAGE = Command(
     name="salvage",
     help="Save the intact batches of damaged partitions to another directory, and list what is lost.\n\n"
-    "For a partition that nothing else can repair and no replica has. The log dirs are only read. Without --execute it "
-    "lists what would be lost, and the exit status is 1 if anything would be.",
+    "Use it if nothing else can repair a partition, and no other replica has it. The log dirs are only read. Without "
+    "--execute it lists what would be lost, and the exit status is 1 if anything would be.",
     request=Request,
     run="keytail.salvage.driver:salvage",
     examples=(

@@ -1,4 +1,4 @@
-"""Writes the good batches of damaged partitions to another directory, and lists the losses.
+"""Writes the intact batches of damaged partitions to another directory, and lists the losses.
 
 The source is only read, and no lock is taken, since that would create a file in the log dir. If a broker holds the
 lock, the partition is refused. Without `execute` nothing is written anywhere.
@@ -31,7 +31,7 @@ from keytail.salvage.write import NewPartition
 
 
 def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
-    """Salvage, or only scan without `execute`. Returns a row for each chosen partition, by log dir."""
+    """Salvage the chosen partitions; without `execute` only scan them. Returns a row for each, by log dir."""
     chosen = choose(fs, request.choice)
     with as_caller():
         target = os.path.realpath(request.to)

@@ -1,4 +1,4 @@
-"""Salvages one damaged partition: finds its good batches, determines the losses, and writes a new log.
+"""Salvages one damaged partition: finds its intact batches, determines the losses, and writes a new log.
 
 The source is not changed, and the new directory is renamed to its final name last (`write.py`). SALVAGE.md defines good
 batches and losses, and describes what an operator does with the result. The caller ensures that nothing writes to the
@@ -29,7 +29,7 @@ from keytail.salvage.sources import LogFile, Sources, find_sources
 from keytail.salvage.write import NewPartition
 
 _MAX_SPAN = 2**31
-# No log ends above it, but a damaged checkpoint may have a larger number.
+# A larger number in a damaged checkpoint is ignored: no log reaches this offset.
 _LARGEST_PLAUSIBLE_OFFSET = 2**62
 
 
@@ -43,8 +43,8 @@ class Settings:
 
 @dataclass
 class Salvage:
-    """The result: what was found and, if `to` is set, written. The log starts at the first segment kept, or later if
-    the log start checkpoint is higher."""
+    """What was found and, if `to` is set, written. The log starts at the first segment kept, or later if the log start
+    checkpoint is higher."""
 
     losses: list[Loss] = field(default_factory=list)
     transactions: list[OpenTransaction] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Salvage:
     left_out: int = 0  # batches that are, or may be, readable, and were not taken
     log_start_offset: int | None = None
     log_end_offset: int | None = None
-    last_batch_end: int | None = None  # the offset after the last good batch
+    last_batch_end: int | None = None  # the offset after the last intact batch
     to: str = ""
 
     @property
@@ -75,10 +75,10 @@ def salvage_partition(
     settings: Settings,
     new: NewPartition | None,
 ) -> Salvage:
-    """Read every byte of the partition, and with `new` write a partition from the good batches.
+    """Read every byte of the partition, and with `new` write a partition from the intact batches.
 
-    Raises KeytailError if there is neither a good batch nor an empty log file, and OSError if the directory cannot be
-    listed or `new` cannot be written.
+    Raises KeytailError if there is neither an intact batch nor an empty log file, and OSError if the directory cannot
+    be listed or `new` cannot be written.
     """
     sources = find_sources(fs, entry.path)
     result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
@@ -87,7 +87,7 @@ def salvage_partition(
         scenario.take(number)
     if scenario.last_offset < 0 and not any(log.size_bytes == 0 for log in sources.logs):
         raise KeytailError(
-            "no good batch was found", path=entry.path, remedy="Use another replica", slug="no-good-batch"
+            "no intact batch was found", path=entry.path, remedy="Use another replica", slug="no-good-batch"
         )
     key = (entry.topic, entry.partition)
     known_end = _known_end(fs, log_dir, entry, sources)
@@ -99,7 +99,7 @@ def salvage_partition(
 
 
 def _known_end(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, sources: Sources) -> int:
-    """Return a lower bound of the log end offset, from checkpoints, file names and leader epochs."""
+    """Return the offset up to which the log certainly existed, by checkpoints, file names and leader epochs."""
     key = (entry.topic, entry.partition)
     checkpoints = (log_dir.high_watermarks, log_dir.recovery_points, log_dir.log_starts)
     known = [offsets.get(key, 0) for offsets in checkpoints]
@@ -123,7 +123,7 @@ class _Salvaged:
         self.last_offset = -1
 
     def take(self, number: int) -> None:
-        """Scan file `number`, and write its good batches."""
+        """Scan file `number`, and write its intact batches."""
         source, following = self._sources.logs[number], self._sources.logs[number + 1 :]
         low = source.base_offset
         high = min(low + _MAX_SPAN, following[0].base_offset if following else names.MAX_OFFSET)
@@ -209,17 +209,17 @@ class _Salvaged:
             result.gap_offsets += int(plain.sum())
 
     def _follow(self, table: np.ndarray, losses: Sequence[int]) -> None:
-        """Replay the producers through the table, and record the transactions that are open at each loss."""
+        """Apply the batches of the table to the producers' states, and add the transactions open at each loss."""
         for offset in losses:
             self._producers.replay(table, self._followed, offset)
             self._followed = max(self._followed, offset)
-            self._note_open(offset)
+            self._add_open(offset)
         end = int(table["last_offset"][-1]) + 1 if len(table) else self._followed
         self._producers.replay(table, self._followed, end)
         self._followed = max(self._followed, end)
         self._producers.completed.clear()
 
-    def _note_open(self, at_offset: int | None) -> None:
+    def _add_open(self, at_offset: int | None) -> None:
         for producer_id, state in sorted(self._producers.states.items()):
             first = state.txn_first_offset
             is_new = (producer_id, first) not in self._noted or at_offset is None
@@ -261,7 +261,7 @@ class _Salvaged:
         if log_start is not None and first is not None:
             result.log_start_offset = max(log_start, first)
         if any(loss.certain for loss in result.losses):
-            self._note_open(None)
+            self._add_open(None)
 
 
 def _begins_with_loss(result: Salvage) -> bool:

@@ -1,7 +1,7 @@
-"""Finds the good batches of one damaged segment file, checks them to the last record, and orders them by offset.
+"""Finds the intact batches of one damaged segment file, checks them to the last record, and orders them by offset.
 
-The file is read into memory once, skipping unreadable pages, so the bytes that were checked are those that are written.
-SALVAGE.md, "What is good", defines good batches, and how the bytes between them are reported.
+The file is read into memory once, except for unreadable pages, so the bytes that were checked are those written later.
+SALVAGE.md, "What counts as intact", defines intact batches, and how the bytes between them are reported.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _READ_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _ROWS = 1 << 14
 _MOST_CODEC = 4
-# The bytes whose CRC a search through damage may compute: bytes that look like a batch and are none are rare, unless
-# crafted.
+# A search through damage may compute the CRC of so many bytes: only crafted data has many bytes that look like a batch.
 _LEAST_SEARCH_BYTES = 1 << 30
 _SEARCH_TIMES = 16
 
@@ -54,7 +53,7 @@ ZEROS = "all zeros"
 
 @dataclass(frozen=True)
 class Hole:
-    """Bytes [start, end) of a file that are in no good batch, and the reason.
+    """Bytes [start, end) of a file that are in no intact batch, and the reason.
 
     They are between the batch with last offset `last_before` and that with base offset `first_after` (None: there is no
     such batch in the file). `is_empty`: nothing was lost with them.
@@ -70,7 +69,7 @@ class Hole:
 
 @dataclass
 class FileScan:
-    """The bytes of a segment file, and its good batches (BATCH_TABLE, ascending by offset and position)."""
+    """The bytes of a segment file, and its intact batches (BATCH_TABLE, ascending by offset and position)."""
 
     raw: np.ndarray
     table: np.ndarray
@@ -79,7 +78,7 @@ class FileScan:
     gave_up: bool = False  # the search ended before the file, at its limit of bytes
 
     def runs(self) -> Iterator[np.ndarray]:
-        """Yield the bytes of the good batches, adjacent ones together."""
+        """Yield the bytes of the intact batches, adjacent ones together."""
         if not len(self.table):
             return
         starts = self.table["position"]
@@ -90,10 +89,10 @@ class FileScan:
 
 
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
-    """Find the good batches with offsets in [low, high). Raises OSError if the file cannot be read, except for EIO;
-    Raises Refused for a compressed message of magic 0 or 1 that decompresses to more than `max_record_bytes`.
+    """Find the intact batches with offsets in [low, high). Needs memory for the whole file, and 88 bytes per batch.
+    Raises OSError if the file cannot be read, except for EIO; Refused for a compressed message of magic 0 or 1 that
 
-    Takes memory for the whole file, and 88 bytes per batch.
+    decompresses to more than `max_record_bytes`.
     """
     raw, unreadable = read_around(fs, path, min(size_bytes, MAX_LOG_BYTES))
     table, problems, gave_up = _batches(raw, low, high)
@@ -109,7 +108,8 @@ def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -
 
 
 def read_around(fs: FileSystem, path: str, size_bytes: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Return the file's bytes, with zeros for unreadable pages, and the ranges of these. Shorter if the file is."""
+    """Return the file's bytes, with zeros for unreadable pages, and the byte ranges of these pages. There are fewer
+    than `size_bytes` bytes if the file has become shorter."""
     raw = np.zeros(size_bytes, np.uint8)
     unreadable: list[tuple[int, int]] = []
     fd = fs.open_read(path)
@@ -162,7 +162,8 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _batches(raw: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[tuple[int, str]], bool]:
-    """Return the batches with a valid CRC, in file order; where and why damage begins; whether the search gave up."""
+    """Return the batches with a valid CRC, in file order; where and why each damage begins; and whether the search was
+    ended by its limit."""
     rows, out, found = np.empty(_ROWS, BATCH_TABLE), np.zeros(4, np.int64), np.zeros(2, np.int64)
     most = _LEAST_SEARCH_BYTES + _SEARCH_TIMES * len(raw)
     tables, problems, at = [np.empty(0, BATCH_TABLE)], [], 0
@@ -280,7 +281,7 @@ def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict
 
 
 def _packed_problem(raw: np.ndarray, row: np.void) -> str:
-    """Return the fault of the records of a compressed batch, or ""."""
+    """Return what is wrong with the records of a compressed batch, or an empty string."""
     start, end = int(row["position"]) + HEADER_BYTES, int(row["position"]) + int(row["size_bytes"])
     try:
         code = check_block(
@@ -289,7 +290,7 @@ def _packed_problem(raw: np.ndarray, row: np.void) -> str:
             base_timestamp_ms=int(row["base_timestamp_ms"]), max_timestamp_ms=int(row["max_timestamp_ms"]),
             attributes=int(row["attributes"]), state=np.zeros(STATE_SIZE, np.int64),
         )  # fmt: skip
-    except Refused:  # not checked: its CRC is right, and no fault of its records is known
+    except Refused:  # too large to be checked; the CRC is right
         return ""
     except ValueError as problem:
         return f"its records cannot be decompressed: {problem}"
@@ -302,7 +303,7 @@ def _holes(
     size_bytes: int,
     problems: list[tuple[int, str]],
 ) -> Iterator[Hole]:
-    """Yield the holes before, between and after the good batches."""
+    """Yield the holes before, between and after the intact batches."""
     starts, ends = table["position"].astype(np.int64), (table["position"] + table["size_bytes"]).astype(np.int64)
     before, after = np.concatenate(([0], ends)), np.concatenate((starts, [size_bytes]))
     for n in np.flatnonzero(after > before):

@@ -1,7 +1,7 @@
 """Selects the files of a damaged partition directory that contain its log, as a broker that starts would.
 
 Reads listings, and the headers of outputs of an interrupted replacement. Nothing is changed; contradictions in the
-directory become notes. The rules are those of log/SWAP.md ("What a broker does with names").
+directory become notes. The rules are in log/SWAP.md ("How a broker from 3.0 on treats file names").
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class LogFile:
 
 @dataclass(frozen=True)
 class Sources:
-    """The log files of a partition, ascending; base offsets of segments without a usable log; offsets of snapshots;
-    notes on files that were not taken; base offsets of segments whose `.log` is not a regular file (such as a link),
-    which may lead to readable data."""
+    """The log files of a partition, ascending; the base offsets of segments without a usable log; the offsets of
+    snapshots; notes on files that are not used; and the base offsets of segments whose `.log` is not a regular file
+    (such as a link), but may lead to readable data."""
 
     logs: tuple[LogFile, ...]
     lost_bases: tuple[int, ...]
@@ -39,7 +39,7 @@ class Sources:
 
 
 def find_sources(fs: FileSystem, path: str) -> Sources:
-    """Find the sources in a directory. Raises OSError if it cannot be listed."""
+    """Select the files in the directory `path`. Raises OSError if it cannot be listed."""
     notes: list[str] = []
     not_taken: set[int] = set()
     found: dict[tuple[str, str], dict[int, DirEntry]] = defaultdict(dict)

@@ -1,7 +1,7 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them, then the final name.
+"""Writes the directory of a salvaged partition: segments, then the files derived from them; then renames it.
 
-Until it is complete the directory has a name that is not that of a partition, so that it is never used as one: no
-broker starts on it. Everything is durable before the final rename.
+Until it is complete, the directory has a name with which no broker starts, so that it is never used as a partition.
+Everything is durable before the final rename.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NewPartition:
         self._is_made = True
 
     def _like(self, stat: FileStat) -> FileStat | None:
-        """Return `stat`, or None if files cannot be given its owner: the operator who puts them in place sets it."""
+        """Return `stat`, or None if this process cannot give files that owner; the operator then sets it later."""
         try:
             self._fs.refuse_unless_like(stat)
         except Refused:
@@ -76,7 +76,7 @@ class NewPartition:
         return stat
 
     def add_segment(self, base_offset: int, runs: Iterable[np.ndarray], source: FileStat) -> None:
-        """Write the segment's `.log` from these bytes, with mtime and owner of the source file."""
+        """Write the segment's `.log` from these runs of bytes, with mtime and owner of the source file."""
         self._make()
         path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
         fd = self._fs.create(path, self._like(source))
@@ -91,7 +91,7 @@ class NewPartition:
         self._last_like = source
 
     def add_empty_segment(self, base_offset: int) -> None:
-        """Add an empty segment, which sets the log end offset."""
+        """Add an empty segment at the end, whose base offset is the log end offset."""
         self._make()
         like = self._last_like or self._fs.stat(self._source.path)
         path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
@@ -127,7 +127,7 @@ class NewPartition:
         return notes
 
     def _plan(self, index_interval_bytes: int, segment_index_bytes: int) -> PartitionPlan:
-        """Plan the indexes as for any partition, in a log dir without checkpoints."""
+        """Return the plan that `rebuild-index` would have for the new partition, in a log dir without checkpoints."""
         source = self._source
         log_dir = LogDirFacts(self._directory, (), (), False, {}, {}, {}, {})
         entry = PartitionEntry(source.topic, source.partition, self._directory, self.path)
@@ -164,7 +164,7 @@ class NewPartition:
         ]
 
     def _copy_snapshots(self, snapshots: Sequence[int]) -> None:
-        """Copy the valid snapshots: they have state from batches that the log has lost."""
+        """Copy the valid snapshots: they contain state from batches that the log has lost."""
         for offset in snapshots:
             name = names.segment_file(offset, names.SNAPSHOT)
             path = os.path.join(self._source.path, name)
@@ -178,7 +178,7 @@ class NewPartition:
                 self._fs.write_file(os.path.join(self.path, name), data, self._like(like))
 
     def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
-        """Write a snapshot of the producers at the log end, as a broker finds them when it recovers the log.
+        """Write a snapshot of the producers at the log end, as a broker determines them when it recovers the log.
 
         Without any snapshot, a broker that was stopped cleanly has no producers and no open transactions.
         """

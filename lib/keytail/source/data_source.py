@@ -1,4 +1,4 @@
-"""Partition logs as Spark data sources: `kafka-log`, one row per record, `kafka-log-batches`, one row per batch.
+"""Defines the Spark data sources `kafka-log` (one row per record) and `kafka-log-batches` (one row per batch).
 
     spark.read.format("kafka-log").option("logDirs", "/data/kafka-logs").option("topic", "orders").load()
 
@@ -33,7 +33,7 @@ class _Share(InputPartition):
     """The slices that one task reads."""
 
     pieces: tuple[Piece, ...]
-    user: User  # as which a task that is root reads
+    user: User  # a task that runs as root reads as this user
 
     def __init__(self, pieces: tuple[Piece, ...], user: User) -> None:
         super().__init__(None)
@@ -41,7 +41,8 @@ class _Share(InputPartition):
 
 
 class _LogSource(DataSource):
-    """Without pushFilters: in pyspark 4.2 it makes a second query on a frame wrong. Options limit what is read."""
+    """The base class of both sources. It has no pushFilters, with which pyspark 4.2 gives wrong results in the second
+    query on a DataFrame; options limit what is read."""
 
     columns: Mapping[str, DataType]
     of_records: bool
@@ -98,6 +99,6 @@ class _LogReader(DataSourceReader):
 
 
 def register(spark: Any) -> None:
-    """Register both formats in a session. Where keytail is installed, Spark finds them without this."""
+    """Register both formats in a session. If keytail is installed in Spark's Python, this is not necessary."""
     for source in (KafkaLogSource, KafkaLogBatchesSource):
         spark.dataSource.register(source)

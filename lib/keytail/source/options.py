@@ -1,6 +1,6 @@
-"""The options of the `kafka-log` data sources, with the names of Spark's own Kafka source where it has the same.
+"""Parses the options of the `kafka-log` data sources, which have the names of Spark's own Kafka source if it has them.
 
-Parses text to values, without access to files. SOURCE.md has the table for users.
+No file is read. SOURCE.md has the table for users.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True)
 class Bound:
-    """The start or end of a read: one offset or time for all partitions, or one for each (`of`).
+    """The start or end of a read: one offset or time for all partitions, or one for each of those in `of`.
 
     `offset` and the offsets of `of` may be EARLIEST or LATEST. With `timestamps` they are times, in ms.
     """
@@ -46,7 +46,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """All parameters of a read. `columns` None: all columns."""
+    """The parameters of a read. If `columns` is None, all columns are read."""
 
     log_dirs: tuple[str, ...]
     topics: tuple[str, ...] = ()
@@ -104,7 +104,8 @@ def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOp
 
 
 def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
-    """Return the options by their spelling in NAMES: Spark passes names in lower case."""
+    """Return the options by their names as spelled in NAMES, since Spark passes names in lower case. Raises
+    UsageProblem for an unknown name, and for one that is given twice."""
     spelled = {name.lower(): name for name in NAMES}
     spelled.update(_OTHER_NAMES)
     options: dict[str, str] = {}
@@ -158,7 +159,7 @@ def _pattern(text: str | None) -> str | None:
 
 
 def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """Return the value of an option, of which the first of `values` is the default."""
+    """Return the value of an option. It must be one of `values`, the first of which is the default."""
     value = options.get(name, values[0]).lower()
     if value not in values:
         raise UsageProblem(
@@ -205,7 +206,7 @@ def _json(name: str, text: str) -> dict[str, Any]:
 
 
 def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
-    """Return the bound. A time takes precedence over times by partition, these over offsets, as in Spark's source."""
+    """Return the start or end. A time takes precedence over times by partition, and these over offsets, as in Spark."""
     name = f"{which}Timestamp"
     if name in options:
         return Bound(True, _number(name, options[name], at_least=0))

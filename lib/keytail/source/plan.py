@@ -1,7 +1,7 @@
 """Plans a read of the `kafka-log` data sources: the range of offsets of each partition, and slices of the log.
 
-Runs in the process in which Spark plans a query. Reads listings, checkpoints and indexes, and to find a time or a
-transaction, the batches around it.
+It runs in the process in which Spark plans a query. It reads listings, checkpoints and indexes; and, to find a time or
+a transaction, the batches around it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from keytail.errors import Refused, UsageProblem, joined, of_system
 from keytail.log.fs import FileSystem
-from keytail.log.listed import again_beside_a_broker
+from keytail.log.listed import retry_beside_broker
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import Readable, readable
@@ -36,7 +36,8 @@ class Piece:
 
 
 def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]:
-    """Return the slices of each task, by topic, partition and offset. Raises UsageProblem, Refused."""
+    """Return the slices of each task, sorted by topic, partition and offset. Raises UsageProblem for options that do
+    not fit the log dirs, and Refused if a partition cannot be read."""
     surveyed = survey_log_dirs(fs, options.log_dirs)
     chosen = sorted(
         ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
@@ -55,8 +56,8 @@ def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]
 
 
 def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
-    """Raise UsageProblem if named topics or partitions are missing, or if offsets per partition do not cover exactly
-    the partitions that are read."""
+    """Raise UsageProblem if named topics or partitions are missing, or if offsets by partition are not given for
+    exactly the partitions that are read."""
     found = {(entry.topic, entry.partition) for entry in chosen}
     topics = {topic for topic, _ in found}
     lacking = [topic for topic in options.topics if topic not in topics]
@@ -91,7 +92,7 @@ def _plan_live(
         return _plan(fs, options, survey_partition(fs, log_dir, entry))
 
     try:
-        return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
+        return retry_beside_broker(look, clean_shutdown=log_dir.clean_shutdown)
     except OSError as error:
         raise of_system(error) from error
 

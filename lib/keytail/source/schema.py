@@ -1,4 +1,4 @@
-"""The columns of the `kafka-log` data sources by name and type, and the schema of a read.
+"""Defines the columns of the `kafka-log` data sources by name and type, and the schema of a read.
 
 The columns of records are those of Spark's own Kafka source (SOURCE.md).
 """
@@ -51,7 +51,8 @@ BATCH_COLUMNS: dict[str, T.DataType] = {
 
 
 def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *, headers: bool = True) -> T.StructType:
-    """Return the schema with columns in the requested order. Raises UsageProblem for unknown columns, or none."""
+    """Return the schema with the columns in the requested order. Raises UsageProblem for an unknown column, and if
+    there are no columns."""
     there = {name: kind for name, kind in columns.items() if headers or name != "headers"}
     names = wanted if wanted is not None else tuple(there)
     for name in names:
@@ -68,7 +69,7 @@ def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *
 
 
 def check_asked(columns: Mapping[str, T.DataType], schema: T.StructType) -> None:
-    """Raise UsageProblem if a schema given by the user has other names or types."""
+    """Raise UsageProblem if a schema that the user has given has other names or types."""
     for field in schema:
         wanted = columns.get(field.name)
         if wanted is None:

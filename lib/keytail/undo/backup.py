@@ -1,8 +1,8 @@
-"""Keeps the files that a replacement of segments removes (a backup), so that it can be undone.
+"""Backs up the files that a replacement of segments removes, so that the replacement can be undone.
 
 An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest of these
 and of the files that replace them. It is durable before the first file is replaced. The directory of the run has a
-marker file, by which `forget` recognises directories that it may remove. Callers choose the files, and use them later.
+marker file, by which `forget` recognises directories that it may remove.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARKER = "keytail-backup"  # in the directory of a run
 _BUFFER_BYTES = 4 << 20
 _NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
 
-# Threads of one driver keep partitions of the same run at the same time.
+# Threads of one driver back up partitions of the same run concurrently.
 _directories = threading.Lock()
 
 
@@ -42,9 +42,9 @@ class Backup:
 
 @dataclass(frozen=True)
 class Entry:
-    """One partition of one run. Without a manifest its creation was not finished, or its removal was interrupted.
+    """The backup of one partition by one run. If it has no manifest, its creation or its removal was interrupted.
 
-    `held_bytes` is the size of files without another hard link, which forgetting the entry frees.
+    `held_bytes` is the size of the files without another hard link, which are freed when the entry is removed.
     """
 
     run_id: str
@@ -77,7 +77,7 @@ def keep(
     end_offset: int,
     next_checkpoint: int,
 ) -> str:
-    """Creates an entry and returns its path. It is durable at the end; after an error nothing is left.
+    """Create an entry and return its path. The entry is durable on return; after an error nothing is left.
 
     Raises Refused if hard links are impossible, or if a segment lacks an index, without which it cannot be restored.
     """
@@ -114,7 +114,7 @@ def keep(
 
 
 def add_groups(fs: FileSystem, path: str, groups: Iterable[GroupOutput]) -> None:
-    """Adds the parts of a further round to the manifest, durably, before they are replaced."""
+    """Add the parts of a further pass to the manifest, durably, before they are replaced."""
     manifest = read_manifest(fs, path)
     write_manifest(fs, path, replace(manifest, parts=(*manifest.parts, *parts_of(groups))))
 
@@ -139,7 +139,8 @@ def _refuse_without_indexes(partition_path: str, source_bases: Iterable[int], fi
 
 
 def _make_directory(fs: FileSystem, directory: str, path: str, like: FileStat) -> None:
-    """Create an entry's directory, and durably missing parents and marker. Raises FileExistsError if it exists."""
+    """Create an entry's directory and, durably, its missing parents and the marker. Raises FileExistsError if the
+    directory exists."""
     run = os.path.dirname(path)
     with _directories:
         for above in (directory, run):
@@ -176,7 +177,7 @@ def _keep_file(fs: FileSystem, backup: Backup, partition_path: str, path: str, n
                     slug="no-hard-links",
                 ) from error
             raise
-        # Synced, since the file loses the name under which its writer made it durable, if it did.
+        # Synced, because its writer may not have made it durable, and it loses its name in the log.
         size_bytes, digest_hex = digest_file(fs, source, sync=True)
     if size_bytes != facts.size_bytes:
         raise Refused(
@@ -198,7 +199,7 @@ def other_file_system(directory: str) -> Refused:
 
 
 def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple[int, str]:
-    """Copy a file durably, with owner, mode and mtime of `like`. Returns size and digest of the copied bytes."""
+    """Copy a file durably, with owner, mode and mtime of `like`; return size and digest (XXH3-128) of the copy."""
     digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
     from_fd = fs.open_read(source)
     try:
@@ -224,7 +225,7 @@ def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple
 
 
 def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, str]:
-    """Return size and digest of a file. With `sync` it is also made durable."""
+    """Return the size in bytes and the digest (XXH3-128) of a file. With `sync` the file is also made durable."""
     digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
     fd = fs.open_write(path) if sync else fs.open_read(path)
     try:
@@ -239,7 +240,7 @@ def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, 
 
 
 def entries(fs: FileSystem, directory: str) -> list[Entry]:
-    """Return the entries in `directory`, by run and partition."""
+    """Return the entries in `directory`, sorted by run and partition."""
     return [_entry(fs, path) for path in entry_directories(fs, directory) if os.path.dirname(path) != directory]
 
 
@@ -319,7 +320,7 @@ def _has_marker(fs: FileSystem, run: str) -> bool:
 
 
 def _has_own_manifest(fs: FileSystem, path: str) -> bool:
-    """Whether the entry has a manifest of its own run and partition, as entries from before markers do."""
+    """Return whether the entry has a manifest of its own run and partition. Older versions wrote no marker."""
     if not any(entry.name == MANIFEST and entry.is_regular for entry in fs.scan(path)):
         return False
     try:
@@ -330,10 +331,10 @@ def _has_own_manifest(fs: FileSystem, path: str) -> bool:
 
 
 def forget(fs: FileSystem, path: str) -> None:
-    """Removes an entry, and with the last one the directory of its run. After an interruption it can be called again.
+    """Remove an entry, and with the last one the directory of its run. After an interruption it can be called again.
 
-    The manifest is removed last, since it names the missing files. Raises Refused, with nothing removed, if keytail did
-    not create the entry, or it contains files that `keep` does not create.
+    The manifest is removed last, since it names the files. Raises Refused, with nothing removed, if keytail did not
+    create the entry, or if it contains files that `keep` does not create.
     """
     refuse_foreign(fs, path)
     for file in sorted(fs.scan(path), key=lambda entry: (entry.name == MANIFEST, entry.name)):

@@ -171,9 +171,9 @@ def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
 
 UNDO = Command(
     name="undo",
-    help="Restore partitions to the state before a compaction that kept its originals.\n\n"
-    "Only if everything that the run wrote is unchanged; what was appended since is retained. Without --execute it\n"
-    "prints what it would do, and what prevents it.",
+    help="Restore partitions to the state before a compaction with --keep-originals.\n\n"
+    "This is possible only if everything that the run wrote is unchanged; records appended since are retained.\n"
+    "Without --execute the command prints what it would do, and what prevents it.",
     request=Request,
     run="keytail.undo.driver:run",
     examples=(

@@ -1,6 +1,6 @@
 """Restores partitions to their state before a run that kept a backup; lists or removes backups.
 
-No Spark is required. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
+Spark is not used. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
 held from before the first survey until after the last file. Listing and forgetting do not access log dirs, so a broker
 may run meanwhile.
 """
@@ -28,9 +28,9 @@ from keytail.run.storage import refuse_shared_storage
 from keytail.undo.backup import Entry, entries, entry_directories, forget, refuse_foreign
 from keytail.undo.command import BackedUpRun, Request, State, UndoRow
 from keytail.undo.manifest import Manifest
-from keytail.undo.partition import bytes_to_copy, check_backup, decide, look, restore
+from keytail.undo.partition import bytes_to_copy, check_backup, decide, read_state, restore
 
-# Each existing partition, by log dir and name.
+# The existing partitions, by log dir and name.
 Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
 
 
@@ -134,7 +134,7 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
 
 
 def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
-    """Return the entry with the log dir that now has the partition, if it is one of `log_dirs`."""
+    """Return the entry, with the log dir among `log_dirs` that now has the partition, if there is one."""
     of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
     if entry.manifest is None or not of_name:
         return entry
@@ -188,7 +188,7 @@ def _undone(
         when = time_text(manifest.undone_ms)
         return replace(row, error=ErrorText(f"nothing to do: the partition was undone on {when}"))
     notes = _resolve(fs, manifest, places, execute)
-    found = look(fs, manifest)
+    found = read_state(fs, manifest)
     decision = decide(manifest, found)
     row = replace(row, notes=tuple(notes), cleaner_checkpoint_before=found.cleaner_checkpoint)
     so_far(row)

@@ -1,6 +1,6 @@
-"""The manifest of a backup: the files before the run, and those that replace them, or are about to.
+"""Reads and writes the manifest of a backup: the files before the run, and those that replace them.
 
-It is JSON of a single version, and replaced atomically. undo/backup.py and undo/partition.py use it.
+The manifest is a JSON file and is replaced atomically. Only one version of it is supported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LeftFile:
-    """A file that the run added to the partition, with its final name. The digest is XXH3-128."""
+    """A file that the run added to the partition, under its final name. The digest is XXH3-128."""
 
     name: str
     size_bytes: int
@@ -48,7 +48,7 @@ class BackupFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One atomic replacement, of the segments at these base offsets by these files. Recorded before it is done."""
+    """One commit, recorded before it is done: these files replace the segments with these base offsets."""
 
     source_bases: tuple[int, ...]
     left: tuple[LeftFile, ...]
@@ -60,7 +60,7 @@ class Manifest:
 
     `end_offset` is the base offset of the first segment that the run does not replace. The checkpoints are those before
     the run; the leader epochs are those that begin below `end_offset`. `next_checkpoint` is the value to which the run
-    sets the cleaner checkpoint at its end. `parts` ascend; those of later rounds come later.
+    sets the cleaner checkpoint at its end. `parts` are ascending; those of later passes come later.
     """
 
     run_id: str
@@ -97,7 +97,7 @@ class Manifest:
 
 
 def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
-    """Return the atomic steps in which the groups are replaced."""
+    """Return the commits in which the groups are replaced."""
     return tuple(
         Part(
             part.source_bases,
@@ -113,15 +113,15 @@ def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
 
 
 def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
-    """Replaces the manifest in the directory `path` atomically and durably."""
+    """Replace the manifest in the directory `path` atomically and durably."""
     target = os.path.join(path, MANIFEST)
     text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1) + "\n"
     replace_file(fs, target, text.encode(), fs.stat(path))
 
 
 def read_manifest(fs: FileSystem, path: str) -> Manifest:
-    """Reads the manifest in the directory `path`. Raises CorruptLog if it cannot be parsed or has values that keytail
-    never writes; Refused for another version."""
+    """Read the manifest in the directory `path`. Raises CorruptLog if it cannot be parsed or has values that keytail
+    never writes; Refused if it has another version."""
     file = os.path.join(path, MANIFEST)
     data = fs.read_bytes(file, whole=True)
     try:
@@ -156,7 +156,7 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
 def _check(manifest: Manifest, path: str) -> None:
     """Raise ValueError for values that keytail never writes.
 
-    The owner of the entry can edit it: no name in it may be a path out of the entry or its partition.
+    The owner of the entry can edit the manifest: no name in it may lead out of the entry or its partition.
     """
     run, name = os.path.split(path)
     if (manifest.name, manifest.run_id) != (name, os.path.basename(run)):

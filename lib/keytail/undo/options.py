@@ -1,4 +1,4 @@
-"""The flag `--keep-originals DIR`: checks of the directory, and messages about it."""
+"""Checks the directory of the flag `--keep-originals DIR`, and prints messages about it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def backup_of(
     fs: FileSystem, directory: str | None, copies: bool, log_dirs: Sequence[str]
 ) -> Backup | None:
-    """Return the settings from the flags, or None. Raises UsageProblem for an unsuitable directory; Refused for another
-    file system, unless `copies`."""
+    """Return the backup that the flags request, or None. Raises UsageProblem for an unsuitable directory; Refused if it
+    is on another file system, unless `copies` is set."""
     if directory is None:
         if copies:
             raise UsageProblem(
@@ -57,7 +57,7 @@ def backup_of(
 
 
 def make_directory(fs: FileSystem, backup: Backup, log_dir: str) -> None:
-    """Create the directory, with the owner of the log dir, if it does not exist."""
+    """Create the backup's directory, with the owner of the log dir, if it does not exist."""
     path = backup.directory
     if not fs.exists(path):
         fs.mkdir(path, fs.stat(log_dir))

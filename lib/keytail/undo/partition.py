@@ -1,8 +1,8 @@
-"""Restores a partition to its state before a run that kept its originals.
+"""Restores a partition to its state before a run that kept a backup of it.
 
 Pure functions decide, from the run's manifest and the files on disk, whether that is allowed, and what is left to do.
-Restoring the originals may be interrupted at any moment; UNDO.md beside this file has the order, and every state on
-disk. The caller holds the locks and has resolved leftovers (`recover.recover`).
+Restoring may be interrupted at any moment; UNDO.md beside this file has the order, and every state on disk. The caller
+holds the locks and has resolved leftovers (`recover.recover`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTEMPT = "undo"
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A current file of the partition. The digest is empty if no known file of its name has this size."""
+    """A current file of the partition. The digest is empty if the manifest has no file of this name and size."""
 
     size_bytes: int
     digest_hex: str
@@ -39,7 +39,7 @@ class LiveFile:
 
 
 @dataclass(frozen=True)
-class Found:
+class PartitionState:
     """The state on disk below the manifest's `end_offset`: files by name, checkpoint entries, leader epochs."""
 
     files: Mapping[str, LiveFile]
@@ -50,10 +50,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision about one partition. `parts` are to be restored, in this order, the reverse of that of the run.
+    """What to restore in one partition. `parts` are to be restored, in this order, the reverse of that of the run.
 
     If there are `differences` (sentences), nothing may be changed. `cleaner_checkpoint` is the target value of the
-    entry (None: it is removed), and `moves_checkpoint` is true if the current value is different.
+    entry (None: it is removed); `moves_checkpoint` is true if the current value is different.
     """
 
     parts: tuple[Part, ...]
@@ -66,9 +66,9 @@ class Decision:
         return not self.parts and not self.moves_checkpoint and not self.differences
 
 
-def decide(manifest: Manifest, found: Found) -> Decision:
-    """Decide what to restore. Each part must have the files that the run left, or those before it; segments that the
-    run has not reached, the latter."""
+def decide(manifest: Manifest, found: PartitionState) -> Decision:
+    """Decide what to restore. Each part must have either the files that the run left or those of before the run;
+    segments that the run has not reached must have the latter. Anything else is one of the `differences`."""
     differences: list[str] = []
     todo: list[Part] = []
     expected: set[str] = set()
@@ -78,18 +78,18 @@ def decide(manifest: Manifest, found: Found) -> Decision:
     for part in _units(manifest):
         before = _files_before(manifest, part)
         left = _files_left(part, before)
-        there = {name: file for base in _bases(part) for name, file in by_base.get(base, {}).items()}
-        unchanged = _are(there, before)
-        if unchanged and all(file.mtime_ns == before[name].mtime_ns for name, file in there.items()):
+        files = {name: file for base in _bases(part) for name, file in by_base.get(base, {}).items()}
+        unchanged = _match(files, before)
+        if unchanged and all(file.mtime_ns == before[name].mtime_ns for name, file in files.items()):
             expected |= before.keys()
-        elif (removed := _replaced_sources(part, there, before, left)) is not None:
+        elif (removed := _replaced_sources(part, files, before, left)) is not None:
             todo.append(replace(part, source_bases=removed))
-            expected |= there.keys()
+            expected |= files.keys()
         elif unchanged:
             expected |= before.keys()
         else:
-            differences += _differences(there, left if part.left else before)
-            expected |= there.keys()
+            differences += _differences(files, left if part.left else before)
+            expected |= files.keys()
     differences += [f"{name} was added" for name in sorted(found.files.keys() - expected)]
     target = _checkpoint_before(manifest)
     differences += _of_checkpoints(manifest, found, target)
@@ -97,7 +97,7 @@ def decide(manifest: Manifest, found: Found) -> Decision:
 
 
 def _units(manifest: Manifest) -> list[Part]:
-    """Return the parts, ascending, including one part for each segment that is not yet in a part."""
+    """Return the parts, ascending, and a part without new files for each segment that the manifest has in no part."""
     in_parts = {base for part in manifest.parts for base in part.source_bases}
     rest = {base for kept in manifest.files if (base := _base(kept.name)) not in in_parts and _is_log(kept.name)}
     return sorted([*manifest.parts, *(Part((base,), ()) for base in rest)], key=lambda part: part.source_bases)
@@ -126,7 +126,8 @@ def _files_before(manifest: Manifest, part: Part) -> dict[str, BackupFile]:
 
 
 def _files_left(part: Part, before: Mapping[str, BackupFile]) -> dict[str, BackupFile | LeftFile]:
-    """Return the files that the run left, including the retained producer snapshots: those at the new base offsets."""
+    """Return the files that the run left, including the producer snapshots at the new base offsets, which are retained.
+    """
     bases = {_base(file.name) for file in part.left}
     stay = {name: kept for name, kept in before.items() if _is_snapshot(name) and _base(name) in bases}
     return {**stay, **{file.name: file for file in part.left}}
@@ -134,56 +135,58 @@ def _files_left(part: Part, before: Mapping[str, BackupFile]) -> dict[str, Backu
 
 def _replaced_sources(
     part: Part,
-    there: Mapping[str, LiveFile],
+    files: Mapping[str, LiveFile],
     before: Mapping[str, BackupFile],
     left: Mapping[str, BackupFile | LeftFile],
 ) -> tuple[int, ...] | None:
-    """Return the base offsets of the replaced segments if the new ones are in their place; else None.
+    """Return the base offsets of the replaced segments if the new ones are in place; otherwise None.
 
     After an interrupted replacement the last sources may still exist, above the end of the new segments.
     """
     for count in range(len(part.source_bases), 0, -1):
         rest = part.source_bases[count:]
         stay = {name: kept for name, kept in before.items() if _base(name) in rest}
-        if part.left and _are(there, {**left, **stay}):
+        if part.left and _match(files, {**left, **stay}):
             return part.source_bases[:count]
     return None
 
 
-def _are(there: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile] | Mapping[str, BackupFile | LeftFile]) -> bool:
-    """Whether the files are those wanted. Producer snapshots may be missing: a broker that starts removes those below
-    the log start."""
-    missing = wanted.keys() - there.keys()
+def _match(
+    files: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile] | Mapping[str, BackupFile | LeftFile]
+) -> bool:
+    """Return whether the files are the wanted ones. Producer snapshots may be missing: a broker that starts removes
+    those below the log start."""
+    missing = wanted.keys() - files.keys()
     return (
-        there.keys() <= wanted.keys()
+        files.keys() <= wanted.keys()
         and all(map(_is_snapshot, missing))
-        and all(file.holds(wanted[name]) for name, file in there.items())
+        and all(file.holds(wanted[name]) for name, file in files.items())
     )
 
 
-def _differences(there: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile | LeftFile]) -> list[str]:
+def _differences(files: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile | LeftFile]) -> list[str]:
     found = []
-    for name in sorted({*there, *wanted}):
+    for name in sorted({*files, *wanted}):
         if name not in wanted:
             found.append(f"{name} was added")
-        elif name not in there:
+        elif name not in files:
             if not _is_snapshot(name):
                 found.append(f"{name} is missing")
-        elif there[name].size_bytes != wanted[name].size_bytes:
-            found.append(f"{name} has {there[name].size_bytes} bytes, and had {wanted[name].size_bytes} after the run")
-        elif not there[name].holds(wanted[name]):
+        elif files[name].size_bytes != wanted[name].size_bytes:
+            found.append(f"{name} has {files[name].size_bytes} bytes, and had {wanted[name].size_bytes} after the run")
+        elif not files[name].holds(wanted[name]):
             found.append(f"{name} has other contents than after the run")
     return found
 
 
 def _checkpoint_before(manifest: Manifest) -> int | None:
-    """Return the cleaner checkpoint before the run. None if there was none, or if it was beyond `next_checkpoint`:
-    then the cleaner begins at the log start."""
+    """Return the cleaner checkpoint of before the run; None if there was none, or if it was above `next_checkpoint`:
+    the cleaner then begins at the log start."""
     before = manifest.cleaner_checkpoint
     return before if before is not None and before <= manifest.next_checkpoint else None
 
 
-def _of_checkpoints(manifest: Manifest, found: Found, target: int | None) -> list[str]:
+def _of_checkpoints(manifest: Manifest, found: PartitionState, target: int | None) -> list[str]:
     differences = []
     if found.cleaner_checkpoint not in (target, manifest.cleaner_checkpoint, manifest.next_checkpoint):
         differences.append(
@@ -211,8 +214,9 @@ def _epochs(entries: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"epoch {epoch} from offset {start}" for epoch, start in entries) or "no epochs"
 
 
-def look(fs: FileSystem, manifest: Manifest) -> Found:
-    """Read the state on disk, with digests of files of known sizes. Raises Refused for files that are not regular."""
+def read_state(fs: FileSystem, manifest: Manifest) -> PartitionState:
+    """Read the state on disk, and compute digests of files with known names and sizes. Raises Refused for a file that
+    is not regular."""
     path, log_dir, key = manifest.partition_path, manifest.log_dir, (manifest.topic, manifest.partition)
     known: dict[str, set[int]] = {}
     files_known: list[BackupFile | LeftFile] = [
@@ -227,7 +231,7 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
         if parsed.kind != "live" or parsed.base_offset is None or parsed.base_offset >= manifest.end_offset:
             continue
         if parsed.suffix == names.SNAPSHOT and entry.name not in known:
-            continue  # a broker creates and removes those where no segment begins
+            continue  # where no segment begins, a broker creates and removes snapshots
         where = os.path.join(path, entry.name)
         if not entry.is_regular:
             raise Refused(
@@ -238,7 +242,7 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
             )
         digest_hex = digest_file(fs, where)[1] if entry.size_bytes in known.get(entry.name, ()) else ""
         files[entry.name] = LiveFile(entry.size_bytes, digest_hex, entry.mtime_ns)
-    return Found(
+    return PartitionState(
         files,
         read_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT)).get(key),
         read_offsets(fs, os.path.join(log_dir, names.LOG_START_CHECKPOINT)).get(key),
@@ -247,7 +251,7 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
 
 
 def check_backup(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> None:
-    """Raise CorruptLog if a kept original that is needed is missing or has changed."""
+    """Raise CorruptLog if a file of the backup that is needed for the parts is missing or has changed."""
     for part in parts:
         for kept in _files_before(manifest, part).values():
             path = os.path.join(entry, kept.name)
@@ -266,7 +270,7 @@ def check_backup(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable
 
 
 def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> int:
-    """Return the bytes that restoring the parts writes; hard links write nothing."""
+    """Return how many bytes restoring the parts must copy; hard links need no copy."""
     partition = fs.stat(manifest.partition_path)
     kept = [file for part in parts for file in _files_before(manifest, part).values()]
     facts = [(file, fs.stat(os.path.join(entry, file.name))) for file in kept]
@@ -274,10 +278,11 @@ def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterabl
 
 
 def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, now_ms: int) -> None:
-    """Carry out the decision. After an interruption at any moment, deciding again finds what is left to do.
+    """Carry out the decision. After an interruption at any moment, `decide` returns what is left to do.
 
-    The cleaner checkpoint is moved first: a broker's cleaner treats records below it as clean, which those restored are
-    not. Parts follow from the latest to the oldest, so that a tombstone or marker is restored before what it deletes.
+    The cleaner checkpoint is moved first: a broker's cleaner treats records below it as clean, but the restored ones
+    are not. Parts follow from the latest to the oldest, so that a tombstone or marker is restored before what it
+    deletes.
     """
     if decision.moves_checkpoint:
         checkpoint = os.path.join(manifest.log_dir, names.CLEANER_CHECKPOINT)
@@ -320,8 +325,8 @@ def _put_back(directory: Directory, manifest: Manifest, entry: str, part: Part) 
 
 
 def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, partition: FileStat) -> None:
-    """Link or copy an original to a scratch file. The owner in the manifest is not used: anyone who can write there
-    could choose the owner of a file."""
+    """Link or copy a file of the backup to a scratch file. The owner in the manifest is not used: anyone who can write
+    the manifest could choose the owner of a file."""
     facts = fs.stat(source)
     if _may_link(kept, facts, partition):
         try:
@@ -339,8 +344,8 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, pa
 
 
 def _may_link(kept: BackupFile, facts: FileStat, partition: FileStat) -> bool:
-    """Whether the kept file can be linked into the log: same file system, and unchanged owner, mode and mtime, of which
-    owner and mode are those that a copy would get too."""
+    """Return whether a file of the backup can be linked into the log: it is on the same file system, its owner, mode
+    and mtime are unchanged, and a copy would get the same owner and mode."""
     if partition.uid not in (0, facts.uid) or facts.mode & ~0o666:
         return False
     same = (facts.uid, facts.gid, facts.mode, facts.mtime_ns) == (kept.uid, kept.gid, kept.mode, kept.mtime_ns)

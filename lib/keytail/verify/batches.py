@@ -1,4 +1,4 @@
-"""Walks over the batches of a partition's segments: the kernel checks them, this module adds the findings.
+"""Reads the batches of a partition's segments: the kernel checks them, and this module adds the findings.
 
 Valid batches are passed to the caller, which compares the log with other files.
 """
@@ -41,12 +41,12 @@ _KINDS = {
 # A batch with a wrong timestamp is otherwise valid.
 _HARMLESS = {codes.RECORD_TIMESTAMP, codes.MAX_TIMESTAMP_OFF}
 
-# Called with a segment's base offset, and the rows and runs that the kernel (kernels/verify/batches.py) wrote.
+# It is called with a segment's base offset, and the rows and runs that the kernel (kernels/verify/batches.py) wrote.
 OnBatches = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 class BatchWalk:
-    """Walks the segments of one partition, in order of their bases."""
+    """Reads and checks the segments of one partition, in the order of their base offsets."""
 
     def __init__(self, scope: Scope, on_result: OnBatches) -> None:
         self.scope = scope
@@ -74,7 +74,7 @@ class BatchWalk:
         return int(self._state[columns.RECORDS])
 
     @property
-    def spoiled(self) -> bool:
+    def has_invalid_batch(self) -> bool:
         """Whether an invalid batch was found; batches after it are not passed on."""
         return bool(self._state[columns.SPOILED])
 
@@ -87,7 +87,7 @@ class BatchWalk:
         self._window.close()
 
     def segment(self, base: int, next_base: int | None, entries: Entries) -> None:
-        """Walk over the segment at `base`, and if the walk reaches its end, check the ends of its indexes too."""
+        """Check the segment at `base`, and if its end is reached, the ends of its indexes."""
         self._base, batches_before = base, self.batches
         log = names.segment_file(base, names.LOG)
         size_bytes = self.scope.files[log].size_bytes
@@ -144,7 +144,7 @@ class BatchWalk:
                 self._found(log, code, at, entries)
 
     def _found(self, log: str, code: int, at: int, entries: Entries) -> None:
-        """Add a finding for `code` at index `at` of the window, or for the index entry that the kernel just passed."""
+        """Add a finding for the kernel's `code` at index `at` of the window, or for the index entry compared last."""
         state = self._state
         if code in _KINDS:
             self._add_batch(log, code, at)
@@ -171,8 +171,8 @@ class BatchWalk:
         self.scope.findings.add(kind, log, position, offset, recovered=recovered, **facts)
 
     def _end(self, log: str, at: int, code: int) -> None:
-        """Add a finding: the bytes from here on are no batches. A live broker's active segment may end in a partial
-        batch."""
+        """Add a finding that the bytes from index `at` on are not batches. The active segment of a running broker may
+        end with an incomplete batch."""
         window = self._window
         left = window.size_bytes - window.position - at
         active = self.scope.is_active(self._base)

@@ -20,7 +20,7 @@ _FIRST_LINE = 3  # of a checkpoint's entries, after version and count
 
 
 class EpochCheck:
-    """Collects runs of batches of one leader epoch, in order; `close` compares them with the checkpoint."""
+    """Collects the runs of batches with one leader epoch, in order; `close` compares them with the checkpoint."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -28,7 +28,7 @@ class EpochCheck:
         self._bases: list[int] = []
 
     def on_batches(self, base: int, runs: np.ndarray) -> None:
-        """Add runs (columns RUN_... of the kernel) of the segment at `base`."""
+        """Add the runs (columns RUN_... of the kernel) of the segment at `base`."""
         for run in runs:
             if self._runs and self._runs[-1][columns.RUN_EPOCH] == run[columns.RUN_EPOCH]:
                 self._runs[-1][columns.RUN_LAST_BASE] = run[columns.RUN_LAST_BASE]
@@ -72,7 +72,7 @@ class EpochCheck:
         self._scope.findings.add(kind, names.LEADER_EPOCHS, offset=first, first=first, **facts)
 
     def _compare(self, epochs: np.ndarray, starts: np.ndarray, without_epoch: int) -> None:
-        """Check that the entry for each batch at or above the log start offset has the epoch of the batch."""
+        """Add findings about batches at or above the log start offset whose entry has another epoch."""
         if not len(starts):
             self._check_missing(without_epoch)
             return
@@ -99,7 +99,7 @@ class EpochCheck:
             self._add_epochs("epochs-missing", first, epoch=int(runs[-1][columns.RUN_EPOCH]))
 
     def _add_wrong(self, number: int, epoch: int, stated: int, first: int) -> None:
-        """Add a finding about the log if its own epochs do not rise, else about the checkpoint file."""
+        """Add a finding about the log if its own epochs do not ascend, otherwise about the checkpoint file."""
         before = int(self._runs[number - 1][columns.RUN_EPOCH]) if number else 0
         behind = int(self._runs[number + 1][columns.RUN_EPOCH]) if number + 1 < len(self._runs) else epoch
         if before <= epoch <= behind:

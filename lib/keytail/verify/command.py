@@ -17,7 +17,7 @@ from keytail.cli.statuses import Status, styled
 from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 
-_NAMED = 5  # partitions in the last line
+_NAMED = 5  # at most so many partitions in the last line
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Verifies the chosen partitions: reads every byte, and lists the problems that a broker would have.
 
 Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process;
-verify/task.py inspects a partition. Needs no topic configuration: the checks apply to every topic.
+verify/task.py inspects a partition. Topic settings are not needed: the checks apply to every topic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class VerifyTask:
     """One partition directory, and the offsets that its log dir's checkpoints have for it.
 
     `live`: a broker may be writing to it, so its tail is not checked. Otherwise `seen` describes the files that the
-    driver saw there: a task on a host that sees other files refuses (None: not compared).
+    driver saw there: a task on a host that sees other files raises Refused (None: they are not compared).
     """
 
     path: str
@@ -96,7 +96,7 @@ def verify(
     """Return a row for each log dir with findings of its own, then one for each chosen partition. `on_row` is called
     with the row of each partition when it is done.
 
-    Starts Spark only if there is much to read, or the request names a master or is of spark-submit.
+    Spark is started only if there is much to read, the request names a master, or spark-submit runs this process.
     """
     chosen = choose(fs, request.choice)
     tasks = _tasks(fs, chosen)

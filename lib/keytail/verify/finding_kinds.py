@@ -1,6 +1,6 @@
-"""The kinds of findings: text, severity, what a broker does with it, and the remedy.
+"""Lists the kinds of findings about a segment: its batches and its indexes. A kind has a text, a severity, what a
 
-This module has those about a segment: its batches and its indexes.
+broker does about it, and the remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REINDEXED = Recovery("warning", "Recovers the segment when it starts, which reb
 
 
 def _log(what: str, broker: str, start_loses: StartLoses = "no") -> Kind:
-    """Return a kind of damage to batches that a recovery truncates."""
+    """Return a kind of damage to batches, at which a broker's recovery truncates the log."""
     return Kind("error", what, broker, REFETCH, _TRUNCATED_HERE, start_loses)
 
 

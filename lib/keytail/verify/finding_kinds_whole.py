@@ -1,5 +1,5 @@
-"""The fields of a kind of finding, and the kinds about a partition or a log dir as a whole: names, owners, producers,
-epochs, checkpoints."""
+"""Defines the fields of a kind of finding, and lists the kinds about a partition or a log dir as a whole: names,
+owners, producers, epochs, checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ StartLoses = Literal["no", "at-end", "yes"]
 
 @dataclass(frozen=True)
 class Recovery:
-    """The severity and effect if a broker recovers the segment when it starts, as after an unclean shutdown."""
+    """The severity and the effect if a broker recovers the segment when it starts, as after an unclean shutdown."""
 
     severity: Severity
     broker: str

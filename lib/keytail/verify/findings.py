@@ -1,4 +1,4 @@
-"""The findings of an inspection: one problem each, with its place, what a broker does, and the remedy.
+"""Collects the findings of an inspection: one problem each, with its place, what a broker does, and the remedy.
 
 The kinds are listed in `finding_kinds.py`. The number of findings per file is limited, so that one bad file does not
 hide the others.
@@ -62,7 +62,7 @@ class Findings:
         recovered: bool = False,
         **facts: int | str,
     ) -> None:
-        """Add a finding; after MOST_A_FILE of a file, only count it. `facts` fill the placeholders of the kind's texts.
+        """Add a finding; only count it if the file has MOST_A_FILE already. `facts` fill the placeholders of the texts.
 
         `file`: a name in the directory, "" for the directory itself, or an absolute path. `recovered`: a broker
         recovers its segment when it starts.
@@ -75,7 +75,7 @@ class Findings:
             self._losing.add(file)
 
     def close(self) -> None:
-        """Add for each file a finding with the number of those that were only counted."""
+        """For each file with findings that were only counted, add a finding with their number."""
         for file, count in sorted(self._by_file.items()):
             if count > MOST_A_FILE:
                 self._put("more", file, {"count": count - MOST_A_FILE}, file in self._losing)

@@ -1,4 +1,4 @@
-"""Checks the index files of a segment: the files themselves, and after the batches, the entries without a batch."""
+"""Checks the index files of a segment by themselves, and, after its batches were read, for entries without a batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _UNINDEXED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a segment's offset and time index up to the first that does not rise: int64, offsets absolute."""
+    """The entries of a segment's offset and time index up to the first that does not ascend (int64, offsets absolute).
+    """
 
     base: int
     offsets: np.ndarray
@@ -30,14 +31,14 @@ class Entries:
         return len(self.offsets) + len(self.times)
 
     def add_offset_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
-        """Add a finding about offset index entry `i`: its offset is wrong (`at_batch`: its position is that of a batch)
-        or its position is."""
+        """Add a finding about offset index entry `i`: if a batch begins at its position (`at_batch`), its offset is
+        wrong, otherwise its position is."""
         kind = "index-offset" if at_batch else "index-position"
         self._add(scope, kind, names.INDEX, OFFSET_ENTRY.itemsize * i, self.offsets[i], position=self.positions[i])
 
     def add_time_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
-        """Add a finding about time index entry `i`: its timestamp is wrong (`at_batch`: a batch ends with its offset)
-        or its offset is."""
+        """Add a finding about time index entry `i`: if a batch ends with its offset (`at_batch`), its timestamp is
+        wrong, otherwise its offset is."""
         kind = "time-entry" if at_batch else "time-offset"
         self._add(scope, kind, names.TIME_INDEX, TIME_ENTRY.itemsize * i, self.time_offsets[i], timestamp=self.times[i])
 
@@ -53,12 +54,12 @@ def read_entries(scope: Scope, base: int) -> Entries:
     log_bytes = scope.files[names.segment_file(base, names.LOG)].size_bytes
     index = parse_offset_index(_used_bytes(scope, base, names.INDEX, OFFSET_ENTRY.itemsize, log_bytes))
     pairs = np.column_stack((index["relative_offset"], index["position"])).astype(np.int64)
-    pairs = pairs[: _rising(scope, base, names.INDEX, pairs, OFFSET_ENTRY.itemsize, "index-order")]
+    pairs = pairs[: _ascending(scope, base, names.INDEX, pairs, OFFSET_ENTRY.itemsize, "index-order")]
     if scope.live and scope.is_active(base):  # entries may be newer than the size that was listed
         pairs = pairs[pairs[:, 1] < log_bytes]
     time_index = parse_time_index(_used_bytes(scope, base, names.TIME_INDEX, TIME_ENTRY.itemsize, log_bytes))
     times = np.column_stack((time_index["timestamp_ms"], time_index["relative_offset"])).astype(np.int64)
-    times = times[: _rising(scope, base, names.TIME_INDEX, times, TIME_ENTRY.itemsize, "time-order")]
+    times = times[: _ascending(scope, base, names.TIME_INDEX, times, TIME_ENTRY.itemsize, "time-order")]
     return Entries(
         base,
         offsets=np.ascontiguousarray(pairs[:, 0]) + base,
@@ -69,7 +70,7 @@ def read_entries(scope: Scope, base: int) -> Entries:
 
 
 def _used_bytes(scope: Scope, base: int, suffix: str, entry_bytes: int, log_bytes: int) -> bytes:
-    """Return the bytes of the file's used entries; b"" if it is missing or cannot be read."""
+    """Return the bytes of the file's used entries; empty if it is missing or cannot be read."""
     file = names.segment_file(base, suffix)
     time = "time-" if suffix == names.TIME_INDEX else ""
     recovered = scope.is_recovered(base)
@@ -88,7 +89,7 @@ def _used_bytes(scope: Scope, base: int, suffix: str, entry_bytes: int, log_byte
     used = -(-len(data.rstrip(b"\0")) // entry_bytes) * entry_bytes
     if time and len(data) == entry_bytes and used == 0 and _begins_at_zero(scope, base):
         return data
-    # The file of the active segment is longer than its entries until a clean shutdown.
+    # Until a clean shutdown, the file of the active segment is longer than its entries.
     presized = scope.is_active(base) and (scope.live or not scope.claims.clean_shutdown)
     if used < len(data) and not presized:
         kind = f"{time}index-{'zeros' if used == 0 else 'untrimmed'}"
@@ -110,8 +111,8 @@ def _begins_at_zero(scope: Scope, base: int) -> bool:
     return header[16] == 1 and struct.unpack_from(">q", header, 18) == (0,)
 
 
-def _rising(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
-    """Return the number of entries before the first that does not rise in both columns or has a negative value."""
+def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
+    """Return the number of entries before the first that does not ascend in both columns or has a negative value."""
     bad: np.ndarray = np.asarray((entries < 0).any(axis=1))
     bad[1:] |= (entries[1:] <= entries[:-1]).any(axis=1)
     if not bad.any():

@@ -1,4 +1,4 @@
-"""Verifies a log dir itself: finds, once per log dir, what stops a broker before it loads a partition."""
+"""Verifies a log dir itself: finds what keeps a broker from loading any of its partitions."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class MissingSegments:
         self._are_dense = True
 
     def after_segment(self, base: int, records: int, last_offset: int) -> None:
-        """Note the number of `records` of the segment at `base`, and the last offset of the log so far."""
+        """Add a segment: its base offset, its number of records, and the last offset of the log up to its end."""
         end = max(last_offset + 1, base)
         self._ends.append(end)
         self._are_dense = self._are_dense and records == end - base
@@ -54,7 +54,7 @@ class MissingSegments:
                 self._scope.findings.add("offsets-missing", log, 0, first, **facts)
 
     def _left_files(self) -> dict[int, str]:
-        """Return by offset the file which shows that a segment began there. Empty after an unclean shutdown or while a
+        """Return, by offset, a file that shows that a segment began there. Empty after an unclean shutdown or while a
         replacement is unfinished."""
         # The names are in descending order, so the last file of a base offset is used: .index, if it exists.
         parsed = [names.parse_file_name(name) for name in sorted(self._scope.files, reverse=True)]
@@ -74,8 +74,8 @@ class MissingSegments:
         return suffix in names.INDEX_SUFFIXES
 
     def _is_after_a_crash(self, base: int) -> bool:
-        """Return whether a broker had not yet written the segment at `base` to disk for certain when it was killed. Of
-        a copy without checkpoints nothing says so: it was not a broker that left it."""
+        """Return whether the segment at `base` may not have been synced when a broker was killed. A copy without
+        checkpoints is not treated as left by a killed broker."""
         return self._scope.claims.recovery_point is not None and self._scope.is_recovered(base)
 
     def _was_never_compacted(self, below: int) -> bool:
@@ -86,7 +86,7 @@ class MissingSegments:
 
     def _has_removable(self, below: int) -> bool:
         """Return whether a record in a segment with a base offset below `below` has no key, or the key of another
-        record. For most logs this is decided soon; at most _MOST_KEYS keys are compared."""
+        record. For most logs a few keys decide this; at most _MOST_KEYS are compared."""
         seen: set[bytes] = set()
         reader = LogReader(self._scope.fs)
         for base in self._scope.bases:
@@ -105,7 +105,7 @@ class MissingSegments:
 
 
 def _keys(part: Part) -> Iterator[bytes | None]:
-    """Yield the keys of the data records (not of markers) as digests of 16 bytes; None for a record without key."""
+    """Yield the keys of the data records (not of markers) as digests of 16 bytes; None for a record without a key."""
     if part.records is None:
         return
     is_data = part.records.batches["attributes"][part.records.records["row"]] & CONTROL == 0

@@ -19,7 +19,7 @@ _LEFTOVERS = {"cleaned", "deleted", "scratch"}
 
 
 def check_names(scope: Scope) -> None:
-    """Check the names of all files: leftovers, fatal names, orphaned indexes, non-regular and too large files.
+    """Add findings about leftovers, fatal names, orphaned indexes, and files that are not regular or too large.
 
     The files of a prepared compaction are not leftovers: its record names their run.
     """
@@ -48,7 +48,7 @@ def check_names(scope: Scope) -> None:
 
 
 def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:
-    """Check `.swap` files. A `.swap` counts as complete unless a `.cleaned` has the same or a lower base offset."""
+    """Add findings about `.swap` files, which are complete unless a `.cleaned` has the same or a lower base offset."""
     parsed = list(parsed)
     guard = min((n.base_offset for n in parsed if n.kind == "cleaned" and n.base_offset is not None), default=None)
     covered = {n.base_offset for n in parsed if n.kind == "live" and n.suffix == names.LOG}
@@ -65,10 +65,10 @@ def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:
 
 
 def check_owners(scope: Scope) -> None:
-    """Check that the owner of the directory, as which a broker runs, can read and write its files.
+    """Add findings about files that the owner of the directory, as which a broker runs, cannot read and write.
 
-    Other differences of mode are ignored: the umask of the broker may have changed. Adds one finding for all files of
-    the same owner and mode.
+    Other differences in the mode are ignored: the umask of the broker may have changed. There is one finding for all
+    files with the same owner and mode.
     """
     try:
         directory = scope.fs.stat(scope.path)

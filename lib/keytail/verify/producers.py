@@ -1,7 +1,7 @@
 """Compares the producer batches of a log with its producer snapshots and transaction indexes.
 
-A cleaned log contains less than was ever written, so only facts that cleaning preserves are checked: an existing batch
-was written, a marker is removed only after its data, a transaction entry only with its marker (VERIFY.md).
+A cleaned log contains less than was ever written, so only what cleaning preserves is checked: a batch in the log was
+written, a marker is removed only after its data, and a transaction's entry only with its marker (VERIFY.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProducerChecks:
         self.index_entries = 0
 
     def on_batches(self, base: int, rows: np.ndarray) -> None:
-        """Process batches (columns ROW_... of the kernel) of the segment at `base`."""
+        """Check the next batches (columns ROW_... of the kernel), of the segment at `base`."""
         if not len(rows):
             return
         while self._snapshots and self._snapshots[0] <= rows[-1, columns.ROW_BASE]:
@@ -101,7 +101,7 @@ class ProducerChecks:
         for i, entry in enumerate(entries):
             known.add(entry.producer_id)
             number = self._numbers.get(entry.producer_id)
-            reason = _nonsense(entry, at)
+            reason = _impossibility(entry, at)
             if not reason and number is not None:
                 reason = _contradiction(entry, self._state[number])
             if reason:
@@ -117,7 +117,7 @@ class ProducerChecks:
                 self._scope.findings.add("snapshot-entry", file, None, at, producer=producer, reason=reason)
 
     def _read_snapshot(self, at: int, parse: Callable[[bytes], T]) -> T | None:
-        """Return the snapshot at offset `at` as parsed; None, with a finding, if it is not valid."""
+        """Return the parsed snapshot at offset `at`. If it is not valid, return None and add a finding."""
         file = names.segment_file(at, names.SNAPSHOT)
         data = self._scope.read(file)
         try:
@@ -128,13 +128,13 @@ class ProducerChecks:
 
     # Transaction indexes
 
-    def close_segment(self, base: int, *, believed: bool) -> None:
-        """Compare the segment's transaction index with its markers, if those are `believed` (valid)."""
+    def close_segment(self, base: int, *, is_valid: bool) -> None:
+        """Compare the segment's transaction index with its markers; `is_valid`: its batches are valid."""
         found = np.concatenate(self._markers) if self._markers else np.empty((0, kernels.MARKER_COLUMNS), np.int64)
         self._markers = []
         aborts = found[found[:, kernels.MARKER_ABORTS] == 1]
         entries = self._read_index(base)
-        if not believed or entries is None:
+        if not is_valid or entries is None:
             return
         file = names.segment_file(base, names.TXN_INDEX)
         places = np.searchsorted(aborts[:, kernels.MARKER_OFFSET], entries["last_offset"])
@@ -155,7 +155,7 @@ class ProducerChecks:
         at, first = int(marker[kernels.MARKER_OFFSET]), int(marker[kernels.MARKER_DATA])
         producer = self._ids[marker[kernels.MARKER_PRODUCER]]
         if first >= 0 and self._highest_stable is not None and first < self._highest_stable[0]:
-            # A search for this data ends at that entry, before it reaches the entry of this marker.
+            # A look-up of this data ends at that entry, before it reaches the entry of this marker.
             stable, earlier, position = self._highest_stable
             self._scope.findings.add("txn-stable-offset", earlier, position, at, stated=stable, most=first)
             self._highest_stable = None
@@ -174,7 +174,7 @@ class ProducerChecks:
 
     def _read_index(self, base: int) -> np.ndarray | None:
         """Return the entries, empty if there is no file. None if it cannot be read, has an invalid entry, or may
-        contain entries of batches that were not read (live broker)."""
+        contain entries of batches that were not read (running broker)."""
         file = names.segment_file(base, names.TXN_INDEX)
         if file not in self._scope.files:
             return np.empty(0, TXN_ENTRY)
@@ -205,13 +205,13 @@ class ProducerChecks:
         recovered = self._scope.is_recovered(base)
         self._scope.findings.add(kind, file, position, offset, recovered=recovered, **facts)
 
-    def close(self, log_end_offset: int, *, believed: bool) -> None:
-        """Check the remaining snapshots after all batches; `believed`: all batches up to the log end are valid."""
+    def close(self, log_end_offset: int, *, is_valid: bool) -> None:
+        """Check the remaining snapshots after all batches; `is_valid`: all batches up to the log end are valid."""
         for at in self._snapshots:
-            if at > log_end_offset and not self._scope.live and believed:
+            if at > log_end_offset and not self._scope.live and is_valid:
                 file = names.segment_file(at, names.SNAPSHOT)
                 self._scope.findings.add("snapshot-beyond", file, offset=at, end=log_end_offset)
-            elif at <= log_end_offset and believed and at > self._scope.log_start:
+            elif at <= log_end_offset and is_valid and at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
                 self._read_snapshot(at, check_snapshot)
@@ -220,8 +220,8 @@ class ProducerChecks:
             self._scope.findings.add("snapshots-missing", "")
 
 
-def _nonsense(entry: ProducerEntry, at: int) -> str:
-    """Return why no broker writes such an entry into a snapshot at offset `at`; "" if the entry is possible."""
+def _impossibility(entry: ProducerEntry, at: int) -> str:
+    """Return why no broker writes such an entry into a snapshot at offset `at`; empty if a broker may write it."""
     if entry.last_offset >= at:
         return f"its last offset {entry.last_offset} is not below the snapshot's"
     if entry.current_txn_first_offset >= at:
@@ -234,7 +234,7 @@ def _nonsense(entry: ProducerEntry, at: int) -> str:
 
 
 def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
-    """Return how an entry contradicts the batches below the snapshot; "" if it does not.
+    """Return how an entry contradicts the batches below the snapshot; empty if it does not.
 
     Batches may have been removed, so an entry with a later state than theirs is no contradiction.
     """

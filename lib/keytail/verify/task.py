@@ -1,8 +1,8 @@
 """Verifies a partition directory: every batch, every index entry, every name, and the consistency between the files
 (VERIFY.md).
 
-Reads only and needs no lock: beside a live broker it tolerates files that vanish or grow, and does not check the
-active segment's tail. Invalid bytes give findings, not exceptions; only an unreadable directory raises.
+It only reads and needs no lock. While a broker is running, it tolerates files that vanish or grow, and does not check
+the active segment's tail. Invalid bytes give findings, not exceptions; only an unreadable directory raises OSError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VerifyCounts:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The findings about one partition: names first, then in the order of files and positions."""
+    """The findings about one partition: about names first, then in the order of files and positions."""
 
     findings: tuple[Finding, ...]
     counts: VerifyCounts
@@ -49,19 +49,19 @@ class VerifyReport:
 
 
 def verify_partition(fs: FileSystem, path: str, claims: Claims = NO_CLAIMS, *, live: bool = False) -> VerifyReport:
-    """Inspect the partition directory `path`.
+    """Inspect the partition directory `path`. Raises OSError if it cannot be listed.
 
     `live`: a broker may be writing to it meanwhile. Then only findings that two inspections have in common are
     reported, since files that are replaced between two reads seem to contradict each other.
     """
-    report = _look(fs, path, claims, live)
+    report = _inspect(fs, path, claims, live)
     if live and report.findings:
-        again = _look(fs, path, claims, live)
+        again = _inspect(fs, path, claims, live)
         return VerifyReport(tuple(finding for finding in again if finding in report.findings), again.counts)
     return report
 
 
-def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport:
+def _inspect(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport:
     scope = Scope(fs, path, live, claims, fs.scan(path), Findings(path))
     check_names(scope)
     check_owners(scope)
@@ -80,12 +80,12 @@ def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport
             index_entries += len(entries)
             records_before = walk.records
             walk.segment(base, next_base, entries)
-            producers.close_segment(base, believed=not walk.spoiled)
+            producers.close_segment(base, is_valid=not walk.has_invalid_batch)
             missing.after_segment(base, walk.records - records_before, walk.last_offset)
     finally:
         walk.close()
     _check_whole(scope, walk, producers, epochs)
-    if not walk.spoiled and not live:
+    if not walk.has_invalid_batch and not live:
         missing.close()
     scope.findings.close()
     counts = VerifyCounts(
@@ -99,11 +99,11 @@ def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport
 
 
 def _check_whole(scope: Scope, walk: BatchWalk, producers: ProducerChecks, epochs: EpochCheck) -> None:
-    """Add the findings that need the log end offset, which is not known beside a live broker."""
+    """Add the findings that depend on the log end offset, which is unknown while a broker is running."""
     if not scope.bases:
         return
     log_end_offset = max(walk.last_offset + 1, scope.bases[-1])
-    producers.close(log_end_offset, believed=not walk.spoiled)
-    epochs.close(log_end_offset, whole=not walk.spoiled, without_epoch=walk.without_epoch)
-    if not walk.spoiled and not scope.live:
+    producers.close(log_end_offset, is_valid=not walk.has_invalid_batch)
+    epochs.close(log_end_offset, whole=not walk.has_invalid_batch, without_epoch=walk.without_epoch)
+    if not walk.has_invalid_batch and not scope.live:
         check_claims(scope, log_end_offset)

@@ -26,7 +26,7 @@ from keytail.log.recover import recover
 from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_memory import task_of, write_segments
-from tests.compact.test_rounds import files_of, random_task
+from tests.compact.test_passes import files_of, random_task
 from tests.in_pieces import take_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.indexing import index_files

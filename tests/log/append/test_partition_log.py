@@ -134,7 +134,7 @@ REFUSED_BY_A_LEADER = {
     "nothing": (b"", UsageProblem, "no batch to append: a set must have at least one"),
     "too large": (batch(30), Refused, "larger than 600 bytes"),
     "damaged": (batch()[:-1] + b"!", CorruptLog, "invalid CRC"),
-    "cut": (batch() + batch()[:-5], CorruptLog, "bytes are left"),
+    "cut": (batch() + batch()[:-5], CorruptLog, "bytes after the last complete batch are not a batch"),
     "old format": (batch()[:16] + b"\1" + batch()[17:], Refused, "message format is old"),
     "gaps": (encode_batch([Rec(0, 1, b"k", b"v"), Rec(5, 1, b"k", b"v")]), Refused, "number of records differs"),
     "append time": (encode_batch([Rec(0, 1, b"k", b"v")], timestamp_type=1), Refused, "LogAppendTime"),
@@ -148,7 +148,7 @@ REFUSED_BY_A_LEADER = {
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_A_LEADER)
-def test_what_a_leader_refuses_leaves_no_trace(case: str, directory: Path) -> None:
+def test_a_batch_that_a_leader_refuses_changes_nothing(case: str, directory: Path) -> None:
     data, kind, match = REFUSED_BY_A_LEADER[case]
     config = AppendConfig(**{**vars(CONFIG), "max_message_bytes": 600})
     with opened(directory, config) as log:
@@ -172,7 +172,7 @@ def test_what_a_leader_refuses_leaves_no_trace(case: str, directory: Path) -> No
         (batch(1, 5) + batch(1, 5 + 2**31), Refused, "more offsets than a segment can hold"),
     ],
 )
-def test_what_a_follower_refuses_leaves_no_trace(data: bytes, kind: type, match: str, directory: Path) -> None:
+def test_a_batch_that_a_follower_refuses_changes_nothing(data: bytes, kind: type, match: str, directory: Path) -> None:
     with opened(directory) as log:
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
         before = files(directory)
@@ -200,7 +200,7 @@ def test_batches_above_the_leader_epoch_of_a_follower_are_left_out(directory: Pa
         assert (log.log_end_offset, log.leader_epochs) == (1, ((3, 0),))
 
 
-def test_what_a_producer_sends_again_is_there_once(directory: Path) -> None:
+def test_a_batch_that_a_producer_sends_again_is_stored_once(directory: Path) -> None:
     sent = [batch(**PRODUCER, base_sequence=2 * i) for i in range(7)]
     with opened(directory) as log:
         log.append(b"".join(sent), leader_epoch=0, now_ms=NOW_MS)
@@ -211,7 +211,7 @@ def test_what_a_producer_sends_again_is_there_once(directory: Path) -> None:
             log.append(sent[1], leader_epoch=0, now_ms=NOW_MS)  # five others were sent since
 
 
-def test_the_same_sequences_of_a_new_epoch_are_another_batch(directory: Path) -> None:
+def test_the_same_sequence_numbers_of_a_new_epoch_are_another_batch(directory: Path) -> None:
     with opened(directory) as log:
         log.append(batch(**PRODUCER, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
         appended = log.append(batch(producer_id=7, producer_epoch=2, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
@@ -248,7 +248,7 @@ def test_batches_given_at_once_leave_what_they_leave_one_by_one(directory: Path,
 
 
 @pytest.mark.parametrize(("last", "following"), [(2**31 - 2, 0), (2**31 - 1, 1)])
-def test_sequences_go_round(last: int, following: int, directory: Path) -> None:
+def test_sequence_numbers_wrap_around(last: int, following: int, directory: Path) -> None:
     """A batch of two records whose last or first sequence is 2147483647."""
     with opened(directory) as log:
         log.append(batch(**PRODUCER, base_sequence=last), leader_epoch=0, now_ms=NOW_MS)
@@ -259,7 +259,7 @@ def test_sequences_go_round(last: int, following: int, directory: Path) -> None:
         assert log.append(same, leader_epoch=0, now_ms=NOW_MS).duplicates[0].first_offset == 2
 
 
-def test_a_failing_disk_ends_it(directory: Path) -> None:
+def test_a_failing_disk_closes_the_log(directory: Path) -> None:
     class Full(FileSystem):
         fails = False
 
@@ -405,13 +405,13 @@ def test_a_log_that_ends_below_its_start_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["00000000000000000009.snapshot", "00000000000000000000.log.swap"])
-def test_what_is_left_of_a_log_is_not_taken_for_a_new_one(name: str, directory: Path) -> None:
+def test_remains_of_a_log_are_not_taken_for_a_new_one(name: str, directory: Path) -> None:
     (directory / name).write_bytes(b"")
     with pytest.raises(Refused, match="files of a former segment"):
         opened(directory)
 
 
-def test_epochs_that_an_empty_directory_has_are_cut_to_the_new_log(directory: Path) -> None:
+def test_epochs_of_an_empty_directory_are_truncated_to_the_new_log(directory: Path) -> None:
     (directory / "leader-epoch-checkpoint").write_text("0\n3\n0 0\n3 4\n7 9\n")
     with PartitionLog.open(str(directory), CONFIG, now_ms=NOW_MS, log_start_offset=5) as log:
         log.check()
@@ -427,7 +427,7 @@ def test_a_read_begins_within_the_log(directory: Path) -> None:
                 log.floor(offset)
 
 
-def test_strays_give_way_to_the_segment_that_has_their_name(directory: Path) -> None:
+def test_stray_files_are_replaced_by_those_of_a_new_segment(directory: Path) -> None:
     with opened(directory) as log:
         for suffix in ("index", "timeindex", "txnindex"):
             (directory / f"{2:020d}.{suffix}").write_bytes(b"stray" * 3)
@@ -458,7 +458,7 @@ def test_new_files_are_like_the_log(directory: Path) -> None:
 
 
 def test_where_all_lies_below_the_log_start_empty_snapshots_are_written(directory: Path) -> None:
-    """Snapshots at the bases of the last two segments and at the end (APPEND.md, "Before it is opened")."""
+    """Snapshots at the bases of the last two segments and at the end (APPEND.md, "Before a log is opened")."""
     with opened(directory) as log:
         for _ in range(3):
             log.append(batch(), leader_epoch=0, now_ms=NOW_MS)

@@ -93,7 +93,7 @@ TIMELESS = RollState(50, 61, first_timestamp_ms=-1, created_ms=900, jitter_ms=3)
         (WAITED, {}, (61, 900, 50 + FAR), (61, 900, 51 + FAR)),
     ],
 )
-def test_a_limit_that_is_met_is_not_exceeded(
+def test_a_limit_that_is_reached_exactly_is_not_exceeded(
     roll_state: RollState, limit: dict[str, int], met: tuple[int, int, int], exceeded: tuple[int, int, int]
 ) -> None:
     config = AppendConfig(**limit)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def _rows(batches: list[tuple[int, int, int]]) -> np.ndarray:
     return table
 
 
-def test_an_index_is_full_with_a_slot_of_times_left() -> None:
+def test_an_index_is_full_with_one_slot_of_the_time_index_left() -> None:
     assert not are_full(9, 8, 10, 10)
     assert are_full(10, 0, 10, 10)
     assert are_full(0, 9, 10, 10)
@@ -153,14 +153,14 @@ def _epochs(entries: list[tuple[int, int]], batches: list[tuple[int, int]]) -> l
     return assign(entries, table)
 
 
-def test_an_epoch_is_noted_where_it_begins() -> None:
+def test_an_epoch_is_recorded_where_it_begins() -> None:
     assert _epochs([], [(0, 0), (0, 3), (2, 5), (2, 9)]) == [(0, 0), (2, 5)]
     assert _epochs([(0, 0), (2, 5)], [(2, 11)]) == [(0, 0), (2, 5)]
     assert _epochs([(0, 0), (5, 5)], [(3, 11)]) == [(0, 0), (3, 11)]
     assert _epochs([(0, 0), (5, 20)], [(7, 20)]) == [(0, 0), (7, 20)]  # epoch 5 has no records
 
 
-def test_epochs_are_cut_at_both_ends() -> None:
+def test_epochs_are_truncated_at_both_ends() -> None:
     entries = [(0, 0), (2, 10), (3, 20)]
     assert truncate_from_end(entries, 20) == [(0, 0), (2, 10)]
     assert truncate_from_end(entries, 21) == entries
@@ -181,7 +181,7 @@ def test_producers_in_the_order_of_a_brokers_table() -> None:
     assert hash_order([17, *range(13)], in_front=True) == [*range(13), 17]
 
 
-def test_a_crowd_in_one_place_makes_a_brokers_table_double() -> None:
+def test_many_ids_in_one_bucket_double_the_brokers_table() -> None:
     """Producers with the first ids of blocks of 1000 collide like this."""
     same_place = [16 * i for i in (3, 1, 2, 5, 4, 7, 6, 8)]
     assert hash_order(same_place) == same_place

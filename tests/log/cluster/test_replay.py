@@ -83,7 +83,7 @@ def test_a_removed_topic_takes_its_configs_along() -> None:
 # Possible values
 
 
-def test_settled_changes_leave_one_value() -> None:
+def test_a_settled_change_leaves_one_value() -> None:
     assert policies(replayed(NEW, [policy("delete")])) == ("delete",)
 
 
@@ -92,7 +92,7 @@ def test_a_recent_change_leaves_both_values_the_newest_last() -> None:
     assert policies(replayed(NEW, unsettled=[[policy("a")], [policy("b")]])) == ("compact", "a", "b")
 
 
-def test_a_value_that_never_held_between_batches_does_not_count() -> None:
+def test_a_value_that_was_replaced_within_its_batch_does_not_count() -> None:
     assert policies(replayed(NEW, unsettled=[[policy("a"), policy("b")]])) == ("compact", "b")
     assert policies(replayed(NEW, unsettled=[[policy("a"), policy("compact")]])) == ("compact",)
 
@@ -101,7 +101,7 @@ def test_setting_the_same_value_again_is_no_change() -> None:
     assert policies(replayed(NEW, unsettled=[[policy("compact")]])) == ("compact",)
 
 
-def test_a_recent_topic_never_was_without_its_first_configs() -> None:
+def test_a_recent_topic_always_had_its_first_configs() -> None:
     assert policies(replayed(unsettled=[NEW])) == ("compact",)
     assert policies(replayed(unsettled=[[dull.BEGIN], NEW, [dull.END]])) == ("compact",)
     assert policies(replayed(unsettled=[NEW, [policy("delete")]])) == ("compact", "delete")
@@ -135,11 +135,11 @@ def test_an_aborted_transaction_never_counts() -> None:
     assert policies(replayed(NEW, unsettled=[[dull.BEGIN, policy("a"), dull.ABORT]])) == ("compact",)
 
 
-def test_what_stands_before_a_transaction_in_its_batch_counts_at_once() -> None:
+def test_records_before_a_transaction_in_its_batch_take_effect_at_once() -> None:
     assert replayed([*NEW, dull.BEGIN, dull.remove(1)]).topics().keys() == {"t"}
 
 
-def test_an_unfinished_transaction_leaves_no_trace() -> None:
+def test_an_unfinished_transaction_has_no_effect() -> None:
     assert policies(replayed(NEW, unsettled=[[dull.BEGIN], [policy("delete")]])) == ("compact",)
 
 
@@ -212,7 +212,7 @@ def test_newer_settings_of_brokers_are_named() -> None:
     assert replay.configs(ResourceType.BROKER, "") == {}
 
 
-def test_a_newer_record_of_an_aborted_transaction_says_nothing() -> None:
+def test_a_newer_record_of_an_aborted_transaction_is_ignored() -> None:
     replay = replayed(NEW, [newer(dull.BEGIN), newer(policy("delete")), newer(dull.ABORT)])
     assert replay.newer(ResourceType.TOPIC) == {}
     assert not replay.in_transaction

@@ -303,7 +303,7 @@ def test_sanity_names_file_and_slot(kind: type, data: bytes, slot: int, says: st
         (TimeIndex, _time_bytes((0, 0), (1, 0), (2**63 - 1, FAR))),
     ],
 )
-def test_sound_files_pass(kind: type, data: bytes, tmp_path: Path) -> None:
+def test_valid_files_pass_the_check(kind: type, data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "index"
     path.write_bytes(data)
     with kind.open(LOCAL, str(path), BASE) as index:

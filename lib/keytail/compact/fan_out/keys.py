@@ -35,8 +35,8 @@ MOST_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # upper part of a cell's order
 _KIND_SHIFT = 60
 _SLICE_SHIFT = 32
-_RUN = 1 << 20  # keys that are split into shards at a time: 24 MiB, and as much again for the result
-_LEAST_RUN = 1 << 10
+_KEYS_AT_ONCE = 1 << 20  # divided among shards at a time: 24 MiB, and as much again for the result
+_LEAST_KEYS_AT_ONCE = 1 << 10
 _DEDUP_BYTES = 12 << 20  # fits into a cache, so that keys that occur once in a slice cost little
 
 
@@ -68,7 +68,7 @@ class _Run:
     """
 
     def __init__(self, kind: int, number: int, shards: int, memory_bytes: int, *, counting: bool = False) -> None:
-        room = max(_LEAST_RUN, min(_RUN, memory_bytes // (6 * _item_bytes(counting=counting))))
+        room = max(_LEAST_KEYS_AT_ONCE, min(_KEYS_AT_ONCE, memory_bytes // (6 * _item_bytes(counting=counting))))
         self._order = kind << _KIND_SHIFT | number << _SLICE_SHIFT
         self._starts = np.zeros(shards + 1, np.int64)
         self._arrays = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
@@ -199,7 +199,7 @@ def merge(
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)
-    room = max(_LEAST_RUN, min(_RUN, task.map_memory_bytes // (6 * 8)))
+    room = max(_LEAST_KEYS_AT_ONCE, min(_KEYS_AT_ONCE, task.map_memory_bytes // (6 * 8)))
     found = np.empty(0, np.int64)
     writer = BitsWriter(fs, replace(task, attempt=attempt), room)
     keyless: list[tuple[int, int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Errors of codecs: data that a reader of Kafka refuses, and data that need too much memory."""
+"""Defines the errors of codecs: for data that Kafka's readers refuse, and for data that need too much memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def too_long(limit_bytes: int) -> NoReturn:
 
 
 def of_library(codec: str, problem: Exception) -> Exception:
-    """Return the exception to raise for an error of a codec's library: lack of memory does not mean bad data."""
+    """Return the exception to raise for an error of a codec's library: MemoryError, TooLarge, or ValueError for data
+    that cannot be decompressed."""
     text = str(problem)
     if "not enough memory" in text or "llocation" in text:
         return MemoryError(f"{codec}: {text}")

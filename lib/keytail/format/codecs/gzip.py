@@ -1,4 +1,4 @@
-"""gzip in Kafka's framing: COMPRESSION.md 2."""
+"""Compresses and decompresses gzip in Kafka's framing (COMPRESSION.md 2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gunzip(data: Buffer, limit_bytes: int) -> bytes:
     if not rest:
         return out
     parts, total = [out], len(out)
-    # Bytes that follow are another member only if they begin with a complete, valid header; else they are ignored.
+    # Bytes that follow are ignored, unless they begin with the complete, valid header of another member.
     while is_gzip_header(rest):
         out, rest = _gunzip_member(rest, limit_bytes - total)
         parts.append(out)

@@ -1,4 +1,4 @@
-"""lz4 in Kafka's framing: COMPRESSION.md 4."""
+"""Compresses and decompresses lz4 in Kafka's framing (COMPRESSION.md 4)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM 
 _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
-LZ4_LEVEL = 9  # Kafka then uses the fast compressor, for any other level the slow one
-_LZ4_LEAST_SLOW_LEVEL = 3  # below it the library uses the fast one
+LZ4_LEVEL = 9  # for this level Kafka uses the fast compressor, for any other one the slow compressor
+_LZ4_LEAST_SLOW_LEVEL = 3  # below it the library uses its fast compressor
 _LZ4_FIRST_SIZE_CODE = 4  # 64 KiB; each following code is four times as large, up to 7
 
 
@@ -70,7 +70,7 @@ def unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
 
 
 def lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
-    """Return the first frame of `data`, as the library accepts it, and the most bytes that its blocks can hold."""
+    """Return the first frame of `data`, in a form that the library accepts, and the most bytes that it can contain."""
     view = memoryview(data)
     header = bytes(view[:7])
     plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None
@@ -89,7 +89,7 @@ def lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
 
 
 def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
-    """Check a frame header that is not one of the plain ones; return its size and FLG byte."""
+    """Check a frame header that is not one of `_plain_lz4_headers`; return its size and FLG byte."""
     if len(view) < 7 or view[:4] != _LZ4_MAGIC:
         raise ValueError("lz4: no frame header")
     flags, block = view[4], view[5]
@@ -112,7 +112,7 @@ def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
 
 
 def _walk_lz4_blocks(view: memoryview, start: int, flags: int, block_bytes: int) -> tuple[int, int]:
-    """Return the position of the end mark after the blocks, and the most bytes that the blocks can hold."""
+    """Return the position of the end mark after the blocks, and the most bytes that the blocks can contain."""
     at, end, most_bytes = start, len(view), 0
     checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
     while at + 4 <= end:

@@ -1,4 +1,4 @@
-"""snappy in Kafka's framing: COMPRESSION.md 3."""
+"""Compresses and decompresses snappy in Kafka's framing (COMPRESSION.md 3)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
 
 
 def snappy_chunks(view: memoryview) -> list[memoryview]:
-    """Return the raw blocks in the framing, or all of `view` if there is no framing."""
+    """Return the raw snappy blocks of the chunks, or all of `view` if it is not framed."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
     portions, at, end = [], _XERIAL_HEADER_BYTES, len(view)

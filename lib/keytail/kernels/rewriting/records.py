@@ -1,4 +1,4 @@
-"""Decides record by record what is retained (format/CLEANING.md, "Which records stay")."""
+"""Decides record by record what is retained (format/CLEANING.md, "Which records are retained")."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def note_nulls(records, n, nulls, first_batch):
 def decide_records(
     records, n, decided_by, first_ordinal, found, latest_offset, tombstones_go, keep, kept, kept_nulls, counters
 ):
-    """Set `keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records stay").
+    """Set `keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records are retained").
 
     Of rows decided by bits, only the survivors are among the records. `first_ordinal[row]` is the ordinal of the row's
     first record; `tombstones_go[row]`: the retention of its tombstones has expired.

@@ -45,7 +45,7 @@ class ActiveSegment:
         cls, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, *,
         now_ms: int, jitter_ms: int,
     ) -> ActiveSegment:  # fmt: skip
-        """Create the `.log`; the caller makes its name durable. The first append creates the indexes."""
+        """Create the segment's `.log`; the caller makes its name durable. The first append creates the indexes."""
         path = os.path.join(directory, names.segment_file(base_offset, names.LOG))
         fs.close(fs.create(path, like))
         opened = RollState(base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
@@ -86,7 +86,7 @@ class ActiveSegment:
         )  # fmt: skip
 
     def renew(self, now_ms: int, jitter_ms: int) -> None:
-        """Reset an empty segment, as a roll does: as if it were created now, without indexes."""
+        """Reset an empty segment as a broker's roll does: to the state of one created now, without indexes."""
         for index in self._indexes or ():
             index.close()
             self._fs.unlink(index.path)
@@ -112,7 +112,7 @@ class ActiveSegment:
             self._transactions.append(transaction)
 
     def flush(self) -> None:
-        """Make log and indexes durable, not their names. The indexes of an empty segment are created now."""
+        """Make log and indexes durable, but not their names. Missing indexes of an empty segment are created."""
         self._fs.fsync(self._fd)
         for index in self.open_indexes():
             index.flush()
@@ -153,7 +153,7 @@ class ActiveSegment:
             assert len(index) == self.index_state.values[entries]
 
     def open_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Return both at their full size; create missing ones."""
+        """Return the offset and the time index, preallocated at their full size; create missing ones."""
         if self._indexes is None:
             where = self._config.index_bytes, self._like
             offsets = OffsetIndex.open_for_append(self._fs, self._path(names.INDEX), self.base_offset, *where)

@@ -1,4 +1,4 @@
-"""Checks that a log was closed cleanly and can be appended to, as required by APPEND.md, "Before it is opened"."""
+"""Checks that a log was closed cleanly and can be appended to, as required by APPEND.md, "Before a log is opened"."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from keytail.log.producers import newest_snapshot
 
 
 def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
-    """Return the facts of a closed log in the directory `path`, or of an empty directory. Raises Refused for any
-    other."""
+    """Return the facts of a closed log in the directory `path`, or of an empty directory. Raises Refused otherwise."""
     _refuse_claimed(fs, path)
     facts = survey(path, log_start_offset=log_start_offset, fs=fs)
     if facts.segments:
@@ -47,7 +46,7 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
         _refuse(facts.path, f"the {facts.tail_bytes} bytes after the last batch are not a batch", remedy)
     for segment in facts.segments:
         if segment.index_bytes is None or segment.time_index_bytes is None:
-            _refuse(facts.path, f"the segment with base offset {segment.base_offset} lacks an index", remedy)
+            _refuse(facts.path, f"an index of the segment with base offset {segment.base_offset} is missing", remedy)
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
     is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left for it to describe

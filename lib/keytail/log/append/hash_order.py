@@ -1,45 +1,45 @@
 """The iteration order of producer ids in a broker's hash table, in which it writes snapshots (APPEND.md, "Producers").
 
-This is Java's HashMap. A table begins with 16 places (buckets) and doubles when it is too full, or one place is; the
-bits of an id determine its place, and within a place ids are in insertion order.
+This is Java's HashMap. A table begins with 16 buckets and doubles when it contains too many ids, or when one bucket
+does. The bits of an id determine its bucket, and within a bucket ids are in insertion order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_FIRST_PLACES = 16
-_LONGEST_PLACE = 8  # ids in one place; one more doubles a table of fewer than 64 places
-_DOUBLED_PLACES = 64
+_FIRST_BUCKETS = 16
+_MOST_IDS_PER_BUCKET = 8  # one more doubles a table of fewer than 64 buckets
+_MOST_DOUBLED_BUCKETS = 64
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
     """Return distinct producer ids, given in insertion order, in the table's order.
 
-    `in_front`: inserted by `computeIfAbsent`, where the latest id is the first in its place, and the table doubles if
-    it was too full before. If eight ids or more share one of 64 places, a broker's order may differ.
+    `in_front`: inserted by `computeIfAbsent`, where the latest id is the first in its bucket, and the table doubles if
+    it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.
     """
-    places = _FIRST_PLACES
+    buckets = _FIRST_BUCKETS
     for count, producer_id in enumerate(producer_ids, 1):
-        if places >= _DOUBLED_PLACES:
+        if buckets >= _MOST_DOUBLED_BUCKETS:
             break
-        if in_front and _is_too_full(count - 1, places):
-            places *= 2
-        place = _place(producer_id, places)
-        same_place = sum(_place(other, places) == place for other in producer_ids[:count])
-        if same_place > _LONGEST_PLACE - in_front and places < _DOUBLED_PLACES:
-            places *= 2
-        if not in_front and _is_too_full(count, places):
-            places *= 2
-    while _is_too_full(len(producer_ids) - in_front, places):
-        places *= 2
-    return sorted(reversed(producer_ids) if in_front else producer_ids, key=lambda i: _place(i, places))
+        if in_front and _is_too_full(count - 1, buckets):
+            buckets *= 2
+        bucket = _bucket(producer_id, buckets)
+        same_bucket = sum(_bucket(other, buckets) == bucket for other in producer_ids[:count])
+        if same_bucket > _MOST_IDS_PER_BUCKET - in_front and buckets < _MOST_DOUBLED_BUCKETS:
+            buckets *= 2
+        if not in_front and _is_too_full(count, buckets):
+            buckets *= 2
+    while _is_too_full(len(producer_ids) - in_front, buckets):
+        buckets *= 2
+    return sorted(reversed(producer_ids) if in_front else producer_ids, key=lambda i: _bucket(i, buckets))
 
 
-def _is_too_full(count: int, places: int) -> bool:
-    return count > places * 3 // 4
+def _is_too_full(count: int, buckets: int) -> bool:
+    return count > buckets * 3 // 4
 
 
-def _place(producer_id: int, places: int) -> int:
+def _bucket(producer_id: int, buckets: int) -> int:
     folded = (producer_id ^ (producer_id >> 32)) & 0xFFFFFFFF
-    return (folded ^ (folded >> 16)) & (places - 1)
+    return (folded ^ (folded >> 16)) & (buckets - 1)

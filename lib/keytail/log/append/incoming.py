@@ -47,7 +47,9 @@ class Incoming:
 def as_leader(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int, config: AppendConfig, now_ms: int
 ) -> Incoming:
-    """Return a copy of the batches with offsets from `next_offset` on, each checked as sent by a producer."""
+    """Return a copy of the batches with offsets from `next_offset` on, each checked like a producer's request.
+    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a leader refuses.
+    """
     raw = np.array(np.frombuffer(data, np.uint8))
     stamping.stamp(raw, len(raw), next_offset, leader_epoch)
     incoming = _read(raw, next_offset)
@@ -73,7 +75,9 @@ def as_leader(
 def as_follower(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int | None, config: AppendConfig
 ) -> Incoming | None:
-    """Return a copy of the batches before the first whose epoch is above `leader_epoch`; None if there are none."""
+    """Return a copy of the batches before the first whose epoch is above `leader_epoch`; None if there are none.
+    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a follower refuses.
+    """
     incoming = _read(np.array(np.frombuffer(data, np.uint8)), next_offset)
     table = incoming.table
     _refuse_any(table["leader_epoch"] < 0, "it has no leader epoch", table)
@@ -121,7 +125,7 @@ def _fail(raw: np.ndarray, position: int, code: int, next_offset: int) -> NoRetu
     if left > _MAGIC_AT and raw[position + _MAGIC_AT] < 2 and code not in (kernels.SIZE_TOO_SMALL, kernels.TABLE_FULL):
         what = f"cannot append a batch: {_OLD}"
         raise Refused(what, byte_position=position, remedy=NOTHING_WRITTEN, slug="batch-not-appendable")
-    what = HEADER_ERRORS.get(code, f"{left} bytes are left after the last complete batch")
+    what = HEADER_ERRORS.get(code, f"the {left} bytes after the last complete batch are not a batch")
     raise CorruptLog(
         f"cannot append a set of batches: {what}",
         byte_position=position,

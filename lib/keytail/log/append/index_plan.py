@@ -19,7 +19,7 @@ NO_TIMESTAMP = -1
 
 @dataclass(frozen=True)
 class IndexState:
-    """The state of a segment's indexes, and how many entries fit (format/INDEX.md, section 2)."""
+    """The state of a segment's indexes, and how many entries they have room for (format/INDEX.md, section 2)."""
 
     values: np.ndarray  # int64[6], as defined in kernels/index.py
     max_offset_entries: int
@@ -47,7 +47,7 @@ class IndexPlan:
 
 
 def plan_entries(table: np.ndarray, base_offset: int, state: IndexState, interval_bytes: int) -> IndexPlan:
-    """Return the entries of these batches (BATCH_TABLE rows with their positions), as far as they fit."""
+    """Return the index entries for these batches (BATCH_TABLE rows with their positions), as many as have room."""
     values = state.values.copy()
     offsets, times = np.empty((len(table), 2), np.int64), np.empty((len(table), 2), np.int64)
     out = np.zeros(4, np.int64)
@@ -60,7 +60,7 @@ def plan_entries(table: np.ndarray, base_offset: int, state: IndexState, interva
 
 
 def plan_until_full(table: np.ndarray, base_offset: int, state: IndexState, interval_bytes: int) -> IndexPlan:
-    """Return the same as `plan_entries` for as many batches as fit before an index is full, but at least one."""
+    """Return the plan of `plan_entries` for the batches up to the one that fills an index, but at least one."""
     plan = plan_entries(table, base_offset, state, interval_bytes)
     if plan.rows == len(table) and not plan.state.is_full:
         return plan
@@ -72,7 +72,7 @@ def plan_until_full(table: np.ndarray, base_offset: int, state: IndexState, inte
     return plan_entries(table[:least], base_offset, state, interval_bytes)
 
 
-def place(table: np.ndarray, size_bytes: int) -> None:
+def set_positions(table: np.ndarray, size_bytes: int) -> None:
     """Set the positions of the batches of `table` at the end of a segment of `size_bytes`."""
     sizes = table["size_bytes"].astype(np.int64)
     table["position"] = size_bytes + np.cumsum(sizes) - sizes

@@ -1,4 +1,4 @@
-"""The entries of `leader-epoch-checkpoint` as a log grows and is loaded: `LeaderEpochs`, and pure functions for it.
+"""Keeps the entries of `leader-epoch-checkpoint` while a log is open: `LeaderEpochs`, and its pure functions.
 
 Entries are (epoch, start offset). The rules are in APPEND.md, "Leader epochs"; the file's format is in
 log/checkpoint.py.
@@ -28,7 +28,7 @@ class LeaderEpochs:
         self.entries: Epochs = []
 
     def create(self, like: FileStat) -> None:
-        """Create an empty file, unless there is one."""
+        """Create an empty file, unless the file exists."""
         if not self._fs.exists(self._path):
             self._fs.write_file(self._path, b"", like)
 
@@ -37,7 +37,7 @@ class LeaderEpochs:
         found = read_epochs(self._fs, self._path)
         self._set(found, truncate_from_start(truncate_from_end(found, log_end_offset), log_start_offset))
 
-    def note(self, table: np.ndarray) -> None:
+    def add(self, table: np.ndarray) -> None:
         """Add the epochs of the next batches (BATCH_TABLE rows). New entries replace the file durably."""
         self._set(self.entries, assign(self.entries, table))
 
@@ -53,7 +53,7 @@ class LeaderEpochs:
 
 
 def assign(entries: Sequence[tuple[int, int]], table: np.ndarray) -> Epochs:
-    """Return the entries after these batches (BATCH_TABLE rows in order): one more where the leader epoch changes.
+    """Return the entries after these batches (BATCH_TABLE rows in order): one is added where the leader epoch changes.
 
     A new entry replaces those that are not below it in both epoch and offset, as in a broker. None of `entries` begins
     above the first batch.
@@ -76,7 +76,7 @@ def truncate_from_end(entries: Sequence[tuple[int, int]], end_offset: int) -> Ep
 
 
 def truncate_from_start(entries: Sequence[tuple[int, int]], start_offset: int) -> Epochs:
-    """Return the entries with the epoch that contains `start_offset` beginning there, and without earlier ones."""
+    """Return the entries without those that end before `start_offset`; the one that contains it begins there."""
     removed = [epoch for epoch, start in entries if start <= start_offset]
     kept = [(epoch, start) for epoch, start in entries if start > start_offset]
     return [(removed[-1], start_offset), *kept] if removed else kept

@@ -20,16 +20,16 @@ from keytail.log.append.hash_order import hash_order
 from keytail.log.index.files import AbortedTransaction
 from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
-BATCHES_KEPT = 5  # of each producer, to recognise a batch that is sent again
+BATCHES_KEPT = 5  # latest batches of each producer, to recognise one that is sent again
 _NOTHING_WRITTEN = "No batch of this set was written"
 
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """Changes made by batches: `producers` by id, `open_transactions`, and new entries of the transaction index.
+    """The changes that batches make: `producers` by id, `open_transactions`, and new entries of the transaction index.
 
-    Of a leader's batches only the first `rows` are judged; if `duplicate` is set, the next one was sent before and is
-    in the log already, as `duplicate`.
+    Only the first `rows` batches are included. As a leader these may not be all: if `duplicate` is set, the next batch
+    was sent before, and `duplicate` is that batch in the log.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class CheckedSet:
 
 @dataclass
 class LiveProducers:
-    """All producers of a partition, and the producer ids of open transactions by first offset."""
+    """All producers of a partition by id, and the producer ids of open transactions by first offset."""
 
     producers: dict[int, Producer] = field(default_factory=dict)
     open_transactions: dict[int, int] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class LiveProducers:
         return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the batches' changes. As leader each is a set of its own and is checked; as follower they are one set.
+        """Return the changes of these batches. As leader each is a set of its own and is checked; else all are one set.
 
         Raises Refused for batches that a broker refuses.
         """
@@ -88,7 +88,7 @@ class LiveProducers:
 
 
 class _Change:
-    """A judgement under construction: the differences from the producers at its start."""
+    """Collects the changes that batches make to the producers `before`."""
 
     def __init__(self, before: LiveProducers) -> None:
         self._before = before.producers
@@ -100,7 +100,8 @@ class _Change:
         return CheckedSet(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """Sort as a broker, which collects the producers of a set in a hash table and adds new ones in its order."""
+        """Sort as a broker does, which collects the producers of a set in a hash table and adds new ones in its order.
+        """
         order = hash_order(list(self._after), in_front=True)
         self._after = {producer_id: self._after[producer_id] for producer_id in order}
         return self

@@ -1,4 +1,4 @@
-"""The files of an open log, and the effects of an append, a roll, a flush and a close on them: `OpenLog`.
+"""Changes the files of an open log by an append, a roll, a flush and a close: `OpenLog`.
 
 Nothing is refused here: callers check operations first. APPEND.md beside this file specifies the order of operations,
 and what is durable when.
@@ -14,7 +14,7 @@ import numpy as np
 from keytail.format import names
 from keytail.log.append.active_segment import ActiveSegment
 from keytail.log.append.incoming import Incoming
-from keytail.log.append.index_plan import place, plan_entries, plan_until_full
+from keytail.log.append.index_plan import plan_entries, plan_until_full, set_positions
 from keytail.log.append.leader_epochs import LeaderEpochs
 from keytail.log.append.live_producers import CheckedSet
 from keytail.log.append.open_segments import OpenSegments
@@ -25,7 +25,7 @@ from keytail.log.partition import PartitionFacts
 
 
 class OpenLog:
-    """Segments, leader epochs, producers and end of a log. Call `begin` or `load` first."""
+    """The segments, leader epochs, producers and end of a log. Call `begin` or `load` first."""
 
     def __init__(
         self, fs: FileSystem, facts: PartitionFacts, config: AppendConfig, rng: random.Random, now_ms: int
@@ -42,7 +42,7 @@ class OpenLog:
         self.epochs = LeaderEpochs(fs, self.path)
 
     def begin(self, now_ms: int) -> None:
-        """Create a new log in an empty directory, at its log start offset."""
+        """Create a new log in an empty directory, beginning at its log start offset."""
         start = self.log_start_offset
         self.epochs.create(self._like)
         self.epochs.load(start, start)
@@ -63,13 +63,13 @@ class OpenLog:
         return self.segments.active
 
     def rolls_before(self, table: np.ndarray, now_ms: int) -> bool:
-        """Whether the active segment ends before the first of these batches (BATCH_TABLE rows)."""
+        """Return whether the active segment ends before the first of these batches (BATCH_TABLE rows)."""
         return batches_before_roll(self.active.roll_state, table, self.config, now_ms) == 0
 
     def append_each(self, taken: Incoming, checked_set: CheckedSet, now_ms: int) -> None:
-        """Append the first batches of `taken`, as far as they were judged, in runs of as many as a segment takes."""
+        """Append the batches of `taken` that `checked_set` includes, in runs that each fit into a segment."""
         table = taken.table[: checked_set.rows]
-        self.epochs.note(table)
+        self.epochs.add(table)
         done = 0
         while done < len(table):
             rest = taken.rows(done, len(table))
@@ -79,7 +79,7 @@ class OpenLog:
                 fits = max(batches_before_roll(self.active.roll_state, rest.table, self.config, now_ms), 1)
             run = rest.rows(0, fits)
             segment = self.active
-            place(run.table, segment.size_bytes)
+            set_positions(run.table, segment.size_bytes)
             plan = plan_until_full(
                 run.table, segment.base_offset, segment.index_state, self.config.index_interval_bytes
             )
@@ -91,19 +91,19 @@ class OpenLog:
             self._settle(run.table, part)
 
     def append_set(self, taken: Incoming, checked_set: CheckedSet, now_ms: int) -> None:
-        """Append all of `taken` to one segment."""
-        self.epochs.note(taken.table)
+        """Append all of `taken` to one segment; roll first if due."""
+        self.epochs.add(taken.table)
         if self.rolls_before(taken.as_one_row, now_ms):
             self.roll(int(taken.table["base_offset"][0]), now_ms)
         segment = self.active
-        place(taken.table, segment.size_bytes)
+        set_positions(taken.table, segment.size_bytes)
         plan = plan_entries(taken.table, segment.base_offset, segment.index_state, self.config.index_interval_bytes)
         segment.append(taken.data, taken.table, plan)
         self._settle(taken.table, checked_set)
 
-    def meet_duplicate(self, same: Incoming, now_ms: int) -> None:
-        """Note the epoch and roll if due: a broker detects a duplicate only after that."""
-        self.epochs.note(same.table)
+    def handle_duplicate(self, same: Incoming, now_ms: int) -> None:
+        """Record the leader epoch and roll if due: a broker detects a duplicate only after that."""
+        self.epochs.add(same.table)
         if self.rolls_before(same.table, now_ms):
             self.roll(int(same.table["base_offset"][0]), now_ms)
 

@@ -19,7 +19,7 @@ from keytail.log.partition import SegmentFacts
 
 
 class OpenSegments:
-    """Base offsets, ascending, of which the last is that of `active`. Call `create` or `reopen` first."""
+    """The segments' base offsets, ascending; the last is that of `active`. Call `create` or `reopen` first."""
 
     def __init__(
         self, fs: FileSystem, directory: str, config: AppendConfig, like: FileStat, rng: random.Random
@@ -34,7 +34,7 @@ class OpenSegments:
 
     @property
     def active(self) -> ActiveSegment:
-        """The active segment; KeytailError after `close` or `abandon`."""
+        """The active segment. Raises KeytailError after `close` or `abandon`."""
         if self._active is None:
             raise KeytailError("this log is closed", path=self._directory, remedy="Open it again", slug="log-closed")
         return self._active
@@ -62,8 +62,8 @@ class OpenSegments:
     def roll(self, base_offset: int, now_ms: int) -> bool:
         """Close the active segment durably and create the next one; return whether it was created.
 
-        False: the active segment already has that base; it is empty, and is renewed. The caller makes the name of the
-        new segment durable.
+        Returns False if the active segment already has that base: it is empty, and is reset. The caller makes the name
+        of the new segment durable.
         """
         active = self.active
         if base_offset == active.base_offset:
@@ -89,12 +89,12 @@ class OpenSegments:
             return base, index.lookup(offset)
 
     def flush(self) -> None:
-        """Make all appends durable; earlier segments became durable when they were closed."""
+        """Make all appended batches durable; earlier segments became durable when they were closed."""
         if self.active.is_dirty:
             self.active.flush()
 
     def close(self) -> None:
-        """Close the active segment, durably except for names."""
+        """Close the active segment; its contents are durable, new file names are not."""
         self.active.close()
         self._active = None
 

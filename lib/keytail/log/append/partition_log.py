@@ -1,4 +1,4 @@
-"""A partition directory that takes appends, as on a leader and on a follower: `PartitionLog`.
+"""Appends to a partition directory, as a leader or a follower does: `PartitionLog`.
 
 After each append, roll and close, the files equal those of a broker for the same batches, settings and times, byte
 for byte. APPEND.md beside this file specifies what is written when, what is durable when, how a broker treats a log
@@ -21,7 +21,7 @@ from keytail.format.index import MAX_RELATIVE_OFFSET
 from keytail.log.append import incoming
 from keytail.log.append.closed_log import survey_closed
 from keytail.log.append.incoming import NOTHING_WRITTEN, Incoming
-from keytail.log.append.index_plan import IndexState, place, plan_entries
+from keytail.log.append.index_plan import IndexState, plan_entries, set_positions
 from keytail.log.append.open_log import OpenLog
 from keytail.log.append.rolling import AppendConfig, RollState, is_flush_due
 from keytail.log.fs import LOCAL, FileSystem
@@ -33,7 +33,7 @@ DEFAULTS = AppendConfig()
 
 @dataclass(frozen=True)
 class Appended:
-    """Offsets of the appended batches; if there are none, `last_offset` is `first_offset` - 1.
+    """The offsets and number of the appended batches; if there are none, `last_offset` is `first_offset` - 1.
 
     `duplicates`: batches that their producer had sent before, with their positions in the log.
     """
@@ -46,7 +46,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class Closed:
-    """The required checkpoint entries of a closed partition.
+    """The entries that the log dir's checkpoints need for a closed partition.
 
     `recovery_point` goes into `recovery-point-offset-checkpoint`; `log_start_offset` into
     `log-start-offset-checkpoint` unless it is None: it is set only if it is above the first segment's base.
@@ -60,8 +60,8 @@ class Closed:
 class PartitionLog:
     """The log of one partition, open for appending. A context manager that closes it.
 
-    Created by `open`. After a file system error it refuses all operations and cannot be closed, only abandoned: its
-    files are then as after a broker's crash.
+    Created by `open`. After an error while files are changed it refuses all operations and cannot be closed, only
+    abandoned: its files are then as after a broker's crash.
     """
 
     def __init__(self, log: OpenLog) -> None:
@@ -81,10 +81,11 @@ class PartitionLog:
         rng: random.Random | None = None,
         fs: FileSystem = LOCAL,
     ) -> Self:
-        """Open the log in the directory `path`, or create one if there is no segment; idle producers are removed.
+        """Open the log in the directory `path`, or create one if there is no segment; forget expired producers.
 
         Raises Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
-        "Before it is opened"). A new log begins at `log_start_offset`; for an existing log, give the checkpoint's.
+        "Before a log is opened"). A new log begins at `log_start_offset`; for an existing one, give the offset in the
+        checkpoint.
         """
         facts = survey_closed(fs, path, log_start_offset)
         log = OpenLog(fs, facts, config, rng or random.Random(), now_ms)
@@ -101,19 +102,19 @@ class PartitionLog:
     # Appending
 
     def append(self, batches: bytes | np.ndarray, *, leader_epoch: int, now_ms: int) -> Appended:
-        """Append as a leader: whole batches, each a set of its own, get the next offsets and the leader epoch.
+        """Append whole batches as a leader: each is a set of its own, and gets the next offsets and the leader epoch.
 
-        Their own offsets are ignored. Markers are treated as their coordinator's. Refused or CorruptLog for what a
-        leader refuses; then none of these batches is in the log, except those before a duplicate.
+        Their own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused or
+        CorruptLog for what a leader refuses; then none of these batches was appended, except those before a duplicate.
         """
-        self._refuse_broken()
+        self._refuse_if_broken()
         if leader_epoch < 0:
             what = f"invalid leader epoch {leader_epoch}: it must not be negative"
             raise Refused(what, path=self.path, remedy=NOTHING_WRITTEN, slug="invalid-leader-epoch")
         first, count, duplicates, rest = self.log_end_offset, 0, [], batches
         while True:
             taken = incoming.as_leader(rest, self.log_end_offset, leader_epoch, self.config, now_ms)
-            self._ask_indexes()
+            self._ensure_indexes()
             checked_set = self._log.producers.check_set(taken.table, as_leader=True)
             if checked_set.rows:
                 self._effects(lambda: self._log.append_each(taken, checked_set, now_ms))  # noqa: B023
@@ -122,7 +123,7 @@ class PartitionLog:
                 break
             duplicates.append(checked_set.duplicate)
             same = taken.rows(checked_set.rows, checked_set.rows + 1)
-            self._effects(lambda: self._log.meet_duplicate(same, now_ms))  # noqa: B023
+            self._effects(lambda: self._log.handle_duplicate(same, now_ms))  # noqa: B023
             rest = taken.rows(checked_set.rows + 1, len(taken.table)).data
             if not len(rest):
                 break
@@ -132,16 +133,16 @@ class PartitionLog:
     def append_as_follower(
         self, batches: bytes | np.ndarray, *, now_ms: int, leader_epoch: int | None = None
     ) -> Appended:
-        """Append as a follower: whole batches as on the leader, one set that goes into one segment.
+        """Append whole batches as a follower: one set, with the leader's offsets, to one segment.
 
-        They begin at or above the log end offset. Batches from the first one with an epoch above `leader_epoch` on are
-        left out. Refused or CorruptLog for what a follower refuses; then nothing was written.
+        They begin at or above the log end offset. The first batch with an epoch above `leader_epoch`, and all after
+        it, are left out. Raises Refused or CorruptLog for what a follower refuses; then nothing was written.
         """
-        self._refuse_broken()
+        self._refuse_if_broken()
         taken = incoming.as_follower(batches, self.log_end_offset, leader_epoch, self.config)
         if taken is None:
             return Appended(self.log_end_offset, self.log_end_offset - 1, 0)
-        self._ask_indexes()
+        self._ensure_indexes()
         checked_set = self._log.producers.check_set(taken.table, as_leader=False)
         self._refuse_too_many_entries(taken, now_ms)
         first = int(taken.table["base_offset"][0])
@@ -149,7 +150,7 @@ class PartitionLog:
         self.flush_if_due(now_ms)
         return Appended(first, self.log_end_offset - 1, len(taken.table))
 
-    def _ask_indexes(self) -> None:
+    def _ensure_indexes(self) -> None:
         """Create the indexes of a new segment: a broker does so at the latest when it checks whether they are full."""
         self._effects(lambda: self._log.active.open_indexes())  # noqa: PLW0108
 
@@ -159,7 +160,7 @@ class PartitionLog:
         base, state, size_bytes = segment.base_offset, segment.index_state, segment.size_bytes
         if self._log.rolls_before(taken.as_one_row, now_ms):
             base, state, size_bytes = first, IndexState.of_new_segment(first, self.config), 0
-        place(taken.table, size_bytes)
+        set_positions(taken.table, size_bytes)
         plan = plan_entries(taken.table, base, state, self.config.index_interval_bytes)
         span = int(taken.table["last_offset"][-1]) - base
         if plan.rows < len(taken.table) or span > MAX_RELATIVE_OFFSET:
@@ -184,7 +185,7 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below it is durable."""
+        """The offset below which everything is durable."""
         return self._log.recovery_point
 
     @property
@@ -202,7 +203,9 @@ class PartitionLog:
         return tuple(self._log.epochs.entries)
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:
-        """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at."""
+        """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at.
+        Raises Refused for an offset that is not in the log.
+        """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
             what = f"offset out of range: the log contains offsets {held}"
@@ -213,7 +216,7 @@ class PartitionLog:
 
     def roll(self, *, now_ms: int) -> int:
         """Close the active segment and create one at the log end offset; return its base offset."""
-        self._refuse_broken()
+        self._refuse_if_broken()
         self._effects(lambda: self._log.roll(self.log_end_offset, now_ms))
         return self._log.segments.bases[-1]
 
@@ -221,7 +224,7 @@ class PartitionLog:
 
     def flush_if_due(self, now_ms: int) -> bool:
         """Flush if `flush.messages` or `flush.ms` require it; return whether they did. Every append calls this."""
-        self._refuse_broken()
+        self._refuse_if_broken()
         due = is_flush_due(self.log_end_offset, self.recovery_point, self._log.last_flush_ms, now_ms, self.config)
         if due:
             self.flush(now_ms=now_ms)
@@ -229,20 +232,20 @@ class PartitionLog:
 
     def flush(self, *, now_ms: int) -> None:
         """Make everything up to the log end offset durable; it becomes the recovery point."""
-        self._refuse_broken()
+        self._refuse_if_broken()
         self._effects(lambda: self._log.flush(now_ms))
 
     # The end
 
     def close(self) -> Closed:
         """Close as a broker's clean shutdown does, durably; return the entries for the log dir's checkpoints."""
-        self._refuse_broken()
+        self._refuse_if_broken()
         self._effects(self._log.close)
         starts_late = self.log_start_offset > self._log.segments.bases[0]
         return Closed(self.log_end_offset, self.log_end_offset, self.log_start_offset if starts_late else None)
 
     def abandon(self) -> None:
-        """Close the files as they are, which is what a broker finds after a crash."""
+        """Close the files and leave them as they are, as after a broker's crash."""
         self._log.segments.abandon()
 
     def __enter__(self) -> Self:
@@ -266,7 +269,7 @@ class PartitionLog:
         action()
         self._broken = False
 
-    def _refuse_broken(self) -> None:
+    def _refuse_if_broken(self) -> None:
         if self._broken:
             raise KeytailError(
                 "an operation on this log failed before it was complete; the log accepts no more batches",

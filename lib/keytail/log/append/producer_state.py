@@ -1,4 +1,4 @@
-"""The producers of an open log, and their snapshots on disk: `ProducerState`.
+"""Keeps the producers of an open log, and writes their snapshots: `ProducerState`.
 
 live_producers.py applies batches. APPEND.md beside this file specifies when a snapshot is taken and which ones are
 removed; format/SNAPSHOT.md specifies its bytes.
@@ -20,7 +20,7 @@ from keytail.log.producers import newest_snapshot
 
 
 class ProducerState:
-    """Producers and snapshots, created by `new` or `loaded`. `end` is the offset after the last batch included."""
+    """The state of producers after the batches below `end`, and its snapshots. Created by `new` or `loaded`."""
 
     def __init__(self, fs: FileSystem, directory: str, like: FileStat, end: int, last_snapshot: int) -> None:
         self.end = end
@@ -32,7 +32,7 @@ class ProducerState:
 
     @classmethod
     def new(cls, fs: FileSystem, directory: str, like: FileStat, log_start_offset: int) -> ProducerState:
-        """Create the state of a new log; with a snapshot if the log does not begin at 0."""
+        """Create the state of a new log; write a snapshot if the log does not begin at 0."""
         state = cls(fs, directory, like, log_start_offset, 0)
         state.take_snapshot()
         return state
@@ -59,12 +59,11 @@ class ProducerState:
         return state
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the changes made by these batches (BATCH_TABLE rows). Raises Refused for batches that a broker
-        refuses."""
+        """Return the changes that these batches (BATCH_TABLE rows) make. Raises Refused for those a broker refuses."""
         return self._producers.check_set(table, as_leader=as_leader)
 
     def take(self, checked_set: CheckedSet, end: int) -> None:
-        """Apply the judgement of batches that are now in the log, which ends at `end`."""
+        """Apply the changes of batches that are now in the log, which ends at `end`."""
         self._producers.take(checked_set)
         self.end = end
 

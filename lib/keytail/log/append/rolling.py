@@ -1,6 +1,6 @@
-"""Decides when the active segment ends and a flush is due, as a broker that appends, in pure functions.
+"""Decides with pure functions when the active segment ends and when a flush is due, as a broker does.
 
-APPEND.md beside this file specifies the rules. Input is integers and columns, output numbers; time is an argument.
+APPEND.md beside this file specifies the rules.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 class AppendConfig:
     """Kafka's settings that determine what an append leaves on disk, with Kafka's defaults.
 
-    `compact`: `cleanup.policy` contains it, so `max.compaction.lag.ms` shortens the age at which a segment ends.
-    `log_append_time`: a leader sets its own time in every batch (`message.timestamp.type`).
+    `compact`: `cleanup.policy` contains `compact`, so `max.compaction.lag.ms` also limits the age of a segment.
+    `log_append_time`: a leader sets its own time in every batch (`message.timestamp.type`). Raises UsageProblem if a
+    segment or an index cannot have the given size.
     """
 
     segment_bytes: int = 1 << 30
@@ -87,8 +88,8 @@ class RollState:
 def batches_before_roll(roll_state: RollState, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
     """Return how many batches (BATCH_TABLE rows), each appended on its own, go into the segment before it must end.
 
-    0: it ends before the first of them. Indexes that become full on the way are not considered. A set that is
-    appended as a whole is one row: its size, its largest timestamp, its last offset.
+    0 means that it ends before the first of them. Indexes that become full meanwhile are not considered. A set that is
+    appended as a whole is one row, with its size, its largest timestamp and its last offset.
     """
     if roll_state.indexes_full:
         return 0
@@ -108,12 +109,12 @@ def batches_before_roll(roll_state: RollState, table: np.ndarray, config: Append
 
 
 def are_full(offset_entries: int, time_entries: int, max_offset_entries: int, max_time_entries: int) -> bool:
-    """Whether one of the indexes is full. The last slot of the time index is for the segment's closing entry."""
+    """Return whether one of the indexes is full. The last slot of the time index is for the segment's closing entry."""
     return offset_entries >= max_offset_entries or time_entries >= max_time_entries - 1
 
 
 def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
-    """Draw how much earlier than its age limit a segment that is opened now ends; without jitter, draw nothing."""
+    """Return a random number of ms, by which a segment ends before its age limit; 0 if no jitter is configured."""
     limit = min(config.segment_jitter_ms, config.segment_ms)
     return rng.randrange(limit) if limit > 0 else 0
 
@@ -121,6 +122,6 @@ def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
 def is_flush_due(
     log_end_offset: int, recovery_point: int, last_flush_ms: int, now_ms: int, config: AppendConfig
 ) -> bool:
-    """Whether a flush is due by messages (offsets not yet durable) or by time."""
+    """Return whether a flush is due by messages (offsets not yet durable) or by time."""
     unflushed = log_end_offset - recovery_point
     return unflushed >= config.flush_messages or (unflushed > 0 and now_ms - last_flush_ms >= config.flush_ms)

@@ -1,9 +1,10 @@
 """Finds a batch that a broker appended after a given time, as evidence that the brokers ran after that time.
 
 A batch was appended no later than its segment was modified, and usually at about the largest timestamp of the
-segment. Either alone misleads: a copied file has a new modification time, and a client may set arbitrary timestamps.
-So the earlier of the two is used. Imported batches are no evidence: the import record in the partition contains their
-offsets. The outputs of a compaction have the modification time of their sources. Read-only, also while a broker runs.
+segment. Either time alone misleads: a copied file has a new modification time, and a client may set arbitrary
+timestamps. So the earlier of the two is used. Imported batches are no evidence; the import record in the partition has
+their offsets. The outputs of a compaction have the modification time of their sources. Nothing is changed, and a broker
+may be running.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class Appended:
 
 
 def appended_after(fs: FileSystem, log_dirs: Sequence[str], time_ms: int) -> Appended | None:
-    """Return the first batch found that a broker appended after `time_ms`, at the end of a partition, or None.
+    """Return a last batch of a partition that a broker appended after `time_ms`, or None if none is found.
 
-    The metadata log is skipped. For a partition that was not modified after `time_ms`, only names and one time are
-    read. A partition that cannot be read is skipped: the code that processes it reports the error.
+    The metadata log is skipped. For a partition that was not modified after `time_ms`, only the names of its files and
+    one modification time are read. A partition that cannot be read is skipped: the code that processes it reports the
+    error.
     """
     for path in _partitions(fs, log_dirs):
         try:
@@ -65,11 +67,11 @@ def _last_appended(fs: FileSystem, partition_path: str, time_ms: int) -> Appende
             return None  # the segments before it were modified earlier
         end = log_end(fs, log_path, base_offset) if facts.size_bytes else None
         if end is not None and end.last_position >= 0:  # else it may have been truncated in its first batch
-            return _judge(fs, log_path, end, modified_ms, time_ms, names.IMPORT_RECORD in listed)
+            return _evidence(fs, log_path, end, modified_ms, time_ms, names.IMPORT_RECORD in listed)
     return None
 
 
-def _judge(
+def _evidence(
     fs: FileSystem, log_path: str, end: LogEnd, modified_ms: int, time_ms: int, has_import: bool
 ) -> Appended | None:
     header = fs.read_at(log_path, end.last_position, HEADER_BYTES)
@@ -87,7 +89,7 @@ def _last_indexed_ms(fs: FileSystem, log_path: str) -> int:
 
 
 def _is_imported(fs: FileSystem, partition_path: str, offset: int) -> bool:
-    """Whether the record at `offset` was written by the last import; False if the import record cannot be parsed."""
+    """Return whether the last import wrote the record at `offset`; False if the import record cannot be parsed."""
     try:
         record = parse_record(fs.read_bytes(os.path.join(partition_path, names.IMPORT_RECORD)))
     except ValueError:

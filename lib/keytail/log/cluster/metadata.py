@@ -1,8 +1,8 @@
 """Reads the cluster metadata of a log dir: topics and configs, from the latest snapshot and the log after it.
 
-Read-only, also while a broker runs. Metadata that cannot be read to the end raises Refused with place and reason;
-nothing is guessed. The records read may be newer than what the cluster has committed, which `Values` accounts for.
-`config/` decides which config applies.
+Nothing is changed, and a broker may be running. Metadata that cannot be read to the end raises Refused with place and
+reason; nothing is guessed. The last records may not be committed by the cluster yet; therefore `Values` contains every
+possible value of a config. `config/` decides which config applies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from keytail.log.chunk import SegmentReader
 
 METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
-# Replicas of the metadata log apply committed records; at most this many records may still be truncated.
+# Brokers apply committed records only. At most this many records at the end may be uncommitted and be truncated.
 UNCOMMITTED_RECORDS = 1000
 _CHUNK_BYTES = 1 << 20
 _ATTEMPTS = 3
@@ -43,7 +43,7 @@ _RESTORE = "Restore it from another controller or a backup, or give the topic se
 
 @dataclass(frozen=True)
 class ClusterMetadata:
-    """The contents of the metadata log when it was read. Only the requested configs, by their names in the log."""
+    """The contents of the metadata log when it was read, with the requested configs only, by their names in the log."""
 
     path: str
     topics: Mapping[str, Topic]
@@ -58,7 +58,7 @@ class ClusterMetadata:
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
-    """Return the directory of the metadata log. Raises Refused if there are several, with which no broker starts."""
+    """Return the directory of the metadata log, or None. Raises Refused if there are several: no broker starts then."""
     paths = [os.path.join(log_dir, METADATA_DIR) for log_dir in dict.fromkeys(log_dirs)]
     found = [path for path in paths if fs.exists(path)]
     if len(found) > 1:
@@ -71,8 +71,9 @@ def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
 
 
 def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
-    """Return the topic id of a partition directory; None without its file. Raises CorruptLog if the file is
-    malformed."""
+    """Return the topic id in `partition.metadata` of a partition directory, or None if there is no such file.
+    Raises CorruptLog if the file is malformed.
+    """
     path = os.path.join(partition_path, names.PARTITION_METADATA)
     try:
         return parse_topic_id(fs.read_bytes(path))
@@ -84,9 +85,9 @@ def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
 
 
 def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
-    """Return the metadata that broker `broker` would have with all records in the directory `path` applied.
+    """Return the metadata of broker `broker` after all records in the directory `path`.
 
-    Raises Refused, with place and reason, if anything is missing or cannot be read. If a live broker changes the
+    Raises Refused, with place and reason, if anything is missing or cannot be read. If a running broker changes the
     directory meanwhile, it is read again.
     """
     try:
@@ -216,8 +217,8 @@ class _Batch:
 
 
 def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -> int:
-    """Load the snapshot, which must be complete from header to footer; return the time in ms of the last record that
-    it covers."""
+    """Load the snapshot and return the time in ms of the last record that it covers. Raises CorruptLog if it is not
+    complete from header to footer."""
     last_ms: int | None = None
     next_offset, ended = 0, False
     for batch in _batches(reader, snapshot.path, snapshot.size_bytes):
@@ -247,7 +248,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
     """Replay the log from `start_offset` on; return the offset after the last record, and that record's time in ms."""
     segments = _segments_from(listing, start_offset)
     next_offset, last_ms = segments[0][0], None
-    open_to_doubt: deque[_Batch] = deque()
+    uncommitted: deque[_Batch] = deque()
     for base_offset, size_bytes in segments:
         path = listing.log_path(base_offset)
         if base_offset != next_offset:
@@ -262,10 +263,10 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
             if batch.base_offset < start_offset:
                 raise batch.fail(f"the snapshot ends at offset {start_offset}, inside this batch")
             last_ms = batch.max_timestamp_ms
-            open_to_doubt.append(batch)
-            while open_to_doubt[0].last_offset < next_offset - UNCOMMITTED_RECORDS:
-                _replay(open_to_doubt.popleft(), replay, settled=True)
-    for batch in open_to_doubt:
+            uncommitted.append(batch)
+            while uncommitted[0].last_offset < next_offset - UNCOMMITTED_RECORDS:
+                _replay(uncommitted.popleft(), replay, settled=True)
+    for batch in uncommitted:
         _replay(batch, replay, settled=False)
     return max(next_offset, start_offset), last_ms
 
@@ -332,7 +333,7 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
 
 
 def _replay(batch: _Batch, replay: Replay, *, settled: bool) -> None:
-    """Apply the batch. Control batches (leaders, voters, snapshots) contain nothing about topics."""
+    """Apply the records of the batch, except of a control batch (leaders, voters, snapshots)."""
     if batch.control:
         return
     try:

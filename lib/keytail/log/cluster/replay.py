@@ -1,8 +1,8 @@
 """Applies records of the metadata log, as a broker does, to obtain topics and configs.
 
-A batch is applied as a whole, a KRaft transaction when it ends. For each config the class also keeps the values that
-it had while the records could still be truncated, because a broker may use any of them. `metadata.py` reads the
-records; contradictory records raise ValueError.
+A batch is applied as a whole, a KRaft transaction when it ends. Records at the end of the log may be uncommitted, and
+be truncated later. For a config that such records change, the earlier values are kept too, because a broker may use any
+of them. `metadata.py` reads the records; contradictory records raise ValueError.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Replay:
         self._transaction: list[MetadataRecord] | None = None
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
-        """Apply the records of one batch. `settled`: the batch is certainly committed and cannot be truncated any
-        more."""
+        """Apply the records of one batch. `settled`: the batch is certainly committed, so it cannot be truncated.
+        Raises ValueError for records that contradict earlier ones.
+        """
         unit: list[MetadataRecord] = []
         for record in records:
             kind = record.record if isinstance(record, NewerRecord) else record
@@ -92,16 +93,16 @@ class Replay:
         return {name: Topic(topic.topic_id, dict(topic.replicas)) for name, topic in self._topics.items()}
 
     def newer(self, resource_type: ResourceType) -> dict[str, str]:
-        """Topics or brokers whose settings are uncertain, with the reason: one of their records has a newer version
-        than this release supports."""
+        """Return the topics or brokers whose settings are uncertain, with the reason: one of their records has a newer
+        version than this release supports."""
         return {name: why for (number, name), why in self._newer.items() if number == resource_type}
 
     def features(self) -> dict[str, int]:
-        """The cluster's feature levels by name, including `metadata.version`."""
+        """Return the cluster's feature levels by name, including `metadata.version`."""
         return dict(self._features)
 
     def unknown_types(self) -> tuple[int, ...]:
-        """Record types that this release does not support at all; such records are not applied."""
+        """Return the types of records that were not applied because this release does not know them."""
         return tuple(sorted(self._unknown_types))
 
     def configs(self, resource_type: ResourceType, resource_name: str) -> dict[str, Values]:
@@ -139,13 +140,13 @@ class Replay:
         if settled:
             return
         for (resource, name), value in before.items():
-            # Brokers create a topic's directory after its creation, with its first configs, was committed.
+            # A log dir of a topic exists only after the topic's creation, with its first configs, was committed.
             if resource not in created and value != self._configs.get(resource, {}).get(name):
                 self._earlier.setdefault(resource, {}).setdefault(name, []).append(value)
 
     def _apply_newer(self, newer: NewerRecord) -> dict[Resource, str]:
-        """Apply only whether topics and partitions exist; return the resource that is otherwise uncertain, with the
-        reason."""
+        """Apply a record of a newer version only as far as topics and partitions are concerned; return the resource
+        whose other settings are then uncertain, with the reason."""
         record = newer.record
         resource = self._resource_of(record)
         if isinstance(record, TopicRecord):

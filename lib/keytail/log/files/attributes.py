@@ -13,7 +13,7 @@ ACCESS_ACL = "system.posix_acl_access"
 SECURITY_LABELS = ("security.selinux", "security.SMACK64")
 KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 
-# Treated as having no extended attributes: a file system without them, or one that does not let us read them.
+# Treated as having no extended attributes: a file system without them, or one where they cannot be read.
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
 
 
@@ -43,7 +43,7 @@ class DirName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """The attributes of a path, including all that a file created in its place must get."""
+    """The attributes of a path, including those that a file which replaces it must get."""
 
     path: str
     size_bytes: int
@@ -61,8 +61,8 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Names in a directory, unsorted: regular files with size in bytes and modification time in ns, regular files for
-    which these were not requested, and all others."""
+    """The names in a directory, unsorted: `sized` regular files with their size in bytes and modification time in ns;
+    `regular` files for which these were not requested; and all `others`."""
 
     sized: list[tuple[str, int, int]]
     regular: list[str]

@@ -14,7 +14,8 @@ from keytail.log.files.paths import DIRECTORY, open_directory, split, symbolic_l
 
 T = TypeVar("T")
 
-# Limit for a file that is read whole. The index of a log of 2^31 bytes, with an entry each 100 bytes, has half of it.
+# Limit for a file that is read as a whole. The index of a log of 2^31 bytes with an entry every 100 bytes has less than
+# half of it.
 MOST_SMALL_BYTES = 1 << 29
 
 # Without O_NONBLOCK, opening a FIFO waits for the other end.
@@ -23,7 +24,8 @@ READ_AND_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 def in_directory(path: str, act: Callable[[int, str], T]) -> T:
-    """Return the result of `act` for a descriptor of the directory of the path's last name, and that name."""
+    """Call `act` with a descriptor of the directory that contains `path`, and the last name of `path`; return its
+    result."""
     directory, name = split(path)
     at = open_directory(directory)
     try:
@@ -33,7 +35,7 @@ def in_directory(path: str, act: Callable[[int, str], T]) -> T:
 
 
 def of_directory(path: str, act: Callable[[int], T], flags: int = DIRECTORY) -> T:
-    """Return the result of `act` for a descriptor of this directory."""
+    """Call `act` with a descriptor of the directory `path`; return its result."""
     fd = open_directory(path, flags)
     try:
         return act(fd)
@@ -54,7 +56,7 @@ def stat(path: str) -> FileStat:
 
 
 def _stat(path: str, at: int, name: str) -> FileStat:
-    """Stat through /proc: a descriptor that supports extended attributes would need read permission."""
+    """Return the attributes, read through /proc: a descriptor that supports them directly needs read permission."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         facts = os.fstat(fd)
@@ -129,8 +131,8 @@ def link(source: str, target: str) -> None:
 
 
 def read_all(fd: int) -> bytes:
-    """Read to the end. Raise OSError for a file that is too large: a sparse file can have any size without using disk
-    space, but would fill memory."""
+    """Read to the end of the file. Raises OSError if it has more than MOST_SMALL_BYTES: a sparse file needs no disk
+    space, but could fill the memory."""
     portions: list[bytes] = []
     size_bytes = os.fstat(fd).st_size
     while size_bytes <= MOST_SMALL_BYTES and (portion := os.read(fd, 1 << 20)):

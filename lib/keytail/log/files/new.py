@@ -1,4 +1,4 @@
-"""Creates files and directories for `log/fs.py`, with owner, mode and labels of those beside them."""
+"""Creates files and directories for `log/fs.py`, with owner, mode and labels of an existing one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACL_EXECUTE = 1
 
 
 def refuse_unless_like(like: FileStat) -> None:
-    """Raise Refused if this process cannot create a file with owner and group of `like`. Call it before writing."""
+    """Raise Refused if this process cannot create a file with the owner and group of `like`. Call it before writing."""
     user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
     if user == 0 or (user == like.uid and like.gid in groups):
         return
@@ -56,8 +56,8 @@ def create(path: str, at: int, name: str, like: FileStat | None) -> int:
 
 
 def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
-    """Root gives files that it creates in a user's directory to that user, never to a third one or with a third one's
-    labels.
+    """Return `like` with the owner that a new file in `directory` gets: the directory's owner, unless it is root.
+    Root gives a file in a user's directory to that user, never to a third one or with the labels of a third one's file.
 
     In a directory of root, only root can have created the file of `like`. A process that root started and that works
     as another user creates all files for that user, even next to files of root.
@@ -70,8 +70,8 @@ def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
 
 
 def mkdir(path: str, at: int, name: str, like: FileStat) -> None:
-    """Create the directory. Its parent's owner can exchange it, so only an empty directory of this process's user is
-    given away."""
+    """Create a directory like `like`. The owner of its parent can replace it, so the owner is changed only while it is
+    empty and belongs to this process's user; otherwise Refused is raised."""
     os.mkdir(name, 0o700, dir_fd=at)
     try:
         fd = os.open(name, READABLE_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
@@ -96,8 +96,9 @@ def _exchanged(path: str) -> Refused:
 
 
 def _make_like(fd: int, path: str, like: FileStat) -> None:
-    """Apply owner, attributes and mode of `like`. Owner first: changing it clears mode bits. ACL before mode: both
-    set the group bits, to the same value."""
+    """Apply owner, attributes and mode of `like`. The owner comes first, because changing it clears mode bits; the ACL
+    comes before the mode, because both set the group bits, to the same value. Raises Refused if that is not permitted.
+    """
     try:
         now = os.fstat(fd)
         if (now.st_uid, now.st_gid) != (like.uid, like.gid):

@@ -26,7 +26,7 @@ _OF_A_LOG_DIR = (
     names.LOG_START_CHECKPOINT,
     names.HIGH_WATERMARK_CHECKPOINT,
 )
-_MOST_LINKS = 40  # the limit of Linux
+_MOST_LINKS = 40  # as in Linux
 
 _OPENAT2 = 437  # the same on all architectures
 _AT_FDCWD = -100
@@ -47,7 +47,7 @@ _HOW_BYTES = ctypes.sizeof(_OpenHow)
 
 
 def split(path: str) -> tuple[str, str]:
-    """Return the directory part and the last name of a path; the directory is "." for a name without one."""
+    """Return the directory and the last name of a path; the directory is "." if the path is only a name."""
     directory, slash, name = path.rpartition("/")
     return directory or slash or ".", name or (path and ".")
 
@@ -104,11 +104,11 @@ def _walk(path: str, flags: int) -> int:
 
 
 def _may_follow(link: os.stat_result, directory_fd: int) -> bool:
-    """Whether a link in this directory can be trusted to lead where the caller intended.
+    """Return whether a link in this directory can be trusted to lead where the caller intended.
 
-    Never in a log dir. For root, link and directory must both belong to root: the owner of a directory can replace a
-    link at any moment. For other users the system checks permissions; the link must not belong to a third user, which
-    is what Linux requires in /tmp.
+    A link in a log dir never can. For root, link and directory must both belong to root: the owner of a directory can
+    replace a link at any moment. For other users the system checks permissions; the link must not belong to a third
+    user, as Linux requires in /tmp.
     """
     user, directory = os.geteuid(), os.fstat(directory_fd)
     if user == 0 and not link.st_uid == directory.st_uid == 0:

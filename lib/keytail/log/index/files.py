@@ -1,4 +1,4 @@
-"""The index files of one segment: looked up in place, and appended to while the segment is active.
+"""Looks up entries in the index files of one segment in place, and appends to them while the segment is active.
 
 format/INDEX.md defines the meaning of the entries, when a batch gets one, and what a look-up may conclude from them.
 `sanity_check` checks a file by itself; whether its entries match the log is not checked here.
@@ -34,8 +34,7 @@ class OffsetEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """Up to the batch that ends with `offset`, no timestamp is larger than this one. `slot` is -1 before the first
-    entry."""
+    """No batch up to the one that ends with `offset` has a larger timestamp. `slot` is -1 before the first entry."""
 
     slot: int
     timestamp_ms: int
@@ -70,8 +69,8 @@ class OffsetIndex(PresizedIndex):
         return self._count >= self._max_entries
 
     def append(self, offset: int, position: int) -> None:
-        """Add an entry: the batch that ends with `offset` begins at `position`. Raises an error when full or not
-        increasing."""
+        """Add an entry: the batch that ends with `offset` begins at `position`. Raises KeytailError if the index is
+        full, or the entry does not ascend."""
         self._refuse_read_only()
         if self.is_full:
             self._refuse_full(offset)
@@ -82,7 +81,7 @@ class OffsetIndex(PresizedIndex):
         self._append(relative, position)
 
     def entries(self) -> np.ndarray:
-        """Return a copy in the form of `format.index.parse_offset_index`."""
+        """Return a copy of the entries, as `format.index.parse_offset_index` does."""
         return parse_offset_index(self._view[: self._count * self._layout.size])
 
     def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -119,14 +118,14 @@ class TimeIndex(PresizedIndex):
 
     @property
     def is_full(self) -> bool:
-        """The last slot is reserved for the entry that closes the segment."""
+        """Whether there is room only for the entry that closes the segment, for which the last slot is reserved."""
         return self._count >= self._max_entries - 1
 
     def maybe_append(self, timestamp_ms: int, offset: int, *, closing: bool = False) -> bool:
         """Write the entry if its timestamp is larger than the last one; return whether it was written.
 
-        Raises an error when full, unless it is the `closing` entry of the segment, and if the timestamp or offset is
-        below that of the last entry.
+        Raises KeytailError if the index is full, unless this is the `closing` entry of the segment, and if the
+        timestamp or offset is below that of the last entry.
         """
         self._refuse_read_only()
         if self.is_full and not closing:
@@ -144,7 +143,7 @@ class TimeIndex(PresizedIndex):
         return True
 
     def entries(self) -> np.ndarray:
-        """Return a copy in the form of `format.index.parse_time_index`."""
+        """Return a copy of the entries, as `format.index.parse_time_index` does."""
         return parse_time_index(self._view[: self._count * self._layout.size])
 
     def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -186,18 +185,18 @@ class TransactionIndex:
         return len(self._data) // TXN_ENTRY.itemsize
 
     def entries(self) -> np.ndarray:
-        """Return a copy in the form of `format.index.parse_txn_index`."""
+        """Return a copy of the entries, as `format.index.parse_txn_index` does."""
         return parse_txn_index(bytes(self._data))
 
     @property
     def last_offset(self) -> int:
-        """Last offset of the last entry; -1 if there is none."""
+        """The last offset of the last entry; -1 if there is none."""
         end = len(self) * TXN_ENTRY.itemsize
         last = parse_txn_index(bytes(self._data[max(end - TXN_ENTRY.itemsize, 0) : end]))
         return int(last["last_offset"][0]) if end else -1
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Add the transaction of the marker that was appended last to the end of the file."""
+        """Append an entry to the file. Raises KeytailError if its marker is not after that of the last entry."""
         last_offset = self.last_offset
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)
@@ -210,7 +209,7 @@ class TransactionIndex:
         self._data[len(self) * TXN_ENTRY.itemsize :] = entry
 
     def collect(self, fetch_from: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
-        """Return the aborted transactions that a consumer needs for the offsets `fetch_from` .. `upper` - 1.
+        """Return the aborted transactions that a consumer needs for the offsets from `fetch_from` to `upper` - 1.
 
         Also return whether they are complete: if not, the search continues in the next segment (format/INDEX.md,
         "Look-ups").

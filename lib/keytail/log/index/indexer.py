@@ -1,7 +1,7 @@
 """Builds the offset and time index of one segment from the tables of its batches, in order.
 
-Entries follow format/INDEX.md, "When an entry is written", and the entry that closes a segment; the bytes are the
-same as those of a broker's own recovery.
+Entries follow format/INDEX.md, "When an entry is written". The bytes are those that a broker's recovery writes, and
+include the entry that closes a segment.
 """
 
 from __future__ import annotations
@@ -50,30 +50,31 @@ class SegmentIndexer:
     def mark(self) -> tuple[np.ndarray, int]:
         return self._state.copy(), len(self._offsets)
 
-    def take_back(self, mark: tuple[np.ndarray, int]) -> None:
+    def reset_to(self, mark: tuple[np.ndarray, int]) -> None:
         """Remove everything added since `mark`."""
         self._state = mark[0].copy()
         del self._offsets[mark[1] :], self._times[mark[1] :]
 
     @property
     def size_bytes(self) -> int:
-        """Size of both index files if they were closed now."""
+        """The size of both index files if they were closed now."""
         offsets, times = int(self._state[kernels.OFFSET_ENTRIES]), int(self._state[kernels.TIME_ENTRIES])
         return offsets * OFFSET_ENTRY.itemsize + (times + 1) * TIME_ENTRY.itemsize
 
     @property
-    def next_earns_an_entry(self) -> bool:
+    def next_gets_entry(self) -> bool:
         """Whether the next batch, if there is one, gets an offset entry."""
         return bool(self._state[kernels.SINCE_LAST] > self._interval)
 
     @property
     def last_entry_position(self) -> int:
-        """Byte position of the batch with the last offset entry; -1 without one."""
+        """The byte position of the batch with the last offset entry; -1 if there is none."""
         last = next((entries[-1] for entries in reversed(self._offsets) if len(entries)), None)
         return -1 if last is None else int(last[1])
 
     def meets(self, part: SegmentIndexer) -> bool:
-        """Whether the last offset entry so far is also in `part`: from there on both write the same offset entries."""
+        """Return whether the last offset entry so far is also in `part`; then both have the same entries from there on.
+        """
         positions = _joined(part._offsets)[:, 1]
         at = np.searchsorted(positions, self.last_entry_position)
         return bool(at < len(positions) and positions[at] == self.last_entry_position)
@@ -81,7 +82,7 @@ class SegmentIndexer:
     def join(self, part: SegmentIndexer) -> None:
         """Continue with the entries of `part` after the last one so far, and with its state.
 
-        The first batch of `part` must follow all batches so far and get an entry (`next_earns_an_entry`), or the last
+        The first batch of `part` must follow all batches so far and get an entry (`next_gets_entry`), or the last
         offset entry so far must be in `part` (`meets`).
         """
         offsets, times = _joined(part._offsets), _joined(part._times)
@@ -105,8 +106,8 @@ class SegmentIndexer:
 
     @property
     def is_over_full(self) -> bool:
-        """Whether joined parts have more entries than the indexes may; one slot of times is reserved for the closing
-        entry."""
+        """Whether joined parts have more entries than the indexes may have; one slot of the time index is reserved for
+        the closing entry."""
         too_many_offsets = self._state[kernels.OFFSET_ENTRIES] > self._max_offset_entries
         times = self._state[kernels.TIME_ENTRIES]
         return bool(too_many_offsets or (times and times > self._max_time_entries - 1))

@@ -1,6 +1,6 @@
-"""An index file of one segment, preallocated while the segment is active: appended to then, and mapped for look-ups.
+"""Reads and writes an index file of one segment, which is preallocated while the segment is active.
 
-This is the code that the offset and the time index share; log/index/files.py and format/INDEX.md define their entries.
+The offset and the time index share this code; log/index/files.py and format/INDEX.md define their entries.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PresizedIndex:
 
     @classmethod
     def open(cls, fs: FileSystem, path: str, base_offset: int, *, active: bool = False) -> Self:
-        """Open for look-ups: every whole entry of the file, mapped, without validation.
+        """Open the file for look-ups: all whole entries, mapped, without validation.
 
         `active`: a broker may be writing to the segment. The zeros after the entries are then left out, and the file
         is read, not mapped, since the broker truncates it when the segment is closed.
@@ -104,12 +104,12 @@ class PresizedIndex:
 
     @property
     def max_entries(self) -> int:
-        """Capacity in entries; 0 if the index is read-only."""
+        """The number of entries that the file has room for; 0 if the index is read-only."""
         return self._max_entries
 
     @property
     def used(self) -> int:
-        """Number of entries, without the zeros at the end of a file that was not trimmed."""
+        """The number of entries, without the zeros at the end of a file that was not trimmed."""
         return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
     def append_rows(self, rows: np.ndarray) -> None:
@@ -152,7 +152,7 @@ class PresizedIndex:
         self._close_file()
 
     def close(self) -> None:
-        """Close the file as it is; an active segment's keeps its full size."""
+        """Close the file as it is; that of an active segment keeps its full size."""
         self._map(0)
         self._count = self._max_entries = 0
         if self._fd >= 0:
@@ -266,7 +266,7 @@ class PresizedIndex:
         )
 
     def _close_file(self) -> None:
-        """Close the file; it counts as closed even if the system reports an error."""
+        """Close the file. It is closed even if the system reports an error."""
         fd, self._fd = self._fd, -1
         self._fs.close(fd)
 

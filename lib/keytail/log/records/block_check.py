@@ -23,9 +23,9 @@ def check_block(
     attributes: int,
     state: np.ndarray,
 ) -> int:
-    """Return 0 or a code of kernels/verify/codes.py; `state` (its STATE_SIZE) receives the place.
+    """Return 0, or a code of kernels/verify/codes.py; `state` (int64[STATE_SIZE]) then has the place of the problem.
 
-    `data` is the compressed block.
+    `data` is the compressed block; the other arguments are fields of the batch's header.
 
     Raises ValueError if the codec cannot decompress it, Refused for a record of more than `max_record_bytes`.
     """

@@ -11,7 +11,7 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.chunk import Chunk, OpenedRows
 
-# About the keys of a chunk with records of 64 bytes: waking the thread that looks them up takes as long as looking
+# About as many as a chunk has with records of 64 bytes: waking the thread that looks them up takes as long as looking
 # up thousands.
 _KEYS = 1 << 17
 _RECORDS_AT_ONCE = 1 << 10  # with their bytes they stay in a core's own cache
@@ -26,11 +26,12 @@ class _Columns:
 
 @dataclass
 class KeyPortion:
-    """The hashed keys of the records in the opened rows among `first_row` .. `end_row` of a chunk.
+    """The hashed keys of the records in the opened rows of a chunk from `first_row` to before `end_row`.
 
-    `ordinals[i]` is `first_ordinal` of the record's row plus its number in the batch, or -1 if it is not to be put
-    into the map: it has no key, or is below the start offset. `keyless` records from that offset on have no key, the
-    first of them at `first_keyless_offset`. The portion after the next one overwrites the arrays.
+    `ordinals[i]` is `first_ordinal` of the record's row plus the record's number in the batch; or -1 if the record does
+    not belong into the map, because it has no key or is below the start offset. `keyless` is the number of records from
+    that offset on without a key; the first of them is at `first_keyless_offset`. The portion after the next one
+    overwrites the arrays.
     """
 
     chunk: Chunk
@@ -83,8 +84,8 @@ class KeyScanner:
         nulls: np.ndarray,
         first_batch: int,
     ) -> Iterator[KeyPortion]:
-        """Yield all rows of `opened`, in order; the last portion ends with it. Sets the bit in `nulls` of each batch
-        that contains a null value.
+        """Yield portions that cover all rows of `opened`, in order, and set the bit in `nulls` of each batch that
+        contains a null value.
 
         Raises CorruptLog at a batch whose records cannot be parsed.
         """

@@ -53,7 +53,7 @@ class Chunk:
         return self.table["attributes"] & CODEC_MASK
 
     def check(self) -> None:
-        """Assert that the table covers the bytes without gap or overlap, in increasing offsets."""
+        """Assert that the table covers the bytes without a gap or an overlap, and that offsets increase."""
         sizes = self.table["size_bytes"].astype(np.int64)
         assert int(sizes.sum()) == len(self.raw)
         assert np.array_equal(
@@ -75,13 +75,13 @@ class Chunk:
 
 @dataclass
 class OpenedRows:
-    """Rows `first` .. `end` of a chunk, with the record blocks of the wanted ones available.
+    """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted ones available.
 
-    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` give the bytes.
-
-    A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. `table` is
-    that of the chunk, except that record count and last offset of the row are those of the piece; `records_before`
-    of the batch were in earlier pieces, and more follow unless `is_end`.
+    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the place of its
+    block there, in bytes.
+    A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. Then `table`
+    is that of the chunk, except that record count and last offset of the row are those of the piece; `records_before`
+    is the number of records in earlier pieces, and more follow unless `is_end`.
     """
 
     first: int
@@ -99,11 +99,12 @@ class OpenedRows:
         return self.table is not None
 
     def of(self, chunk: Chunk) -> Chunk:
-        """Return the chunk with the rows as they are in this object."""
+        """Return the chunk, with the rows of this piece if it is one."""
         return chunk if self.table is None else replace(chunk, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
-        """Return `first` (per row: the number of its first record) with that of the first record in this piece."""
+        """Return `first`, the number of each row's first record, but for the row of a piece that of the piece's first.
+        """
         if not self.records_before:
             return first
         first = first.copy()
@@ -128,7 +129,7 @@ class _Layout:
         return OpenedRows(first, end, arena, self.where, self.start, self.size)
 
     def raw_start(self, row: int) -> tuple[int, int]:
-        """Return the position of a row's block in the chunk, and its number of bytes there."""
+        """Return the position of a row's block in the chunk, and its size in bytes as stored."""
         batch = self.chunk.table[row]
         at = int(batch["position"]) - self.chunk.position + HEADER_BYTES
         return at, int(batch["size_bytes"]) - HEADER_BYTES
@@ -181,7 +182,7 @@ class BlockOpener:
         yield from self._open_span(layout, first, n, packed, floor)
 
     def reopen(self, chunk: Chunk, opened: OpenedRows) -> Iterator[OpenedRows]:
-        """Yield all pieces again of the batch whose last piece is `opened`."""
+        """Yield again all pieces of the batch whose last piece is `opened`."""
         row, n = opened.first, len(chunk.table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
         plain_kernels.lay_out(chunk.table, np.arange(n) == row, chunk.position, where, start, size)
@@ -190,8 +191,8 @@ class BlockOpener:
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
-        """Open rows `row` .. `end`, none of which has more than WHOLE_BLOCK_RECORDS; the first `floor` bytes of an
-        arena are messages of magic 0 and 1."""
+        """Open the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS. The first `floor`
+        bytes of an arena are converted messages of magic 0 and 1."""
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
@@ -261,7 +262,8 @@ class BlockOpener:
 
 
 def _open_row(chunk: Chunk, row: int, start: int, n_bytes: int) -> Buffer | np.ndarray:
-    """Return the records of one compressed batch; CorruptLog if its codec cannot decompress them."""
+    """Return the records of one compressed batch. Raises CorruptLog if its codec cannot decompress them, Refused for a
+    message of magic 0 or 1 that is too large, and _Large for a larger batch."""
     codec = int(chunk.table["attributes"][row]) & CODEC_MASK
     try:
         if chunk.table["magic"][row] < 2:

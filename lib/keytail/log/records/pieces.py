@@ -1,7 +1,7 @@
 """Splits a record block that has too many bytes or records for memory into pieces of whole records.
 
-A piece is about as large as a chunk, or one record. Kafka's cleaner processes such blocks one record at a time: a
-batch of some KiB may decompress to gigabytes. A single record is held as a whole, as in Kafka; records of more than
+A piece is about as large as a chunk, or is one record. A batch of some KiB may decompress to gigabytes; Kafka's cleaner
+decompresses it one record at a time. A single record must fit into memory, as in Kafka; records of more than
 `max_record_bytes` are refused.
 """
 
@@ -123,7 +123,8 @@ class RecordStream:
         return len(self._part) - self._part_at
 
     def _has(self, n_bytes: int) -> bool:
-        """Return whether the block has this many bytes from the next record on. Bytes beyond the arena are skipped."""
+        """Return whether the block has this many bytes from the next record on. Bytes beyond the arena are skipped, so
+        nothing can be taken afterwards."""
         n = self._filled
         while n < n_bytes and (available := self._peek()):
             n, self._part_at = n + available, len(self._part)
@@ -152,7 +153,8 @@ class RecordStream:
 
 
 def pieces(codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> Iterator[Piece]:
-    """Split the block `data` of `records` records. Raises the same errors as `RecordStream.take`."""
+    """Yield the pieces of the block `data`, which has `records` records. Raises the same errors as `RecordStream.take`.
+    """
     stream, first, is_last = RecordStream(codec, data, records, arenas), 0, False
     while not is_last:
         block, n_bytes, count, is_last = stream.take_last()

@@ -1,4 +1,4 @@
-"""Walks the records of opened chunks a portion at a time: spans, and hashes of keys, in reused buffers.
+"""Parses the records of opened chunks, a portion at a time, and hashes their keys, in reused buffers.
 
 A portion contains whole batches, with about as many records as stay in a core's cache between two kernels.
 """
@@ -32,7 +32,7 @@ class Columns:
 
 @dataclass
 class Portion:
-    """Rows `first_row` .. `end_row` of a chunk and the records of the opened ones among them (RECORD_TABLE).
+    """The rows of a chunk from `first_row` to before `end_row`, and the records (RECORD_TABLE) of the opened ones.
 
     The portion after the next one overwrites them and their `columns`: one may be processed while the next is produced.
     """
@@ -72,7 +72,7 @@ class RecordScanner:
         bits: np.ndarray = _NO_BITS,
         first_bit: np.ndarray | None = None,
     ) -> Iterator[Portion]:
-        """Yield all rows of `opened`, in order. Raises CorruptLog at a batch whose records cannot be parsed.
+        """Yield portions that cover all rows of `opened`, in order. Raises CorruptLog if records cannot be parsed.
 
         In rows with a `first_bit` (int64 per row, else -1), only records whose bit is set are included.
         """

@@ -1,7 +1,6 @@
-"""The records of opened batches as columns: numbers as views; keys, values and headers are gathered on request.
+"""Presents the records of opened batches as columns: numbers as views; keys, values and headers as copies, on request.
 
-Shared by dump, export and the Spark source. A table refers to the buffers of a chunk, which the next chunk
-overwrites; a gathered column is a copy.
+Shared by dump, export and the Spark source. A table refers to the buffers of a chunk, which the next chunk overwrites.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class RecordTable:
 
     @property
     def headers_start(self) -> np.ndarray:
-        """Position of the header count, which the headers follow up to `body_end`."""
+        """The position of the header count; the headers follow it, up to `body_end`."""
         return np.asarray(self.value_start + np.maximum(self.records["value_bytes"], 0))
 
     @property

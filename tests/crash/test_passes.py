@@ -1,6 +1,6 @@
-"""Stop before, and fail, every file operation of compactions in rounds of one group each.
+"""Stop before, and fail, every file operation of compactions in passes of one group each.
 
-Between rounds the state is one that a compaction in one round also passes, so that the checks are the same: what a
+Between passes the state is one that a compaction in one pass also reaches, so that the checks are the same: what a
 broker finds meets promises 1 and 2, no checkpoint is ahead of its segments, and the next run has the result of the
 reference model.
 """
@@ -29,7 +29,7 @@ from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.run.engines import LikeSpark
 
 
-class InRounds(LogDir):
+class InPasses(LogDir):
     """Writes each group after those before it have been replaced; the next run may do all at once."""
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
@@ -49,11 +49,11 @@ def run_here(fs: FileSystem, tasks: Sequence[CleaningTask], *_: Any, **__: Any) 
 
 
 TRANSACTIONS = "transactions across groups: committed, aborted, and one open"
-SHAPES_OF_ROUNDS = {
-    "tombstones in later rounds than what they delete": (
+SHAPES_OF_PASSES = {
+    "tombstones in later passes than what they delete": (
         (Log("orders-0", [["a:1 b:1", "x:1"], ["a:2 x:2"], ["! a:- x:-"], ["y:1"], ["y:2"]]),), 1
     ),
-    "rounds in the clean section": (
+    "passes in the clean section": (
         (Log("orders-0", [["a:1 b:1"], ["c:1 d:1"], ["b:2 e:1"], ["a:2 d:-", "c:2"], ["y:2"]], checkpoint=6),), 1
     ),
     TRANSACTIONS: (SHAPES[TRANSACTIONS].logs, 1),
@@ -61,23 +61,23 @@ SHAPES_OF_ROUNDS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SHAPES_OF_ROUNDS if SOAK else list(SHAPES_OF_ROUNDS)[::2])
-def test_every_stop_and_fault_of_rounds(
+@pytest.mark.parametrize("name", SHAPES_OF_PASSES if SOAK else list(SHAPES_OF_PASSES)[::2])
+def test_every_stop_and_fault_of_passes(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    logs, join = SHAPES_OF_ROUNDS[name]
-    log_dir, at_once = InRounds(logs, join), LogDir(logs, join)
+    logs, join = SHAPES_OF_PASSES[name]
+    log_dir, at_once = InPasses(logs, join), LogDir(logs, join)
     undisturbed, settled = digest_after_a_run(at_once, fast_dir / "undisturbed"), Settled()
-    assert digest_after_a_run(log_dir, fast_dir / "rounds") == undisturbed, "not the bytes of one round"
+    assert digest_after_a_run(log_dir, fast_dir / "passes") == undisturbed, "not the bytes of one pass"
     next_run = at_once if name == TRANSACTIONS else log_dir
 
     def visit(state: Visit) -> None:
         judge(log_dir, state.found, state.run, ended=state.ended)
         check_next_run(next_run, state, undisturbed, settled)
 
-    counts = Counts("compaction in rounds")
+    counts = Counts("compaction in passes")
     explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, first=counts)
     origin, run = explorer._begin()
     explorer._every_stop(origin, log_dir.run, run, counts, None, "first", 3 * SOAK)
@@ -90,10 +90,10 @@ def test_every_stop_and_fault_of_rounds(
     assert counts.distinct_states > 50
 
 
-def test_a_run_between_rounds_is_there(fast_dir: Path) -> None:  # noqa: F811
-    """The tests above stop in states between rounds: a stopped round leaves the state after its last group."""
-    logs, join = SHAPES_OF_ROUNDS["rounds in the clean section"]
-    log_dir = InRounds(logs, join)
+def test_states_between_passes_exist(fast_dir: Path) -> None:  # noqa: F811
+    """The tests above stop in states between passes: a stopped pass leaves the state after its last group."""
+    logs, join = SHAPES_OF_PASSES["passes in the clean section"]
+    log_dir = InPasses(logs, join)
     log_dir.make(fast_dir / "run")
     seen: list[Found] = []
 

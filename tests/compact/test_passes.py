@@ -41,7 +41,7 @@ def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def run_rounds(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResult]:
+def run_passes(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResult]:
     """Run all passes and install each; remove what the driver removes of earlier ones."""
     results = []
     while True:
@@ -82,10 +82,10 @@ def test_any_bound_gives_the_bytes_of_one_task(case: int, fast_dir: Path) -> Non
     task = random_task(rng, str(fast_dir / "t-0"), grouping)
     bound = rng.choice([1, 1, 1000, 3000, 10**4, scratch_bytes(task)])
     shutil.copytree(fast_dir / "t-0", fast_dir / "other")
-    [whole] = run_rounds(replace(task, partition_path=str(fast_dir / "other")))
-    results = run_rounds(replace(task, max_scratch_bytes=bound))
+    [whole] = run_passes(replace(task, partition_path=str(fast_dir / "other")))
+    results = run_passes(replace(task, max_scratch_bytes=bound))
     if bound == 1 and grouping == "kafka":
-        assert len(results) == max(1, len(whole.groups)), "one group a round"
+        assert len(results) == max(1, len(whole.groups)), "one group per pass"
     for file in list((fast_dir / "t-0").glob("*.clean")):
         assert ".survivors." in file.name or ".proof." in file.name
         file.unlink()
@@ -163,7 +163,7 @@ def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monk
         encode_marker(14, NOW, commit=True, **producer),
     ]
     segments = [[encode_batch([rec(0, b"a")])], later, [ACTIVE]]
-    run_rounds(task_of(tmp_path / "t-0", segments, 0))
+    run_passes(task_of(tmp_path / "t-0", segments, 0))
     lose(monkeypatch, 0)
     with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 0"):
         clean_partition(LOCAL, task_of(tmp_path / "t-1", segments, 0))
@@ -224,7 +224,7 @@ def test_the_proof_continues_across_passes(
         encode_batch([rec(5, b"e")]),
     ]
     task = task_of(tmp_path / "t-0", [*([batch] for batch in batches), [ACTIVE]], 0)
-    run_rounds(task)
+    run_passes(task)
     task = task_of(tmp_path / "t-1", [*([batch] for batch in batches), [ACTIVE]], 0)
     lose(monkeypatch, *wrong)
     number = 0
@@ -292,7 +292,7 @@ def test_batches_larger_than_the_first_room_for_output_are_written(tmp_path: Pat
     large = b"v" * (3 << 19)
     first = encode_batch([rec(0, b"a"), rec(1, b"b", large)])
     task = task_of(tmp_path / "t-0", [[first + encode_batch([rec(2, b"a", large)])], [ACTIVE]], 0)
-    run_rounds(task)
+    run_passes(task)
     left = decode_log((tmp_path / "t-0" / f"{0:020d}.log").read_bytes())
     assert [(record.offset, record.value) for batch in left for record in batch.records] == [(1, large), (2, large)]
 
@@ -301,7 +301,7 @@ def test_later_passes_use_the_point_at_which_the_map_was_full(tmp_path: Path) ->
     """The map was full inside a batch, of which an older record is removed."""
     end = encode_batch([rec(1, b"b"), rec(2, b"b"), rec(3, b"c"), rec(4, b"d")])
     task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [end], [ACTIVE]], 0, map_max_entries=3)
-    results = run_rounds(task)
+    results = run_passes(task)
     assert [result.end_offset for result in results] == [4, 4]
     left = decode_log((tmp_path / "t-0" / f"{1:020d}.log").read_bytes())
     assert [record.offset for batch in left for record in batch.records] == [2, 3, 4]

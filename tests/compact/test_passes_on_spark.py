@@ -48,7 +48,7 @@ def clean_here(task: CleaningTask, attempt: str) -> CleaningResult:
     return clean_partition(LOCAL, replace(task, attempt=attempt))
 
 
-def in_rounds(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
+def in_passes(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
     """Write three groups, one for each segment below the active one."""
     log_dir, tasks = make(path, count=count)
     config = replace(CONFIG, segment_bytes=1)
@@ -81,7 +81,7 @@ def logs(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.spark
 def test_a_partition_that_does_not_fit_is_done_in_passes_alone(engine: SparkEngine, tmp_path: Path) -> None:
-    log_dir, tasks = in_rounds(tmp_path / "logs", count=3)
+    log_dir, tasks = in_passes(tmp_path / "logs", count=3)
     expected = whole(tasks[2], tmp_path)
     limit = max(scratch_bytes(tasks[0]), least_scratch_bytes(tasks[2]))
     assert limit < scratch_bytes(tasks[1])
@@ -93,7 +93,7 @@ def test_a_partition_that_does_not_fit_is_done_in_passes_alone(engine: SparkEngi
 
 
 def test_each_pass_is_a_task_and_the_checkpoint_is_written_last(tmp_path: Path) -> None:
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
     expected = whole(task, tmp_path)
     before = records_of(log_dir / "t-0")
     seen: list[dict[Any, int]] = []
@@ -115,7 +115,7 @@ def test_each_pass_is_a_task_and_the_checkpoint_is_written_last(tmp_path: Path) 
 
 
 def test_after_the_deadline_no_pass_is_started(tmp_path: Path) -> None:
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     _, row = finish(log_dir, task, deadline_s=time.monotonic())
     assert row.status == "skipped"
@@ -144,7 +144,7 @@ class FullDisk(FileSystem):
 
 @pytest.mark.parametrize("renames", [0, 2, 3, 4, 6, 7])
 def test_a_disk_that_becomes_full_while_replacing_ends_the_partition(renames: int, tmp_path: Path) -> None:
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     untouched = snapshot(log_dir / "t-0")
     _, row = finish(log_dir, task, FullDisk(renames))
@@ -172,7 +172,7 @@ def test_a_group_that_recovery_finishes_counts(tmp_path: Path) -> None:
                 raise OSError(errno.EIO, "Input/output error", target)
             super().rename(source, target)
 
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     _, row = finish(log_dir, task, Fails())
     assert row.status == "failed"
@@ -184,7 +184,7 @@ def test_a_group_that_recovery_finishes_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
 def test_a_disk_that_becomes_full_in_a_task_ends_the_partition(part: float, tmp_path: Path) -> None:
     """While outputs, or the state for the next pass, are written; written files are removed."""
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
     untouched = snapshot(log_dir / "t-0")
     task = replace(task, max_scratch_bytes=1)
 
@@ -211,7 +211,7 @@ def test_a_disk_that_becomes_full_in_a_task_ends_the_partition(part: float, tmp_
 
 
 def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
 
     class Stopping(FileSystem):
         def unlink(self, path: str) -> None:
@@ -229,7 +229,7 @@ def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
 
 def test_a_pass_that_fails_reports_how_far_the_others_came(tmp_path: Path) -> None:
     """The second segment changes unnoticed by the driver."""
-    log_dir, [task] = in_rounds(tmp_path / "logs")
+    log_dir, [task] = in_passes(tmp_path / "logs")
 
     class Changing(FileSystem):
         def unlink(self, path: str) -> None:
