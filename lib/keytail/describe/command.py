@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
@@ -103,6 +102,13 @@ _COLUMNS: tuple[Column[DescribeRow], ...] = (
 )
 
 
+_SETTING_COLUMNS: tuple[Column[tuple[str, Mapping[str, Any]]], ...] = (
+    Column("setting", lambda item: item[0], is_number=False),
+    Column("value", lambda item: _value_text(item[0], item[1]["value"]), is_number=False),
+    Column("from", lambda item: item[1]["source"], is_number=False),
+)
+
+
 def show_rows(rows: Sequence[DescribeRow], request: Request) -> None:
     """Print a line for each partition, then why compactions are not due, then each topic's settings."""
     counted = any(row.records is not None for row in rows)
@@ -135,19 +141,8 @@ def _print_message_formats(rows: Sequence[DescribeRow]) -> None:
 
 def _print_settings(row: DescribeRow) -> None:
     doubt = "" if row.overrides_known else " (its own settings are unknown)"
-    table = Table(
-        title=f"Settings of {escape(row.topic)}{doubt}",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-    )
-    for name in ("setting", "value", "from"):
-        table.add_column(name, overflow="fold")
-    for name, setting in row.settings.items():
-        table.add_row(name, escape(_value_text(name, setting["value"])), escape(setting["source"]))
     print_line("")
-    show.output_console().print(table)
+    print_rows(f"Settings of {row.topic}{doubt}", _SETTING_COLUMNS, list(row.settings.items()))
 
 
 def _value_text(name: str, value: Any) -> str:
