@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.text import Text
 
 from keytail.cli import rows as show
 from keytail.cli import table
@@ -90,7 +89,7 @@ def test_no_command_cuts_or_breaks_names_and_statuses(
 
     def recording(*given: Any) -> Iterator[str]:
         for line in laid_out(*given):
-            drawn.append(Text.from_markup(line, emoji=False).plain)
+            drawn.append(plain(line))
             yield line
 
     monkeypatch.setattr(table, "_laid_out", recording)
@@ -109,13 +108,17 @@ def test_no_command_cuts_or_breaks_names_and_statuses(
     check_width(drawn, width)
 
 
+def plain(line: list[tuple[str, str]]) -> str:
+    return "".join(text for text, _ in line)
+
+
 def check_width(lines: Sequence[str], width: int) -> None:
-    """A line is wider than the terminal only if it is a single word."""
+    """A line is wider than the terminal only if it is a single word, or a name with "(in use)"."""
     for line in lines:
-        assert cell_len(line) <= width or len(line.split()) == 1, line
+        assert cell_len(line) <= width or len(line.removesuffix(" (in use)").split()) == 1, line
 
 
-CELL = st.text(st.sampled_from("ab\u4e2d[] "), max_size=30) | st.sampled_from(["", "c" * 130, "1.2 KiB -> 1.1 KiB"])
+CELL = st.text(st.sampled_from("ab\u4e2d[]\\ "), max_size=30) | st.sampled_from(["", "c" * 130, "1.2 KiB -> 1.1 KiB"])
 
 
 @given(st.data())
@@ -125,9 +128,7 @@ def test_tables_contain_every_cell_at_any_width(data: st.DataObject) -> None:
     columns = [Column(heading, str, is_number=number) for heading, number in zip(headings, numbers, strict=True)]
     rows = data.draw(st.lists(st.tuples(*[CELL] * len(columns)), min_size=1, max_size=4))
     width = data.draw(st.integers(40, 130))
-    lines = list(table._laid_out(columns, rows, width, table._plain))
-    styled = table._laid_out(columns, rows, width, table._styled)
-    assert [Text.from_markup(line, emoji=False).plain for line in styled] == lines
+    lines = list(map(plain, table._laid_out(columns, rows, width)))
     check_width(lines, width)
     printed = sorted("".join(lines).replace(" ", ""))
     for number, heading in enumerate(headings):
@@ -149,14 +150,14 @@ def test_columns_without_room_follow_below_the_row(capsys: pytest.CaptureFixture
         ("b" * 40, "2.0 KiB", "would-compact (in use)", "", "2.0 s"),
     ]
     shown = [[column.text(row) for column in columns] for row in rows]
-    assert list(table._laid_out(columns, shown, 60, table._plain)) == [
+    assert list(map(plain, table._laid_out(columns, shown, 60))) == [
         "partition  log size  status                   took",
         "a-0         1.0 KiB  ok                      1.0 s",
         f"    key {'k' * 25}",
         "b" * 40,
         "            2.0 KiB  would-compact (in use)  2.0 s",
     ]
-    assert "key" in next(table._laid_out(columns, shown, 160, table._plain))
+    assert "key" in plain(next(table._laid_out(columns, shown, 160)))
 
 
 def test_rows_with_nothing_to_say_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

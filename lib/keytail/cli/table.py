@@ -11,12 +11,14 @@ from typing import Any, Generic, TypeVar, cast
 
 from rich.cells import cell_len
 from rich.markup import escape
+from rich.text import Text
 
 from keytail.cli import rows as show
-from keytail.cli.statuses import styled
+from keytail.cli.statuses import style_of, styled
 from keytail.console import output_style
 
 R = TypeVar("R")
+_Line = list[tuple[str, str]]  # texts, each with its style
 _STATUS = "status"
 _BETWEEN = "  "  # columns
 _INDENT = "    "  # of what is below a row
@@ -47,13 +49,15 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
     are printed without styles, which take most of the time."""
     console = show.output_console()
     cells = [[show.visible(column.text(row)) for column in columns] for row in rows]
+    lines = _laid_out(columns, cells, console.width)
     if len(rows) > show.MOST_DRAWN:
-        sys.stdout.writelines(f"{line}\n" for line in (title, *_laid_out(columns, cells, console.width, _plain)))
+        sys.stdout.write(f"{show.visible(title)}\n")
+        sys.stdout.writelines("".join(text for text, _ in line) + "\n" for line in lines)
         sys.stdout.flush()
         return
-    console.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
-    for line in _laid_out(columns, cells, console.width, _styled):
-        console.print(line, soft_wrap=True)
+    console.print(Text(show.visible(title), "bold"), soft_wrap=True)
+    for line in lines:
+        console.print(Text.assemble(*line), soft_wrap=True)
 
 
 def print_remarkable(
@@ -77,20 +81,7 @@ def print_remarkable(
     return others
 
 
-def _plain(column: Column[Any], cell: str) -> str:
-    return cell
-
-
-def _styled(column: Column[Any], cell: str) -> str:
-    if column.heading != _STATUS or cell == _STATUS:
-        return escape(cell)
-    status, space, rest = cell.partition(" ")
-    return styled(status) + space + escape(rest)
-
-
-def _laid_out(
-    columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int, style: Callable[[Column[Any], str], str]
-) -> Iterator[str]:
+def _laid_out(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int) -> Iterator[_Line]:
     """Return the lines of a table that is `width` characters wide, headings first.
 
     The first column is the name. No name and no status is cut or broken over lines: a name that leaves no room for the
@@ -98,18 +89,24 @@ def _laid_out(
     after its heading. Only a single word may be wider than `width`: a path, for instance, is never broken.
     """
     widths = _widths(columns, rows, width)
-    last = max(widths)
-    indent = sum(widths[number] + len(_BETWEEN) for number in sorted(widths)[:-1])
+    numbers = sorted(widths)
+    last = numbers[-1]
+    indent = sum(widths[number] + len(_BETWEEN) for number in numbers[:-1])
 
-    def line_of(cells: Sequence[str]) -> str:
-        padded = (_padded(columns[number], cells[number], widths[number], style) for number in sorted(widths))
-        return _BETWEEN.join(padded).rstrip()
+    def line_of(cells: Sequence[str], heading: bool = False) -> _Line:
+        line: _Line = []
+        for number in numbers:
+            padding = " " * (widths[number] - _width(cells[number])), ""
+            cell = [(cells[number], "")] if heading else _styled(columns[number], cells[number])
+            line += [padding, *cell] if columns[number].is_number else [*cell, padding]
+            line.append((_BETWEEN, ""))
+        return _without_blanks_at_end(line)
 
-    yield line_of([column.heading for column in columns])
+    yield line_of([column.heading for column in columns], heading=True)
     for row in rows:
         cells, more, below = list(row), [], [number for number in range(len(columns)) if number not in widths]
         if _width(cells[0]) > widths[0]:
-            yield style(columns[0], cells[0])
+            yield [(cells[0], "")]
             cells[0] = ""
         if _width(cells[last]) > widths[last]:
             text = _wrapped(cells[last], widths[last])
@@ -119,19 +116,29 @@ def _laid_out(
             cells[last], *more = text
         if line := line_of(cells):
             yield line
-        for text_line in more:
-            yield " " * indent + style(columns[last], text_line)
-        yield from map(escape if style is _styled else str, _below(columns, row, below, width))
+        yield from ([(" " * indent + text, "")] for text in more)
+        yield from ([(text, "")] for text in _below(columns, row, below, width))
+
+
+def _styled(column: Column[Any], cell: str) -> _Line:
+    if column.heading != _STATUS:
+        return [(cell, "")]
+    status, space, rest = cell.partition(" ")
+    return [(status, style_of(status)), (space + rest, "")]
+
+
+def _without_blanks_at_end(line: _Line) -> _Line:
+    while line and not line[-1][0].strip():
+        line.pop()
+    return line and [*line[:-1], (line[-1][0].rstrip(), line[-1][1])]
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
     """Return the widths of the columns that fit, by their numbers."""
-    natural = [
-        max(_width(column.heading), *(_width(row[number]) for row in rows), 0) for number, column in enumerate(columns)
-    ]
+    natural = [max(map(_width, column)) for column in zip([item.heading for item in columns], *rows, strict=True)]
     if sum(natural) + len(_BETWEEN) * (len(columns) - 1) <= width:
         return dict(enumerate(natural))
-    names = [_width(row[0]) for row in rows]
+    names = (_width(row[0]) for row in rows)
     widths = {0: max(_width(columns[0].heading), *(name for name in names if name <= width // 2), 0)}
     room = width - widths[0] - len(_BETWEEN)
     for number in sorted(range(1, len(columns)), key=lambda number: columns[number].heading != _STATUS):
@@ -146,11 +153,6 @@ def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width
     return widths
 
 
-def _padded(column: Column[Any], cell: str, width: int, style: Callable[[Column[Any], str], str]) -> str:
-    padding = " " * (width - _width(cell))
-    return padding + style(column, cell) if column.is_number else style(column, cell) + padding
-
-
 def _below(columns: Sequence[Column[Any]], row: Sequence[str], numbers: Sequence[int], width: int) -> Iterator[str]:
     """Return lines with the cells of these numbers that are not empty, as many in a line as fit."""
     line = ""
@@ -160,21 +162,15 @@ def _below(columns: Sequence[Column[Any]], row: Sequence[str], numbers: Sequence
             continue
         if line:
             yield line
-        *full, line = _wrapped(item, width - len(_INDENT), _INDENT)
+        first, *more = _wrapped(item, width - len(_INDENT) - 2)
+        *full, line = [_INDENT + first, *(f"{_INDENT}  {text}" for text in more)]
         yield from full
     if line:
         yield line
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        width + len(indent),
-        initial_indent=indent,
-        subsequent_indent=indent and indent + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _width(text: str) -> int:

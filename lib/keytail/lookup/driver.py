@@ -5,6 +5,8 @@ Takes no lock, changes nothing and starts no Spark; works beside a live broker.
 
 from __future__ import annotations
 
+import base64
+
 from keytail.cli.options import parse_time
 from keytail.cli.selection import choose
 from keytail.errors import ErrorText, KeytailError, UsageProblem
@@ -15,8 +17,6 @@ from keytail.lookup.command import LookupRow, Request
 from keytail.lookup.steps import Lookup, lookup_offset, lookup_time
 from keytail.run.kernels import compile_kernels
 from keytail.run.rows import status_of
-
-_PREVIEW_CHARACTERS = 60
 
 
 def lookup(request: Request, fs: FileSystem = LOCAL) -> list[LookupRow]:
@@ -85,20 +85,19 @@ def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
         batch_bytes=record.batch_bytes,
         codec=record.codec,
         segment=record.segment,
-        key=preview(record.key),
-        value=preview(record.value),
         control=record.control or None,
+        **_text_and_base64("key", record.key),  # type: ignore[arg-type]
+        **_text_and_base64("value", record.value),  # type: ignore[arg-type]
         **rest,  # type: ignore[arg-type]
         steps=steps,
     )
 
 
-def preview(data: bytes | None) -> str | None:
-    """Return the beginning of a key or value as printable text, other bytes as \\x escapes; None for null."""
+def _text_and_base64(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Return the fields of a key or value: as text if it is UTF-8, otherwise in base64, as `dump` prints it."""
     if data is None:
-        return None
-    text = data[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    if len(text) <= _PREVIEW_CHARACTERS and len(data) <= 4 * _PREVIEW_CHARACTERS:
-        return text
-    return f"{text[:_PREVIEW_CHARACTERS]}... ({len(data):,} bytes)"
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
