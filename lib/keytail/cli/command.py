@@ -62,6 +62,7 @@ class Command:
     extras: Callable[[Any], Needs] = extras_of_flags  # what needs optional packages; required before `run` is imported
     only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all
     examples: tuple[str, ...] = ()  # most frequent first
+    also_called: tuple[str, ...] = ()  # words that users may type for it; it is then suggested
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # by what they are about; the fields are documented
     statuses: Mapping[str, Status] = field(default_factory=dict)
     exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses with a meaning of this command alone

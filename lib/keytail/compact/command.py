@@ -316,6 +316,7 @@ _STATUSES = {
 
 PLAN = Command(
     name="plan",
+    also_called=("preview", "estimate", "list", "ls", "due"),
     help="Show for each partition whether a compaction is due, and if not, why. Changes nothing and starts no Spark.",
     request=Request,
     only=_PLAN_FIELDS,
@@ -335,6 +336,7 @@ PLAN = Command(
 
 COMPACT = Command(
     name="compact",
+    also_called=("clean", "cleanup", "cleaner", "compaction", "compress", "dedupe", "deduplicate", "gc", "run"),
     help="Retain only the latest record of each key, as the broker's log cleaner would. The broker must be stopped."
     "\n\n"
     "Without --execute this is a dry run, like `plan`.",

@@ -163,6 +163,7 @@ def next_step(rows: Sequence[ExpireRow], request: Request) -> str:
 
 EXPIRE = Command(
     name="expire",
+    also_called=("retention", "delete", "purge", "prune", "trim", "retain", "remove"),
     help="Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, before its "
     "start.\n\n"
     "Without --execute it lists the segments that would be removed, each with the reason.",

@@ -127,6 +127,7 @@ def show_rows(rows: Sequence[LookupRow], request: Request) -> None:
 
 LOOKUP = Command(
     name="lookup",
+    also_called=("find", "get", "seek", "search", "offset", "offsets", "timestamp", "locate"),
     help="Find the record at an offset or a time, and its position in the file, as a broker finds it. Reads only.",
     request=Request,
     run="keytail.lookup.driver:lookup",

@@ -148,6 +148,7 @@ def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
 
 REBUILD_INDEX = Command(
     name="rebuild-index",
+    also_called=("repair", "fix", "recover", "recovery", "index", "indexes", "reindex", "truncate", "rebuild"),
     help="Rebuild missing and wrong index files, as a broker does after a crash, but before its start and on all cores."
     "\n\n"
     "Without --execute it lists what is missing or wrong, and the exit status is 1 if anything is.",

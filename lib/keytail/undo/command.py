@@ -171,6 +171,7 @@ def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
 
 UNDO = Command(
     name="undo",
+    also_called=("revert", "rollback", "restore", "reset", "backup", "backups"),
     help="Restore partitions to the state before a compaction that kept its originals.\n\n"
     "Only if everything that the run wrote is unchanged; what was appended since is retained. Without --execute it\n"
     "prints what it would do, and what prevents it.",
