@@ -25,7 +25,7 @@ from keytail.extras import OBJECT_STORE, SPARK, Needs
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
 from keytail.log.fs import FileSystem
 from keytail.run.memory import cores, map_memory_bytes
-from keytail.run.rows import ResultRow, exit_status
+from keytail.run.rows import NOT_BEGUN, ResultRow, exit_status
 
 
 def _configuration(
@@ -310,7 +310,8 @@ _STATUSES = {
     "would-compact": Status("in a plan: `--execute` would compact it", "done"),
     "compacted": Status("done", "done"),
     "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
-    "skipped": Status("not due, or not a compacted topic, as stated in `error`", "skipped"),
+    "skipped": Status("not due, not a compacted topic, or stopped, as stated in `error`", "skipped"),
+    NOT_BEGUN: Status("`--deadline` had passed, or the run was interrupted, before it was begun", "skipped"),
     **FAILURES,
 }
 
@@ -326,7 +327,7 @@ PLAN = Command(
         "keytail plan --log-dirs /var/lib/kafka --topic-config orders:cleanup.policy=compact --topic-list orders",
     ),
     rows={"": ResultRow},
-    statuses={name: meaning for name, meaning in _STATUSES.items() if name != "compacted"},
+    statuses={name: meaning for name, meaning in _STATUSES.items() if name not in ("compacted", NOT_BEGUN)},
     show=_show_plan,
     below=_below,
     next_step=_after_plan,

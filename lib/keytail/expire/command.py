@@ -182,4 +182,5 @@ EXPIRE = Command(
     next_step=next_step,
     exit_status=exit_status,
     reads_records=True,
+    reports_rows=True,
 )

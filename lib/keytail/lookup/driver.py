@@ -74,6 +74,7 @@ def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
     steps = result.steps if explain else ()
     if record is None:
         return LookupRow(*place, **rest, steps=steps)  # type: ignore[arg-type]
+    (key, key_base64), (value, value_base64) = map(_text_or_base64, (record.key, record.value))
     return LookupRow(
         *place,
         offset=record.offset,
@@ -86,18 +87,20 @@ def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
         codec=record.codec,
         segment=record.segment,
         control=record.control or None,
-        **_text_and_base64("key", record.key),  # type: ignore[arg-type]
-        **_text_and_base64("value", record.value),  # type: ignore[arg-type]
+        key=key,
+        key_base64=key_base64,
+        value=value,
+        value_base64=value_base64,
         **rest,  # type: ignore[arg-type]
         steps=steps,
     )
 
 
-def _text_and_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return the fields of a key or value: as text if it is UTF-8, otherwise in base64, as `dump` prints it."""
+def _text_or_base64(data: bytes | None) -> tuple[str | None, str | None]:
+    """Return a key or value as text if it is UTF-8, otherwise in base64, as `dump` prints it."""
     if data is None:
-        return {name: None}
+        return None, None
     try:
-        return {name: data.decode()}
+        return data.decode(), None
     except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
+        return None, base64.b64encode(data).decode()

@@ -235,4 +235,5 @@ SALVAGE = Command(
     next_step=next_step,
     exit_status=exit_status,
     reads_records=True,
+    reports_rows=True,
 )

@@ -194,4 +194,5 @@ UNDO = Command(
     show=show_rows,
     next_step=next_step,
     exit_status=exit_status,
+    reports_rows=True,
 )
