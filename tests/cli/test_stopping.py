@@ -342,7 +342,7 @@ def test_an_interrupted_compaction_says_what_was_not_begun(
     flags = ("compact", "--log-dirs", log_dir, *CONFIG, "--execute")
     result = run(*flags)
     assert result.exit_code == 130, result.output
-    rows = dict(re.findall(r"^(orders-\d) +(\S+) ", result.stdout, re.MULTILINE))
+    rows = dict(re.findall(r"^(orders-\d) +([a-z-]+) ", result.stdout, re.MULTILINE))
     assert rows == {"orders-0": "compacted", "orders-1": "skipped", "orders-2": "not-begun"}
     assert "orders-2 not-begun: the run was interrupted before this partition" in result.stdout
     assert "interrupted by SIGINT: 1 compacted, 1 skipped, 1 not-begun." in result.stderr
