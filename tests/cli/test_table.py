@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import sys
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -106,6 +110,44 @@ def test_no_command_cuts_or_breaks_names_and_statuses(
     if "status" in kind.__annotations__:
         assert all(words.count(status) >= len(NAMES) for status in command.statuses)
     check_width(drawn, width)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_on_a_terminal_lines_end_between_words(screen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of sentences, which are one line elsewhere."""
+    command, kind, request = SCREENS[screen]
+    why = ErrorText("the partition is moving: run `keytail plan --log-dirs /var/lib/kafka,/mnt/kafka`, then again")
+    rows = [
+        replace(row_of(kind, name, status), **({"error": why} if hasattr(kind, "error") else {}))
+        for name in NAMES for status in command.statuses or ("",)
+    ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    ours, theirs = os.openpty()
+    found: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while piece := os.read(ours, 65536):
+                found.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert command.show is not None
+        command.show(rows, SimpleNamespace(**request))
+    reader.join()
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", b"".join(found).decode()).replace("\r", "")
+    lines = text.split("\n")
+    for line in lines:
+        words = re.findall(r"(?:`[^`]*`|\S)+", line.removesuffix(" (in use)"))
+        assert cell_len(line) <= 60 or len(words) == 1, line
+    if "the partition is moving:" in " ".join(lines):
+        assert "`keytail plan --log-dirs /var/lib/kafka,/mnt/kafka`" in text
+    else:
+        assert command.name in ("audit", "doctor", "describe", "history", "undo")
 
 
 def plain(line: list[tuple[str, str]]) -> str:

@@ -55,7 +55,7 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
         sys.stdout.writelines("".join(text for text, _ in line) + "\n" for line in lines)
         sys.stdout.flush()
         return
-    console.print(Text(show.visible(title), "bold"), soft_wrap=True)
+    show.print_sentence(console, f"[bold]{escape(title)}[/]")
     for line in lines:
         console.print(Text.assemble(*line), soft_wrap=True)
 
@@ -185,7 +185,7 @@ def print_errors(rows: Sequence[Any]) -> None:
 
 def print_about(name: str, text: str, severity: str = "") -> None:
     """Print a sentence about a partition. `severity` is markup."""
-    show.output_console().print(f"{escape(name)}{severity and ' '}{severity}: {escape(text)}", soft_wrap=True)
+    show.print_sentence(show.output_console(), f"{escape(name)}{severity and ' '}{severity}: {escape(text)}")
 
 
 def print_notes(rows: Sequence[Any]) -> None:
@@ -195,7 +195,7 @@ def print_notes(rows: Sequence[Any]) -> None:
 
 
 def print_line(markup: str) -> None:
-    show.output_console().print(markup, soft_wrap=True)
+    show.print_sentence(show.output_console(), markup)
 
 
 def total(rows: Sequence[Any]) -> str:
