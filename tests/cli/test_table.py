@@ -199,6 +199,8 @@ def test_columns_without_room_follow_below_the_row(capsys: pytest.CaptureFixture
         "b" * 40,
         "            2.0 KiB  would-compact (in use)  2.0 s",
     ]
+    first = plain(next(table._laid_out(columns, [("a-0", "1" * 45, "ok", "", "")], 60)))
+    assert first == "partition  status", "the status has a column before all others"
     assert "key" in plain(next(table._laid_out(columns, shown, 160)))
 
 
