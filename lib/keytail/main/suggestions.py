@@ -23,8 +23,7 @@ def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> lis
     for command, words in also_called.items():
         for word in (command, *words):
             meant.setdefault(word, []).append(command)
-    name = name.lower()
-    words = [name] if name in meant else get_close_matches(name, meant, n=1)
+    words = get_close_matches(name.lower(), meant, n=1)
     return [command for word in words for command in meant[word]]
 
 
