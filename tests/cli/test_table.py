@@ -70,7 +70,8 @@ def row_of(kind: type[Any], name: str, status: str) -> Any:
     """Return a row with a value in each field."""
     known = {
         "topic": name, "partition": 123, "run_id": name, "table": name, "check": name, "status": status,
-        "log_dir": "/var/lib/kafka/data", "problem": None, "kafka": {"versions": "4.3 or later", "evidence": {}},
+        "log_dir": "/var/lib/kafka/data", "problem": None, "shown": None,
+        "kafka": {"versions": "4.3 or later", "evidence": {}},
         "settings": {"cleanup.policy": {"value": ["compact"], "source": f"metadata log at offset 7 of topic {name}"}},
         "counts": {"compacted": LARGE, "refused": LARGE}, "message_format": "v2",
         "start_ms": 0, "end_ms": 1_000_000, "kept_ms": 0,
