@@ -103,8 +103,8 @@ ASK_S = 300.0  # time that a check, or doctor, may take
 
 @contextlib.contextmanager
 def _explained(*, retry_inventory: bool = False) -> Iterator[None]:
-    """Store the reason if the task fails, for the report of the last task. A mistake in the inventory fails the task for
-    good, unless `retry_inventory`."""
+    """Store the reason if the task fails, for the report of the last task. A mistake in the inventory fails the task
+    for good, unless `retry_inventory`."""
     try:
         yield
     except AirflowSkipException:

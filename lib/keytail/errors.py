@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 _OUT_OF_ROOM = "Free space on this file system or lower --max-scratch-bytes, then run again"
 _NOT_ALLOWED = (
-    "Run as the user that owns the files, or as root. If started as root, keytail works as the owner of the log dirs: "
-    "change the owner of the files that it reads or writes to that user (chown)"
+    "Give it the owner and mode of the files and directories beside it (chown, chmod), or run as the user that "
+    "owns the files. If started as root, keytail works as the owner of the log dirs, without root's rights there"
 )
 _FULL = ("no-space", _OUT_OF_ROOM)
 _DENIED = ("permission-denied", _NOT_ALLOWED)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,24 @@ import pytest
 from keytail.cli import stopping
 from keytail.cli.command import Command
 from keytail.cli.stopping import Stopped, stop_with_parent, stoppable
+from keytail.compact.compaction import Compaction
+from keytail.compact.replacing import planned_row
 from keytail.errors import KeytailError
+from keytail.expire import driver as expire_driver
 from keytail.log.fs import LOCAL
 from keytail.log.lock import is_held
 from keytail.log.recover import recover
 from keytail.main import running
+from keytail.rebuild_index import driver as rebuild_index_driver
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
+from keytail.salvage import driver as salvage_driver
+from keytail.verify import driver as verify_driver
 from tests.chance import SEED
 from tests.cli.forked import keytail
+from tests.command_line import Run, rows_of
 from tests.compact.test_command import CONFIG, KEYTAIL, assert_kept
-from tests.log_dirs import BASE_MS, newest_by_key, records_of, snapshot, write_log_dir
+from tests.log_dirs import BASE_MS, newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.reference.batches import Rec
 from tests.run.test_submit import JOB, ROOT, SUBMIT
 
@@ -233,7 +241,7 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
     assert "To continue, run the same command again" in errors
     assert "Traceback" not in errors
     assert "Exception" not in errors
-    assert {row["status"] for row in rows} == {"skipped"}
+    assert {row["status"] for row in rows} <= {"skipped", "not-begun"}
     check_left(log_dir, before)
     assert snapshot(log_dir) == untouched
 
@@ -271,6 +279,75 @@ def test_a_stopped_import_leaves_nothing(tmp_path: Path) -> None:
     assert "Exception" not in errors
     check_left(logs, {})
     assert [log.stat().st_size for log in logs.rglob("*.log")] == [0, 0]
+
+
+def stop_after(count: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which Ctrl-C interrupts after this number of calls."""
+    calls = iter(range(count))
+
+    def stopping_function(*given: Any, **named: Any) -> Any:
+        if next(calls, None) is None:
+            raise Stopped(signal.SIGINT)
+        return function(*given, **named)
+
+    return stopping_function
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "flags"),
+    [
+        (expire_driver, "_settle", ("expire",)),
+        (salvage_driver, "_one", ("salvage", "--to", "TO")),
+        (rebuild_index_driver, "_row", ("rebuild-index",)),
+        (verify_driver, "_with_findings", ("verify",)),
+    ],
+    ids=["expire", "salvage", "rebuild-index", "verify"],
+)  # fmt: skip
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_the_rows_of_an_interrupted_run_are_printed(
+    module: Any, name: str, flags: tuple[str, ...], output: str,
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    records = random_records(0, 40)
+    log_dir = write_log_dir(tmp_path / "logs", {f"t-{number}": records for number in range(3)})
+    monkeypatch.setattr(module, name, stop_after(2, getattr(module, name)))
+    arguments = [str(tmp_path / "to") if flag == "TO" else flag for flag in flags]
+    result = run(*arguments, "--log-dirs", log_dir, "--output", output)
+    assert result.exit_code == 130, result.output
+    assert "interrupted by SIGINT: 2 " in result.stderr
+    assert "partitions without a row were not finished" in result.stderr
+    if output == "json":
+        rows = [f"{row['topic']}-{row['partition']}" for row in json.loads(result.stdout)]
+    else:
+        rows = [line.split()[0] for line in result.stdout.splitlines() if re.match(r"t-\d  ", line)]
+    assert len(rows) == 2
+    assert set(rows) < {"t-0", "t-1", "t-2"}
+
+
+def test_an_interrupted_compaction_says_what_was_not_begun(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C during the second of three partitions, when the first has ended."""
+    records = random_records(0, 40)
+    log_dir = write_log_dir(tmp_path / "logs", {f"orders-{number}": records for number in range(3)})
+
+    def compact_one(self: Compaction) -> list[ResultRow]:
+        first, second, _ = self.tasks
+        self.rows.begin([first])
+        self.rows.add(first, replace(planned_row(first), status="compacted"))
+        self.rows.begin([second])
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr(Compaction, "run", compact_one)
+    flags = ("compact", "--log-dirs", log_dir, *CONFIG, "--execute")
+    result = run(*flags)
+    assert result.exit_code == 130, result.output
+    rows = dict(re.findall(r"^(orders-\d) +([a-z-]+) ", result.stdout, re.MULTILINE))
+    assert rows == {"orders-0": "compacted", "orders-1": "skipped", "orders-2": "not-begun"}
+    assert "orders-2 not-begun: the run was interrupted before this partition" in result.stdout
+    assert "interrupted by SIGINT: 1 compacted, 1 skipped, 1 not-begun." in result.stderr
+    statuses = {name: row["status"] for name, row in rows_of(run(*flags, "--output", "json")).items()}
+    assert statuses == rows
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def test_after_the_deadline_nothing_is_started(engine: SparkEngine, tmp_path: Pa
     log_dir, tasks = make(tmp_path / "logs", count=2)
     untouched = snapshot(log_dir)
     rows = compaction(engine, log_dir, tasks, deadline_s=time.monotonic()).run()
-    assert [(row.status, "--deadline" in row.error) for row in rows] == [("skipped", True)] * 2
+    assert [(row.status, "--deadline" in row.error) for row in rows] == [("not-begun", True)] * 2
     assert snapshot(log_dir) == untouched
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from keytail.cli.options import parse_time
 from keytail.errors import UsageProblem
-from keytail.lookup.driver import preview
+from keytail.lookup.command import preview
 from tests.command_line import Run, rows_of
-from tests.log_dirs import BASE_MS, records_of, snapshot
+from tests.log_dirs import BASE_MS, records_of, snapshot, write_log_dir
+from tests.reference.batches import Rec
 
 
 def test_a_record_is_found_by_offset_and_by_time(run: Run, log_dir: Path) -> None:
@@ -30,6 +32,24 @@ def test_a_record_is_found_by_offset_and_by_time(run: Run, log_dir: Path) -> Non
         assert row["value"] == (None if expected.value is None else expected.value.decode())
         assert row["steps"] == row["notes"] == []
     assert snapshot(log_dir) == before
+
+
+KEYS = (None, b"", b"order-7", "f\u00fcr \x1b[31m\n".encode() * 100, b"\xff\x00" * 100)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=["null", "empty", "short", "long", "not text"])
+def test_keys_and_values_are_whole_in_json(key: bytes | None, run: Run, tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {"t-0": [Rec(0, BASE_MS, key, key)]})
+    flags = ("lookup", "--log-dirs", log_dir, "--offset", "0")
+    result = run(*flags, "--output", "json")
+    assert result.exit_code == 0, result.stderr
+    row = rows_of(result)["t-0"]
+    for name in ("key", "value"):
+        text, in_base64 = row[name], row[f"{name}_base64"]
+        assert text is None or in_base64 is None
+        assert key == (text.encode() if text is not None else in_base64 and base64.b64decode(in_base64))
+    shown = run(*flags).stdout
+    assert ("null  null" if key is None else preview(key)) in shown
 
 
 def test_explain_numbers_the_steps(run: Run, log_dir: Path) -> None:
@@ -151,7 +171,6 @@ def test_invalid_times_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (None, None),
         (b"", ""),
         ("für".encode(), "für"),
         (b"a\x00\nb\xff", "a\\x00\\nb\\xff"),
@@ -161,5 +180,5 @@ def test_invalid_times_are_refused(text: str) -> None:
         (b"\x1b[31m", "\\x1b[31m"),  # no control characters for a terminal
     ],
 )
-def test_previews_are_printable_and_short(data: bytes | None, text: str | None) -> None:
+def test_previews_are_printable_and_short(data: bytes, text: str) -> None:
     assert preview(data) == text

@@ -31,6 +31,16 @@ def test_the_page_of_rows_is_made_from_the_program() -> None:
     assert ROWS.read_text() == reference_rows.page(), "`make reference` writes it again"
 
 
+def test_no_help_loses_words_in_brackets_as_markup() -> None:
+    """Such as [report] of keytail[report]: only styles are markup."""
+    group = typer.main.get_command(app)
+    helps = [help for command in group.commands.values()  # type: ignore[attr-defined]
+             for help in (command.help, *(parameter.help for parameter in command.params)) if help]  # fmt: skip
+    assert any("keytail\\[report]" in help for help in helps)
+    for help in helps:
+        assert set(re.findall(r"(?<!\\)\[[a-z#/@][^\[\]]*\]", help)) <= {"[bold]", "[/]"}, help
+
+
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.rows])
 def test_every_field_of_a_row_is_documented(name: str) -> None:
     """Also those of the items of its lists, except fields that no output has."""

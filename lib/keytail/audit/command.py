@@ -189,6 +189,7 @@ def _example(item: dict[str, Any]) -> str:
 
 AUDIT = Command(
     name="audit",
+    also_called=("compare", "diff", "replicas", "divergence"),
     help="Compare the replicas of partitions, record by record. Reads only, also beside running brokers.",
     request=Request,
     run="keytail.audit.driver:audit",

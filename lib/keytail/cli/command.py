@@ -62,6 +62,7 @@ class Command:
     extras: Callable[[Any], Needs] = extras_of_flags  # the extras needed, checked before `run` is imported
     only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all of them
     examples: tuple[str, ...] = ()  # most frequent first
+    also_called: tuple[str, ...] = ()  # words that users may type for it; it is then suggested
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # the row types by subject; ROWS.md has their fields
     statuses: Mapping[str, Status] = field(default_factory=dict)
     exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses that mean something else for this command

@@ -160,6 +160,22 @@ DeltaJars = Annotated[str | None, run_flag(
     "(about 30 s) and keeps them. Under spark-submit use its own --packages or --jars.",
 )]
 
+# Names that other tools have for flags of commands: each with the flags that may be meant.
+FLAGS_MEANT: dict[str, tuple[str, ...]] = {
+    "--yes": ("--execute",), "-y": ("--execute",), "--apply": ("--execute",), "--run": ("--execute",),
+    "--confirm": ("--execute",), "--no-dry-run": ("--execute",), "--force": ("--execute",), "-f": ("--execute",),
+    "--json": ("--output json",), "--format": ("--output",), "-o": ("--output",),
+    "--dir": ("--log-dirs",), "--path": ("--log-dirs",), "--data-dir": ("--log-dirs",), "--log-dir": ("--log-dirs",),
+    "--properties": ("--config",), "--config-file": ("--config",), "-c": ("--config",),
+    "--topics": ("--topic-list", "--topic"), "-t": ("--topic", "--topic-list"), "--all-topics": ("--topic '.*'",),
+    "--partition": ("--partitions",), "-p": ("--partitions",),
+    "--memory": ("--map-memory",), "--timeout": ("--deadline",),
+    "--debug": ("--verbose",), "--silent": ("--quiet",), "-s": ("--quiet",),
+    "--backup": ("--keep-originals",), "--originals": ("--keep-originals",),
+    "--out": ("--output-dir", "--to"), "--destination": ("--to", "--output-dir"), "--target": ("--to", "--output-dir"),
+    "--time": ("--timestamp",),
+}  # fmt: skip
+
 
 def comma_lists(values: list[str] | None) -> tuple[str, ...]:
     """Return the items of a repeatable comma list, in order, without duplicates."""

@@ -10,10 +10,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -27,6 +28,8 @@ _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
 _MOST_NAMED = 3  # of partitions with one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
+# Also a command in backticks, with the punctuation around it.
+_WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
 
 
@@ -55,7 +58,40 @@ def print_note(markup: str, level: Level = "info") -> None:
         if markup:
             print_message(Text.from_markup(markup, emoji=False).plain, level)
     elif output_style().prints(level):
-        error_console().print(markup, soft_wrap=True)
+        print_sentence(error_console(), markup)
+
+
+def print_sentence(console: Console, markup: str) -> None:
+    """Print text that is not part of a table. On a terminal, lines end between words, and not within a name, a status
+    or a command in backticks; elsewhere a text is one line, for programs that search it."""
+    text = console.render_str(markup)
+    if console.is_terminal:
+        ends = [end for start, line in _lines_of(text.plain) for end in _line_ends(line, start, console.width)]
+        for line in text.divide(ends):
+            line.rstrip()
+            console.print(line, soft_wrap=True)
+    else:
+        console.print(text, soft_wrap=True)
+
+
+def _lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """Return each line and where it begins."""
+    start = 0
+    for line in text.split("\n"):
+        yield start, line
+        start += len(line) + 1
+
+
+def _line_ends(line: str, start: int, width: int) -> Iterator[int]:
+    """Return where a line of text that begins at `start` is divided into lines of a terminal. Only a single word may be
+    wider than `width`."""
+    if start:
+        yield start
+    first = 0
+    for word in _WORD.finditer(line):
+        if word.start() > first and cell_len(line[first : word.end()]) > width:
+            first = word.start()
+            yield start + first
 
 
 def print_error(text: str) -> None:
@@ -155,7 +191,7 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
         sys.stdout.flush()
         return
     for which, status, reason in groups:
-        console.print(f"{escape(which)} {styled(status)}: {escape(reason)}", soft_wrap=True)
+        print_sentence(console, f"{escape(which)} {styled(status)}: {escape(reason)}")
 
 
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -44,9 +44,14 @@ def is_failure(status: str) -> bool:
     return kind_of(status) in ("not done", "failed")
 
 
+def style_of(status: str) -> str:
+    """Return the style that rich prints a status with; empty: none."""
+    return _STYLES.get(kind_of(status), "")
+
+
 def styled(status: str) -> str:
     """Return a status as markup."""
-    style = _STYLES.get(kind_of(status))
+    style = style_of(status)
     return f"[{style}]{status}[/]" if style else status
 
 

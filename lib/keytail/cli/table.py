@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+from rich.cells import cell_len
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from keytail.cli import rows as show
-from keytail.cli.statuses import styled
+from keytail.cli.statuses import style_of, styled
+from keytail.console import output_style
 
 R = TypeVar("R")
+_Line = list[tuple[str, str]]  # texts, each with its style
 _STATUS = "status"
+_BETWEEN = "  "  # columns
+_INDENT = "    "  # of what is below a row
+_MOST_PLAIN = 5  # rows with nothing to say
+_LEAST_TEXT = 24  # characters, into which the text of the last column may be wrapped
 
 
 @dataclass(frozen=True)
@@ -37,35 +45,137 @@ TOOK: Column[Any] = Column("took", lambda row: show.human_seconds(row.start_ms, 
 
 
 def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> None:
-    """Print a line for each row. Very many are printed without drawing, which takes half a millisecond per line."""
-    lines = [[column.text(row) for column in columns] for row in rows]
-    if len(lines) > show.MOST_DRAWN:
-        _print_plainly(title, [column.heading for column in columns], lines)
+    """Print a line for each row, in the width of the terminal; `_laid_out` describes what does not fit. Very many rows
+    are printed without styles, which take most of the time."""
+    console = show.output_console()
+    cells = [[show.visible(column.text(row)) for column in columns] for row in rows]
+    lines = _laid_out(columns, cells, console.width)
+    if len(rows) > show.MOST_DRAWN:
+        sys.stdout.write(f"{show.visible(title)}\n")
+        sys.stdout.writelines("".join(text for text, _ in line) + "\n" for line in lines)
+        sys.stdout.flush()
         return
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        overflow: Any = "ellipsis" if column.heading == _STATUS else "fold"
-        table.add_column(column.heading, justify="right" if column.is_number else "left", overflow=overflow)
+    show.print_sentence(console, f"[bold]{escape(title)}[/]")
     for line in lines:
-        cells = zip(columns, line, strict=True)
-        table.add_row(*(_styled(cell) if column.heading == _STATUS else escape(cell) for column, cell in cells))
-    show.output_console().print(table)
+        console.print(Text.assemble(*line), soft_wrap=True)
 
 
-def _styled(cell: str) -> str:
+def print_remarkable(
+    title: str, columns: Sequence[Column[R]], rows: Sequence[R], is_plain: Callable[[R], bool]
+) -> list[R]:
+    """As print_rows, but rows about which there is nothing to say are only counted if they are more than a few and
+    --verbose is not given. Return the rows that are printed."""
+    plain = [row for row in rows if is_plain(row)]
+    if len(plain) <= _MOST_PLAIN or output_style().verbose:
+        print_rows(title, columns, rows)
+        return list(rows)
+    others = [row for row in rows if not is_plain(row)]
+    if others:
+        print_rows(title, columns, others)
+        print_line("")
+    else:
+        print_line(f"[bold]{escape(title)}[/]")
+    counts = Counter(row.status for row in cast(list[Any], plain))
+    found = ", ".join(f"{number:,} {styled(status)}" for status, number in counts.items())
+    print_line(f"{len(plain):,} {'more ' if others else ''}partitions: {found}; --verbose lists them.")
+    return others
+
+
+def _laid_out(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int) -> Iterator[_Line]:
+    """Return the lines of a table that is `width` characters wide, headings first.
+
+    The first column is the name. No name and no status is cut or broken over lines: a name that leaves no room for the
+    other columns is printed on a line of its own. What has no column for lack of room follows below its row, each cell
+    after its heading. Only a single word may be wider than `width`: a path, for instance, is never broken.
+    """
+    widths = _widths(columns, rows, width)
+    numbers = sorted(widths)
+    last = numbers[-1]
+    indent = sum(widths[number] + len(_BETWEEN) for number in numbers[:-1])
+
+    def line_of(cells: Sequence[str], heading: bool = False) -> _Line:
+        line: _Line = []
+        for number in numbers:
+            padding = " " * (widths[number] - _width(cells[number])), ""
+            cell = [(cells[number], "")] if heading else _styled(columns[number], cells[number])
+            line += [padding, *cell] if columns[number].is_number else [*cell, padding]
+            line.append((_BETWEEN, ""))
+        return _without_blanks_at_end(line)
+
+    yield line_of([column.heading for column in columns], heading=True)
+    for row in rows:
+        cells, more, below = list(row), [], [number for number in range(len(columns)) if number not in widths]
+        if _width(cells[0]) > widths[0]:
+            yield [(cells[0], "")]
+            cells[0] = ""
+        if _width(cells[last]) > widths[last]:
+            text = _wrapped(cells[last], widths[last])
+            if max(map(_width, text)) > widths[last]:
+                below.append(last)
+                text = [""]
+            cells[last], *more = text
+        if line := line_of(cells):
+            yield line
+        yield from ([(" " * indent + text, "")] for text in more)
+        yield from ([(text, "")] for text in _below(columns, row, below, width))
+
+
+def _styled(column: Column[Any], cell: str) -> _Line:
+    if column.heading != _STATUS:
+        return [(cell, "")]
     status, space, rest = cell.partition(" ")
-    return styled(status) + space + escape(rest)
+    return [(status, style_of(status)), (space + rest, "")]
 
 
-def _print_plainly(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    shown = [[show.visible(cell) for cell in line] for line in (headings, *lines)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    show.output_console()  # sets how names that are not text are written
-    sys.stdout.write(f"{title}\n")
-    for line in shown:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        sys.stdout.write("  ".join(padded).rstrip() + "\n")
-    sys.stdout.flush()
+def _without_blanks_at_end(line: _Line) -> _Line:
+    while line and not line[-1][0].strip():
+        line.pop()
+    return line and [*line[:-1], (line[-1][0].rstrip(), line[-1][1])]
+
+
+def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+    """Return the widths of the columns that fit, by their numbers."""
+    natural = [max(map(_width, column)) for column in zip([item.heading for item in columns], *rows, strict=True)]
+    if sum(natural) + len(_BETWEEN) * (len(columns) - 1) <= width:
+        return dict(enumerate(natural))
+    names = (_width(row[0]) for row in rows)
+    widths = {0: max(_width(columns[0].heading), *(name for name in names if name <= width // 2), 0)}
+    room = width - widths[0] - len(_BETWEEN)
+    for number in sorted(range(1, len(columns)), key=lambda number: columns[number].heading != _STATUS):
+        if not any(row[number] for row in rows):
+            continue
+        wanted = natural[number]
+        if number == len(columns) - 1 and not columns[number].is_number:
+            wanted = min(wanted, max(room, _LEAST_TEXT))
+        if wanted <= room:
+            widths[number] = wanted
+            room -= wanted + len(_BETWEEN)
+    return widths
+
+
+def _below(columns: Sequence[Column[Any]], row: Sequence[str], numbers: Sequence[int], width: int) -> Iterator[str]:
+    """Return lines with the cells of these numbers that are not empty, as many in a line as fit."""
+    line = ""
+    for item in (f"{columns[number].heading} {row[number]}" for number in numbers if row[number]):
+        if line and _width(line) + _width(item) + len("; ") <= width:
+            line = f"{line}; {item}"
+            continue
+        if line:
+            yield line
+        first, *more = _wrapped(item, width - len(_INDENT) - 2)
+        *full, line = [_INDENT + first, *(f"{_INDENT}  {text}" for text in more)]
+        yield from full
+    if line:
+        yield line
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _width(text: str) -> int:
+    """Return the number of characters of a terminal that the text takes."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def print_errors(rows: Sequence[Any]) -> None:
@@ -75,7 +185,7 @@ def print_errors(rows: Sequence[Any]) -> None:
 
 def print_about(name: str, text: str, severity: str = "") -> None:
     """Print a sentence about a partition. `severity` is markup."""
-    show.output_console().print(f"{escape(name)}{severity and ' '}{severity}: {escape(text)}", soft_wrap=True)
+    show.print_sentence(show.output_console(), f"{escape(name)}{severity and ' '}{severity}: {escape(text)}")
 
 
 def print_notes(rows: Sequence[Any]) -> None:
@@ -85,7 +195,7 @@ def print_notes(rows: Sequence[Any]) -> None:
 
 
 def print_line(markup: str) -> None:
-    show.output_console().print(markup, soft_wrap=True)
+    show.print_sentence(show.output_console(), markup)
 
 
 def total(rows: Sequence[Any]) -> str:

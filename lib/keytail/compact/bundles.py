@@ -21,7 +21,7 @@ from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_byte
 from keytail.errors import ErrorText, KeytailError, in_words
 from keytail.log.lock import LockLost
 from keytail.run.memory import map_memory_bytes
-from keytail.run.rows import status_of
+from keytail.run.rows import NOT_BEGUN, status_of
 from keytail.run.storage import ScratchSpace
 
 # A killed run loses the bundles in flight: small enough to repeat, large enough to hide the 0.1 s of a Spark job.
@@ -286,6 +286,6 @@ class Schedule:
             self.rows.add(task, replace(row, problem=problem))
 
     def _give_up_waiting(self) -> None:
-        why = ErrorText("not started: --deadline had passed. Run the same command again to compact it")
+        why = ErrorText("--deadline had passed. Run the same command again to compact it")
         for task in self.waiting.take_all():
-            self.rows.add(task, planned_row(task).unchanged("skipped", why))
+            self.rows.add(task, planned_row(task).unchanged(NOT_BEGUN, why))

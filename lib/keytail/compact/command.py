@@ -25,7 +25,7 @@ from keytail.extras import OBJECT_STORE, SPARK, Needs
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
 from keytail.log.fs import FileSystem
 from keytail.run.memory import cores, map_memory_bytes
-from keytail.run.rows import ResultRow, exit_status
+from keytail.run.rows import NOT_BEGUN, ResultRow, exit_status
 
 
 def _configuration(
@@ -357,12 +357,14 @@ _STATUSES = {
     "compacted": Status("done", "done"),
     "prepared": Status("with `--prepare`: written and proven, for `--execute` on the stopped broker to commit", "done"),
     "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
-    "skipped": Status("not due, or not a compacted topic, as stated in `error`", "skipped"),
+    "skipped": Status("not due, not a compacted topic, or stopped, as stated in `error`", "skipped"),
+    NOT_BEGUN: Status("`--deadline` had passed, or the run was interrupted, before it was begun", "skipped"),
     **FAILURES,
 }
 
 PLAN = Command(
     name="plan",
+    also_called=("preview", "estimate", "list", "ls", "due"),
     help="Show for each partition whether a compaction is due, and if not, why. Changes nothing and starts no Spark.",
     request=Request,
     only=_PLAN_FIELDS,
@@ -372,7 +374,7 @@ PLAN = Command(
         "keytail plan --log-dirs /var/lib/kafka --topic-config orders:cleanup.policy=compact --topic-list orders",
     ),
     rows={"": ResultRow},
-    statuses={name: meaning for name, meaning in _STATUSES.items() if name not in ("compacted", "prepared")},
+    statuses={name: item for name, item in _STATUSES.items() if name not in ("compacted", "prepared", NOT_BEGUN)},
     show=_show_plan,
     below=_below,
     next_step=_after_plan,
@@ -382,6 +384,7 @@ PLAN = Command(
 
 COMPACT = Command(
     name="compact",
+    also_called=("clean", "cleanup", "cleaner", "compaction", "compress", "dedupe", "deduplicate", "gc", "run"),
     help="Retain only the latest record of each key, as the broker's log cleaner would. The broker must be stopped."
     "\n\n"
     "Without --execute this is a dry run, like `plan`.",

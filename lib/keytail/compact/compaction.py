@@ -129,6 +129,7 @@ class Compaction:
 
     def _run(self, schedule: Schedule, bundle: Bundle) -> None:
         number, tasks = schedule.begin(), bundle.tasks
+        self.rows.begin(tasks)
         label = f"compact {os.path.basename(tasks[0].partition_path)}"
         label += f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
         try:

@@ -13,7 +13,7 @@ from keytail.console import print_message
 from keytail.errors import ErrorText
 from keytail.log.lock import LockLost
 from keytail.run.ended import SparkEnded
-from keytail.run.rows import ResultRow
+from keytail.run.rows import NOT_BEGUN, ResultRow
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,17 @@ class Stop:
 
 @dataclass
 class Rows:
-    """The rows of the partitions that have ended, by path. `lock` is that of the run: a caller may hold it."""
+    """The rows of the partitions that have ended, by path, and the paths of those that have begun. `lock` is that of
+    the run: a caller may hold it."""
 
     on_row: Callable[[ResultRow], None]
     lock: threading.Condition
     by_path: dict[str, ResultRow] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+
+    def begin(self, tasks: Iterable[CleaningTask]) -> None:
+        with self.lock:
+            self.begun.update(task.partition_path for task in tasks)
 
     def add(self, task: CleaningTask, row: ResultRow) -> None:
         with self.lock:
@@ -81,8 +87,10 @@ class Rows:
             self.on_row(row)
 
     def of_stopped_run(self, tasks: Iterable[CleaningTask]) -> list[ResultRow]:
-        """Return a row for each task, also for those that have not ended."""
-        not_done = ErrorText("interrupted before anything was replaced")
-        return [
-            self.by_path.get(task.partition_path) or planned_row(task).unchanged("skipped", not_done) for task in tasks
-        ]
+        """Return a row for each task, also for those that have not ended or not begun."""
+        return [self.by_path.get(task.partition_path) or self._of_stopped(task) for task in tasks]
+
+    def _of_stopped(self, task: CleaningTask) -> ResultRow:
+        if task.partition_path in self.begun:
+            return planned_row(task).unchanged("skipped", ErrorText("interrupted before anything was replaced"))
+        return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition"))

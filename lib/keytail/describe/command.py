@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from keytail.cli import options as o
 from keytail.cli import rows as show
@@ -83,23 +82,39 @@ class DescribeRow(OfPartition):
 
 
 def exit_status(rows: Sequence[DescribeRow], request: Request | None = None) -> int:
-    """Return 0, unless records could not be counted: 1 if this failed for all partitions, 3 if only for some."""
+    """Return 0, unless partitions could not be read or records not counted: 1 if this failed for all partitions, 3 if
+    only for some."""
     bad = sum(bool(row.error) for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 
 
-_RECORDS: Column[DescribeRow] = Column("records", lambda row: show.count(row.records))
+def _is_unreadable(row: DescribeRow) -> bool:
+    return bool(row.error) and not row.segments
+
+
+def _known(row: DescribeRow, text: str) -> str:
+    return "" if _is_unreadable(row) else text
+
+
+_RECORDS: Column[DescribeRow] = Column("records", lambda row: _known(row, show.count(row.records)))
 _COLUMNS: tuple[Column[DescribeRow], ...] = (
     Column("partition", lambda row: row.name + (" (in use)" if row.live else ""), is_number=False),
-    Column("segments", lambda row: show.count(row.segments)),
-    Column("log size", lambda row: show.human_bytes(row.bytes)),
+    Column("segments", lambda row: _known(row, show.count(row.segments))),
+    Column("log size", lambda row: _known(row, show.human_bytes(row.bytes))),
     _RECORDS,
-    Column("offsets", lambda row: show.count(row.offsets)),
-    Column("log start", lambda row: str(row.log_start_offset)),
-    Column("log end", lambda row: str(row.log_end_offset)),
+    Column("offsets", lambda row: _known(row, show.count(row.offsets))),
+    Column("log start", lambda row: _known(row, str(row.log_start_offset))),
+    Column("log end", lambda row: _known(row, str(row.log_end_offset))),
     Column("first dirty", lambda row: show.plain(row.first_dirty_offset)),
     Column("dirty ratio", lambda row: "" if row.dirty_ratio is None else f"{row.dirty_ratio:.3f}"),
     Column("due", lambda row: "yes" if row.eligible else "no", is_number=False),
+)
+
+
+_SETTING_COLUMNS: tuple[Column[tuple[str, Mapping[str, Any]]], ...] = (
+    Column("setting", lambda item: item[0], is_number=False),
+    Column("value", lambda item: _value_text(item[0], item[1]["value"]), is_number=False),
+    Column("from", lambda item: item[1]["source"], is_number=False),
 )
 
 
@@ -112,10 +127,13 @@ def show_rows(rows: Sequence[DescribeRow], request: Request) -> None:
         for seen, means in rows[0].kafka["evidence"].items():
             print_line(f"  {escape(seen)}: {escape(means)}")
     for row in rows:
-        if row.blocker:
+        if row.blocker and not _is_unreadable(row):
             print_line(f"\n{escape(row.name)} is not due for compaction: {escape(row.blocker)}")
         if row.error:
-            print_line(escape(f"\nthe records of {row.name} could not be counted: {row.error}"))
+            what = f"{row.name} could not be read"
+            if not _is_unreadable(row):
+                what = f"the records of {row.name} could not be counted"
+            print_line(escape(f"\n{what}: {row.error}"))
     _print_message_formats(rows)
     topics = {row.topic: row for row in reversed(rows)}
     for topic in sorted(topics):
@@ -135,19 +153,8 @@ def _print_message_formats(rows: Sequence[DescribeRow]) -> None:
 
 def _print_settings(row: DescribeRow) -> None:
     doubt = "" if row.overrides_known else " (its own settings are unknown)"
-    table = Table(
-        title=f"Settings of {escape(row.topic)}{doubt}",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-    )
-    for name in ("setting", "value", "from"):
-        table.add_column(name, overflow="fold")
-    for name, setting in row.settings.items():
-        table.add_row(name, escape(_value_text(name, setting["value"])), escape(setting["source"]))
     print_line("")
-    show.output_console().print(table)
+    print_rows(f"Settings of {row.topic}{doubt}", _SETTING_COLUMNS, list(row.settings.items()))
 
 
 def _value_text(name: str, value: Any) -> str:
@@ -162,12 +169,13 @@ def _value_text(name: str, value: Any) -> str:
 
 DESCRIBE = Command(
     name="describe",
+    also_called=("info", "show", "stat", "stats", "status", "inspect", "summary", "config", "settings"),
     help="Show what partitions contain, whether a compaction is due, what prevents it, and the effective settings.",
     request=Request,
     run="keytail.describe.driver:describe",
     examples=(f"keytail describe {BROKER} --topic orders --all",),
     rows={"": DescribeRow},
-    exits={0: "unless records could not be counted"},
+    exits={0: "unless a partition could not be read, or its records not counted"},
     show=show_rows,
     exit_status=exit_status,
     reads_records=True,

@@ -22,7 +22,7 @@ from keytail.config.keys import KEYS, TOPIC_KEYS
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import DEFAULT_SOURCE
 from keytail.describe.command import DescribeRow, Request
-from keytail.errors import NO_ERROR, KeytailError, in_words
+from keytail.errors import NO_ERROR, OF_SYSTEM, ErrorText, KeytailError, in_words, joined, slugs_of
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -31,6 +31,8 @@ from keytail.run.each_partition import of_each
 from keytail.threads import Threads
 
 _ALWAYS = ("cleanup.policy",)
+# Slugs of errors of the system.
+_UNREADABLE = {slug for slug, _ in OF_SYSTEM.values()} | {"file-system-error"}
 
 
 def describe(request: Request, fs: FileSystem = LOCAL) -> list[DescribeRow]:
@@ -142,8 +144,15 @@ def _row(
         message_format=settings[2],
         settings=settings[0],
         kafka=kafka,
-        error=in_words(records) if isinstance(records, KeytailError) else NO_ERROR,
+        error=_unreadable(facts) or (in_words(records) if isinstance(records, KeytailError) else NO_ERROR),
     )
+
+
+def _unreadable(facts: PartitionFacts) -> ErrorText:
+    """Return why the partition could not be read, empty if it could be: its numbers are not known then."""
+    if facts.segments:
+        return NO_ERROR
+    return joined(problem for problem in facts.problems if set(slugs_of(problem)) & _UNREADABLE)
 
 
 def _section(plan: Planned, rules: Rules) -> Selection | None:

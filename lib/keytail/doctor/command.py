@@ -75,6 +75,7 @@ def show_rows(rows: Sequence[CheckRow], request: Request) -> None:
 
 DOCTOR = Command(
     name="doctor",
+    also_called=("check", "diagnose", "health", "preflight", "setup", "warm", "info", "environment"),
     help="Check whether this machine is ready for the other commands; with --warm, compile their kernels in advance."
     "\n\n"
     "With --log-dirs or --config, check the log dirs too: owner, storage, free space, lock. With --master, a small job "

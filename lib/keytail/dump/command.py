@@ -174,6 +174,7 @@ class Request:
 
 DUMP = Command(
     name="dump",
+    also_called=("cat", "print", "read", "decode", "view", "dump-log", "kafka-dump-log", "records"),
     help="Print the contents of segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only."
     "\n\n"
     "With --output json, one object per line. The exit status is 1 if a checksum, an index entry or a record is wrong.",

@@ -19,7 +19,7 @@ from keytail.dump.index import dump_offset_index, dump_time_index, dump_txn_inde
 from keytail.dump.range import start_of
 from keytail.dump.report import Report
 from keytail.dump.segment import LogReader, Part, Problem
-from keytail.errors import UsageProblem
+from keytail.errors import UsageProblem, of_system
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import is_held
@@ -50,12 +50,13 @@ class DumpOptions:
 
 
 def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Report) -> int:
-    """Dump files and the files of partition directories, in order; return how many could be dumped by their kind.
-    Raises the same errors as `expanded`."""
+    """Dump files and the files of partition directories, in order. Return how many were of a kind that can be dumped,
+    also if one could not be read. Raises the same errors as `expanded`."""
     reader = LogReader(fs)
     shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
     writer = DumpWriter(report.out, shown)
     dumped = 0
+    remedies: dict[str, None] = {}
     for path in expanded(fs, paths):
         report.line(f"Dumping {path}", type="file", file=path)
         try:
@@ -64,7 +65,12 @@ def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Rep
             report.note(f"{path} no longer exists: a broker deleted or renamed it meanwhile")
         except OSError as reason:
             report.problem(f"the file cannot be read: {reason.strerror}", path)
+            dumped += 1
+            if remedy := of_system(reason).remedy:
+                remedies[remedy] = None
     report.end()
+    for remedy in remedies:
+        report.note(remedy)
     return dumped
 
 

@@ -23,7 +23,7 @@ from keytail.cli.table import (
     print_errors,
     print_line,
     print_notes,
-    print_rows,
+    print_remarkable,
     total,
 )
 from keytail.errors import NO_ERROR, ErrorText
@@ -119,11 +119,17 @@ _COLUMNS: tuple[Column[ExpireRow], ...] = (
 )
 
 
+def _is_plain(row: ExpireRow) -> bool:
+    return row.status == "kept" and not (row.error or row.findings or row.notes)
+
+
 def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
-    """Print a line for each partition, then one for each removed segment, with its reason, then totals."""
-    print_rows("Expired" if request.execute else "Dry run: nothing was changed", _COLUMNS, rows)
+    """Print a line for each partition, then one for each removed segment, with its reason, then totals. Many partitions
+    that are kept are only counted."""
+    title = "Expired" if request.execute else "Dry run: nothing was changed"
+    shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
     print_errors(rows)
-    for row in rows:
+    for row in shown:
         for segment in row.expired:
             size = show.human_bytes(segment.log_bytes)
             text = f"{row.name} segment {segment.base_offset} (offsets to {segment.end_offset - 1}, {size})"
@@ -157,6 +163,7 @@ def next_step(rows: Sequence[ExpireRow], request: Request) -> str:
 
 EXPIRE = Command(
     name="expire",
+    also_called=("retention", "delete", "purge", "prune", "trim", "retain", "remove"),
     help="Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, before its "
     "start.\n\n"
     "Without --execute it lists the segments that would be removed, each with the reason.",
@@ -175,4 +182,5 @@ EXPIRE = Command(
     next_step=next_step,
     exit_status=exit_status,
     reads_records=True,
+    reports_rows=True,
 )

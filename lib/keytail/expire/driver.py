@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -59,9 +60,11 @@ class _Examined:
         return sum(task.log_bytes for task in self.tasks[: len(self.reading)])
 
 
-def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
+def expire(
+    request: Request, fs: FileSystem = LOCAL, on_row: Callable[[ExpireRow], None] = lambda row: None
+) -> list[ExpireRow]:
     """Apply retention; without `execute` only report what would be removed. Returns a row for each chosen partition,
-    in the order of log dirs."""
+    in the order of log dirs; `on_row` is called with each of them as it ends."""
     with contextlib.ExitStack() as run:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
         choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
@@ -99,6 +102,7 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                     for item in examined:
                         row = _decide_and_remove(fs, item, request, now_ms)
                         rows.append(row)
+                        on_row(row)
                         reporter.done(row.name, row.status, item.bytes_to_read, row.error)
                     record.end(rows, exit_status(rows))
         return record.recorded(rows)

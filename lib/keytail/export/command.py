@@ -172,6 +172,7 @@ def next_step(rows: Sequence[ExportRow], request: Request) -> str:
 
 EXPORT = Command(
     name="export",
+    also_called=("extract", "delta", "consume", "unload", "snapshot"),
     help="Write the latest state of compacted topics to Delta tables: the latest committed record of each key.\n\n"
     "Only reads the log dirs. An existing table gets what is new. Without --execute it prints what it would do.",
     request=Request,

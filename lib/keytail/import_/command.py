@@ -233,6 +233,7 @@ def _extras(request: Request) -> Needs:
 
 IMPORT = Command(
     name="import",
+    also_called=("load", "bulk-load", "write", "produce", "ingest", "append"),
     help="Write a table of records into partition directories, at the speed of the disk, for a broker to serve "
     "afterwards.\n\n"
     "Bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts the records for each partition.",

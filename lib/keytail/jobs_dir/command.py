@@ -14,6 +14,7 @@ class Request:
 
 JOBS_DIR = Command(
     name="jobs-dir",
+    also_called=("jobs", "spark", "spark-submit"),
     help="Print the directory of the jobs for spark-submit. The directory conf beside it has settings for them.",
     request=Request,
     run="keytail.jobs_dir.directory:print_jobs_dir",

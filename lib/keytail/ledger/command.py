@@ -248,6 +248,7 @@ def _extras(request: Request) -> Needs:
 
 HISTORY = Command(
     name="history",
+    also_called=("runs", "ledger", "log", "logs"),
     help="Show what runs did, from the ledger that was given to them: all runs, one run, or partitions over time.\n\n"
     "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
     request=Request,

@@ -21,7 +21,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from keytail.errors import SymbolicLink
+from keytail.acting_user import User, current
+from keytail.errors import SymbolicLink, UnsafeFile
 from keytail.log import meter
 from keytail.log.files import existing, new
 from keytail.log.files.attributes import (
@@ -71,6 +72,22 @@ _DESCRIPTIONS = {
 }
 
 
+def _whose(path: Any) -> str:
+    """Return whose the file is, and as whom this process works, to end an error that access is denied. If the file is
+    absent or not reachable, whose the nearest directory above it is; empty if nothing is known."""
+    at = path if isinstance(path, str) else ""
+    while at and at != os.path.dirname(at):
+        try:
+            found = os.lstat(at)
+        except OSError:
+            at = os.path.dirname(at)
+            continue
+        what = "it" if at == path else f"the directory {os.path.basename(at)}"
+        owner = User(found.st_uid, found.st_gid, ())
+        return f": {what} belongs to {owner}, mode {found.st_mode & 0o7777:04o}, and keytail works as {current()}"
+    return ""
+
+
 class FileSystem:
     """The real file system. Paths are strings; descriptors are plain integers."""
 
@@ -100,6 +117,8 @@ class FileSystem:
                     error.filename2 = arguments[1]
             if error.strerror:
                 error.strerror = f"{error.strerror} while {_DESCRIPTIONS[operation]}"
+                if error.errno in (errno.EACCES, errno.EPERM) and not isinstance(error, UnsafeFile):
+                    error.strerror += _whose(error.filename)
             raise
 
     # Reading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,6 +17,8 @@ from keytail.cli.statuses import Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, Column, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
+
+_PREVIEW_CHARACTERS = 60  # of a key or value in a table
 
 Offset = Annotated[int | None, o.run_flag(
     "--offset N", "Find the first record at or after this offset.", parser=o.within(0, o.LONG_MAX)
@@ -56,8 +59,10 @@ class LookupRow(OfPartition):
     batch_bytes: int | None = None
     codec: str | None = None
     segment: Annotated[int | None, "its base offset"] = None
-    key: Annotated[str | None, "the first bytes, printable; `null` if it is null"] = None
-    value: Annotated[str | None, "as the key"] = None
+    key: Annotated[str | None, "whole, if it is UTF-8; `null` if it is not, or is null"] = None
+    key_base64: Annotated[str | None, "whole, if it is not UTF-8; otherwise `null`"] = None
+    value: Annotated[str | None, "as `key`"] = None
+    value_base64: Annotated[str | None, "as `key_base64`"] = None
     control: Annotated[str | None, "the type of a marker, such as `COMMIT` or `ABORT`"] = None
     reason: Annotated[str, "why nothing, or another offset, was found"] = ""
     notes: Annotated[tuple[str, ...], "what is wrong with the indexes, and what a broker returns"] = ()
@@ -74,12 +79,22 @@ def _of_record(row: LookupRow, text: str) -> str:
 
 def _key(row: LookupRow) -> str:
     if not row.control:
-        return _shown(row, row.key)
+        return _shown(row, row.key, row.key_base64)
     return f"({row.control} marker)" if row.control in ("COMMIT", "ABORT") else f"(control: {row.control})"
 
 
-def _shown(row: LookupRow, text: str | None) -> str:
-    return _of_record(row, "null" if text is None else text)
+def _shown(row: LookupRow, text: str | None, in_base64: str | None) -> str:
+    data = base64.b64decode(in_base64) if in_base64 is not None else None if text is None else text.encode()
+    return _of_record(row, "null" if data is None else preview(data))
+
+
+def preview(data: bytes) -> str:
+    """Return the beginning of a key or value as printable text, other bytes as \\x escapes."""
+    text = data[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= _PREVIEW_CHARACTERS and len(data) <= 4 * _PREVIEW_CHARACTERS:
+        return text
+    return f"{text[:_PREVIEW_CHARACTERS]}... ({len(data):,} bytes)"
 
 
 _COLUMNS: tuple[Column[LookupRow], ...] = (
@@ -92,7 +107,7 @@ _COLUMNS: tuple[Column[LookupRow], ...] = (
     Column("byte", lambda row: show.plain(row.byte_position)),
     Column("batch", lambda row: _of_record(row, f"{row.batch_base_offset}..{row.batch_last_offset}")),
     Column("key", _key, is_number=False),
-    Column("value", lambda row: "" if row.control else _shown(row, row.value), is_number=False),
+    Column("value", lambda row: "" if row.control else _shown(row, row.value, row.value_base64), is_number=False),
 )
 
 
@@ -112,6 +127,7 @@ def show_rows(rows: Sequence[LookupRow], request: Request) -> None:
 
 LOOKUP = Command(
     name="lookup",
+    also_called=("find", "get", "seek", "search", "offset", "offsets", "timestamp", "locate"),
     help="Find the record at an offset or a time, and its position in the file, as a broker finds it. Reads only.",
     request=Request,
     run="keytail.lookup.driver:lookup",

@@ -5,6 +5,8 @@ Takes no lock, changes nothing and does not use Spark; a broker may be running.
 
 from __future__ import annotations
 
+import base64
+
 from keytail.cli.options import parse_time
 from keytail.cli.selection import choose
 from keytail.errors import ErrorText, KeytailError, UsageProblem
@@ -15,8 +17,6 @@ from keytail.lookup.command import LookupRow, Request
 from keytail.lookup.steps import Lookup, lookup_offset, lookup_time
 from keytail.run.kernels import compile_kernels
 from keytail.run.rows import status_of
-
-_PREVIEW_CHARACTERS = 60
 
 
 def lookup(request: Request, fs: FileSystem = LOCAL) -> list[LookupRow]:
@@ -74,6 +74,7 @@ def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
     steps = result.steps if explain else ()
     if record is None:
         return LookupRow(*place, **rest, steps=steps)  # type: ignore[arg-type]
+    (key, key_base64), (value, value_base64) = map(_text_or_base64, (record.key, record.value))
     return LookupRow(
         *place,
         offset=record.offset,
@@ -85,20 +86,21 @@ def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
         batch_bytes=record.batch_bytes,
         codec=record.codec,
         segment=record.segment,
-        key=preview(record.key),
-        value=preview(record.value),
         control=record.control or None,
+        key=key,
+        key_base64=key_base64,
+        value=value,
+        value_base64=value_base64,
         **rest,  # type: ignore[arg-type]
         steps=steps,
     )
 
 
-def preview(data: bytes | None) -> str | None:
-    """Return the beginning of a key or value as printable text, other bytes as \\x escapes; None for null."""
+def _text_or_base64(data: bytes | None) -> tuple[str | None, str | None]:
+    """Return a key or value as text if it is UTF-8, otherwise in base64, as `dump` prints it."""
     if data is None:
-        return None
-    text = data[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    if len(text) <= _PREVIEW_CHARACTERS and len(data) <= 4 * _PREVIEW_CHARACTERS:
-        return text
-    return f"{text[:_PREVIEW_CHARACTERS]}... ({len(data):,} bytes)"
+        return None, None
+    try:
+        return data.decode(), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(data).decode()

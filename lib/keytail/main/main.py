@@ -37,6 +37,7 @@ from keytail.jobs_dir.command import JOBS_DIR
 from keytail.ledger.command import HISTORY
 from keytail.lookup.command import LOOKUP
 from keytail.main.running import SUBMITTED, function_of
+from keytail.main.suggestions import Group, OneCommand
 from keytail.prepared.command import PREPARED
 from keytail.rebuild_index.command import REBUILD_INDEX
 from keytail.report.command import REPORT
@@ -47,6 +48,7 @@ from keytail.verify.command import VERIFY
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="keytail",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -103,8 +105,9 @@ def _epilog(command: Command) -> str:
     return "\n\n".join(["[bold]Examples:[/]", *map(escape, command.examples)])
 
 
+Group.also_called = {name: command.also_called for name, command in COMMANDS.items()}
 for _command in COMMANDS.values():
-    app.command(_command.name, help=_command.help, epilog=_epilog(_command))(function_of(_command))
+    app.command(_command.name, cls=OneCommand, help=_command.help, epilog=_epilog(_command))(function_of(_command))
 
 
 def _separate_standard_error(parent: int) -> None:

@@ -36,7 +36,7 @@ _END = """\
 | 1 | no partition is, or the run could not begin (a broker holds the lock); or a check found something |
 | 2 | wrong usage: an unknown flag or topic, a directory that is not a log dir |
 | 3 | some partitions are, some were refused, corrupt or failed; or all are, and the ledger lacks the result |
-| 130 | interrupted from the keyboard (SIGINT): the rows report how far each partition came |
+| 130 | interrupted from the keyboard (SIGINT); the rows that were known are printed |
 | 143 | stopped by SIGTERM: likewise |
 | 141 | of `dump`: the process that read its output (`head`) has ended |
 
@@ -46,7 +46,10 @@ that only reads ends with 1 instead of 0, since the requested output is missing.
 treated like `/dev/null`: the exit status is that of the run, as it is if standard error cannot be written. Closed
 descriptors 0 to 2 are opened on `/dev/null` first, so that no output is written into a file.
 
-A partition that is named by `--partitions` and is skipped counts as refused.
+An interrupted `compact` and `export` have a row for each partition, also for those that were not begun; other commands
+have rows for the partitions that have ended.
+
+A partition that is named by `--partitions` and is skipped, or was not begun, counts as refused.
 
 ## The quarantine report
 

@@ -109,7 +109,14 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
         flags.get("quarantine_report"), log_dirs, flags.get("rows_file")
     ) as quarantine_rows:
         run = pkgutil.resolve_name(command.run)
-        rows = run(request, on_row=page.add_row) if command.reports_rows else run(request)
+        try:
+            rows = run(request, on_row=page.add_row) if command.reports_rows else run(request)
+        except (Stopped, SparkEnded) as ended:
+            if ended.rows is None and page.rows:
+                ended.rows = list(page.rows)
+            if ended.rows and flags["output"] != "json" and command.show is not None:
+                command.show(ended.rows, request)
+            raise
         if isinstance(rows, int):
             raise typer.Exit(rows)
         assert command.show is not None
@@ -139,10 +146,11 @@ def _report_stop(why: str, rows: Sequence[Any] | None, status: int, as_json: boo
     """Report what a run that ended early has done, and how to continue. Returns `status`."""
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    left = "partitions without a row were not finished, " if rows else ""
     show.print_note("", "error")
     show.print_error(
-        f"{why}{f': {done}' if done else ''}. What is reported as done is complete, no file is partly replaced, and a "
-        "broker may start. To continue, run the same command again"
+        f"{why}{f': {done}' if done else ''}. What is reported as done is complete, {left}no file is partly replaced, "
+        "and a broker may start. To continue, run the same command again"
     )
     if rows is not None and as_json:
         show.print_json(rows)

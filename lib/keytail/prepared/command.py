@@ -86,6 +86,7 @@ def _next_step(rows: Sequence[PreparedRow], request: Request) -> str:
 
 PREPARED = Command(
     name="prepared",
+    also_called=("preparations", "discard", "pending"),
     help="List what `compact --prepare` has prepared and `compact --execute` would commit; or discard it.",
     request=Request,
     run="keytail.prepared.driver:prepared",

@@ -16,7 +16,17 @@ from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.quarantine import Place
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of, styled
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_notes, print_rows, total
+from keytail.cli.table import (
+    PARTITION,
+    STATUS,
+    TOOK,
+    Column,
+    print_errors,
+    print_line,
+    print_notes,
+    print_remarkable,
+    total,
+)
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 from keytail.run.rows import OfPartition
@@ -109,11 +119,17 @@ _COLUMNS: tuple[Column[RebuildRow], ...] = (
 )
 
 
+def _is_plain(row: RebuildRow) -> bool:
+    return row.status == "sound" and not (row.error or row.notes)
+
+
 def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
-    """Print a line for each partition, then one for each segment with a finding, then totals."""
-    print_rows("Index files" if request.execute else "Dry run: nothing was changed", _COLUMNS, rows)
+    """Print a line for each partition, then one for each segment with a finding, then totals. Many sound partitions are
+    only counted."""
+    title = "Index files" if request.execute else "Dry run: nothing was changed"
+    shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
     print_errors(rows)
-    for row in rows:
+    for row in shown:
         print_notes([row])
         for segment in row.segments:
             if segment.status != "sound":
@@ -132,6 +148,7 @@ def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
 
 REBUILD_INDEX = Command(
     name="rebuild-index",
+    also_called=("repair", "fix", "recover", "recovery", "index", "indexes", "reindex", "truncate", "rebuild"),
     help="Rebuild missing and wrong index files, as a broker does after a crash, but before its start and on all cores."
     "\n\n"
     "Without --execute it lists what is missing or wrong, and the exit status is 1 if anything is.",

@@ -213,6 +213,7 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
 
 SALVAGE = Command(
     name="salvage",
+    also_called=("repair", "rescue", "save", "recover", "recovery", "fix"),
     help="Save the intact batches of damaged partitions to another directory, and list what is lost.\n\n"
     "Use it if nothing else can repair a partition, and no other replica has it. The log dirs are only read. Without "
     "--execute it lists what would be lost, and the exit status is 1 if anything would be.",
@@ -234,4 +235,5 @@ SALVAGE = Command(
     next_step=next_step,
     exit_status=exit_status,
     reads_records=True,
+    reports_rows=True,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from keytail.acting_user import as_caller
 from keytail.cli.configuration import Configuration
@@ -30,8 +30,11 @@ from keytail.salvage.partition import Salvage, Settings, salvage_partition
 from keytail.salvage.write import NewPartition
 
 
-def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
-    """Salvage the chosen partitions; without `execute` only scan them. Returns a row for each, by log dir."""
+def salvage(
+    request: Request, fs: FileSystem = LOCAL, on_row: Callable[[SalvageRow], None] = lambda row: None
+) -> list[SalvageRow]:
+    """Salvage the chosen partitions; without `execute` only scan them. Returns a row for each, by log dir; `on_row` is
+    called with each of them as it ends."""
     chosen = choose(fs, request.choice)
     with as_caller():
         target = os.path.realpath(request.to)
@@ -57,6 +60,7 @@ def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
                     entry.topic, entry.partition, entry.log_dir, status, in_words(problem), start_ms=start_ms
                 )
             rows.append(row)
+            on_row(row)
             reporter.done(row.name, row.status, row.bytes, row.error)
     return rows
 

@@ -171,6 +171,7 @@ def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
 
 UNDO = Command(
     name="undo",
+    also_called=("revert", "rollback", "restore", "reset", "backup", "backups"),
     help="Restore partitions to the state before a compaction with --keep-originals.\n\n"
     "This is possible only if everything that the run wrote is unchanged; records appended since are retained.\n"
     "Without --execute the command prints what it would do, and what prevents it.",
@@ -193,4 +194,5 @@ UNDO = Command(
     show=show_rows,
     next_step=next_step,
     exit_status=exit_status,
+    reports_rows=True,
 )

@@ -34,10 +34,12 @@ from keytail.undo.partition import bytes_to_copy, check_backup, decide, read_sta
 Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
 
 
-def run(request: Request) -> Sequence[UndoRow] | Sequence[BackedUpRun]:
+def run(
+    request: Request, on_row: Callable[[UndoRow], None] = lambda row: None
+) -> Sequence[UndoRow] | Sequence[BackedUpRun]:
     """Do what the flags request: list the runs that have a backup, or undo or forget one."""
     if not request.is_list:
-        return undo(request)
+        return undo(request, on_row=on_row)
     if request.forget or request.execute:
         raise UsageProblem(
             "--forget and --execute require --run", remedy="Give a run that --list shows", slug="missing-flag"
@@ -70,11 +72,18 @@ def _state(of_run: Sequence[Entry]) -> State:
     return "undone" if undone == len(of_run) else "partly undone" if undone else "kept"
 
 
-def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
-    """Undo or forget a run. Returns a row for each requested partition, in the order of their names."""
+def undo(
+    request: Request, fs: FileSystem = LOCAL, on_row: Callable[[UndoRow], None] = lambda row: None
+) -> list[UndoRow]:
+    """Undo or forget a run. Returns a row for each requested partition, in the order of their names; `on_row` is called
+    with each of them as it ends."""
     chosen = _chosen(request, _entries(fs, request))
     if request.forget:
-        return [_forget(fs, entry, request.execute) for entry in chosen]
+        forgotten = []
+        for entry in chosen:
+            forgotten.append(_forget(fs, entry, request.execute))
+            on_row(forgotten[-1])
+        return forgotten
     noted = {entry.manifest.log_dir for entry in chosen if entry.manifest is not None}
     with contextlib.ExitStack() as run:
         present = request.log_dirs or tuple(log_dir for log_dir in sorted(noted) if fs.exists(log_dir))
@@ -93,6 +102,7 @@ def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
             for entry in chosen:
                 row = _undo(fs, _where_it_is(entry, places, request.log_dirs), places, request.execute)
                 rows.append(row)
+                on_row(row)
                 reporter.done(row.name, row.status, row.bytes_after or 0, row.error)
         return rows
 

@@ -114,6 +114,7 @@ def finding_text(finding: dict[str, Any]) -> str:
 
 VERIFY = Command(
     name="verify",
+    also_called=("check", "fsck", "validate", "scan", "scrub", "test", "crc", "integrity"),
     help="Check every batch, offset, index entry and file name. Reads only; the exit status is 1 if anything is wrong.",
     request=Request,
     run="keytail.verify.driver:verify",

@@ -1,0 +1,102 @@
+"""Suggestions for unknown commands and flags: what their names mean, otherwise what is spelled like them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from keytail.cli.options import FLAGS_MEANT
+
+# Typer does not export the class of errors about unknown names; an error about a value is one of them.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+_DRY_RUN = ("--dry-run", "--dryrun", "--check", "--simulate", "--no-execute", "-n")
+_BROKER = ("--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zookeeper")
+
+
+def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the commands that an unknown one may mean. `also_called` has other words for each command, by its name."""
+    meant: dict[str, list[str]] = {}
+    for command, words in also_called.items():
+        for word in (command, *words):
+            meant.setdefault(word, []).append(command)
+    words = get_close_matches(name.lower(), meant, n=1)
+    return [command for word in words for command in meant[word]]
+
+
+def about_flag(flag: str, flags: Collection[str], flags_of_all: Mapping[str, Collection[str]]) -> str:
+    """Return a sentence about a flag that is not one of `flags`, those of the command; empty if there is none to make.
+    `flags_of_all` are the flags of all commands, by name."""
+    if flag in _DRY_RUN:
+        if "--execute" in flags:
+            return "A dry run is the default: omit --execute"
+        return "This command changes nothing in a log dir, so that it needs no dry run"
+    if flag in _BROKER:
+        return "keytail connects to no broker: it reads the log dirs. Give --config or --log-dirs"
+    if meant := [name for name in FLAGS_MEANT.get(flag, ()) if name.split()[0] in flags]:
+        return _did_you_mean(meant)
+    if text := _about_setting(flag, flags):
+        return text
+    if others := [command for command, names in flags_of_all.items() if flag in names]:
+        return f"It is a flag of {_either(others, 'and')}"
+    return _did_you_mean(get_close_matches(flag, flags))
+
+
+def _about_setting(flag: str, flags: Collection[str]) -> str:
+    from keytail.config.keys import BROKER_KEYS, TOPIC_KEYS  # noqa: PLC0415 (--help needs no settings)
+
+    name = flag.strip("-").replace("-", ".").replace("_", ".")
+    if any(name == key.name for key in TOPIC_KEYS):
+        if "--topic-config" in flags:
+            return f"It is a setting of topics: give --topic-config TOPIC:{name}=VALUE"
+        return f"{name} is a setting of topics, of which this command needs none"
+    if any(name in (key.name, *key.broker_names) for key in (*BROKER_KEYS, *TOPIC_KEYS)) and "--config" in flags:
+        return f"It is a setting of the broker: {name} is read from the file that --config names"
+    return ""
+
+
+def _did_you_mean(names: Collection[str]) -> str:
+    return f"Did you mean {_either(list(names), 'or')}?" if names else ""
+
+
+def _either(names: list[str], word: str) -> str:
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+class Group(TyperGroup):
+    """All commands. `also_called` has other words for each command, by its name."""
+
+    also_called: Mapping[str, Collection[str]] = {}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as problem:
+            if not hasattr(problem, "possibilities"):  # of a flag
+                text = _did_you_mean(commands_meant(args[0], self.also_called))
+                problem.message = f"No such command '{args[0]}'. {text}".rstrip()
+            raise
+
+
+class OneCommand(TyperCommand):
+    """One command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as problem:
+            if hasattr(problem, "possibilities"):
+                of_all = {name: set(_flags(command)) for name, command in ctx.parent.command.commands.items()}
+                text = about_flag(problem.option_name, set(_flags(self)), of_all)
+                problem.message = f"No such option: {problem.option_name}. {text}".removesuffix(". ")
+                problem.possibilities = None
+            raise
+
+
+def _flags(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            yield from (*parameter.opts, *parameter.secondary_opts)
