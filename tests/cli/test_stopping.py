@@ -296,7 +296,7 @@ def stop_after(count: int, function: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("module", "name", "flags"),
     [
-        (expire_driver, "_settle", ("expire",)),
+        (expire_driver, "_decide_and_remove", ("expire",)),
         (salvage_driver, "_one", ("salvage", "--to", "TO")),
         (rebuild_index_driver, "_row", ("rebuild-index",)),
         (verify_driver, "_with_findings", ("verify",)),
