@@ -33,8 +33,8 @@ NAMES = ("a", "orders.by-customer.v2-changelog", "t" * 249)
 LARGE = 1_234_567_890_123
 # What `show` of several commands reads of a request, and what it is in the cases below.
 REQUEST = {
-    "execute": False, "prepare": False, "is_out_of_place": False, "every_setting": True, "originals": "/backup", "run_id": None,
-    "is_list": False, "maintain": False, "partitions": None, "ledger": "/ledger",
+    "execute": False, "prepare": False, "is_out_of_place": False, "every_setting": True, "originals": "/backup",
+    "run_id": None, "is_list": False, "maintain": False, "partitions": None, "ledger": "/ledger",
 }  # fmt: skip
 
 
