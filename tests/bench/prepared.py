@@ -1,0 +1,73 @@
+"""How long a broker must be down to commit prepared compactions of many partitions, and what the system is asked to do.
+
+    .venv/bin/python -m tests.bench.prepared 2000 10
+
+Writes a log dir of so many partitions with so many segments each, prepares all of them, and times the commit as a user
+runs it, and once more the same compaction in one go. Prints operations on the log dir per partition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice
+from keytail.compact import execution
+from keytail.compact.prepared import driver
+from tests.bench.commits import SETTINGS, Counting
+from tests.log_dirs import random_records, write_log_dir
+
+KEYTAIL = Path(sys.executable).with_name("keytail")
+FLAGS = ("--topics-have-no-overrides", *(word for item in SETTINGS for word in ("--topic-config", item)), "--force")
+COUNTED_PARTITIONS = 20
+
+
+def make(root: Path, partitions: int, segments: int) -> Path:
+    records = random_records(1, 10 * segments, keys=segments)
+    return write_log_dir(root, {f"orders-{number}": records for number in range(partitions)}, segments=segments)
+
+
+def timed(log_dir: Path, *flags: str) -> float:
+    start_s = time.perf_counter()
+    command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *FLAGS, *flags, "--quiet", "--output", "json"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start_s
+
+
+def counted(root: Path, segments: int) -> Counter[str]:
+    """Return the operations on the log dir of a commit, for each partition."""
+    log_dir = make(root, COUNTED_PARTITIONS, segments)
+    choice, settings = Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True)
+    driver.prepare(driver.Request(choice, settings, prepare=True, force=True))
+    fs = Counting()
+    execution.compact(execution.Request(choice, settings, execute=True, prepared_only=True, force=True), fs)
+    return Counter({name: round(number / COUNTED_PARTITIONS) for name, number in fs.counts.items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("partitions", type=int)
+    parser.add_argument("segments", type=int)
+    parser.add_argument("--directory", help="where to write (default: the system's directory for temporary files)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        root = Path(folder)
+        print(f"operations per partition: {dict(counted(root / 'few', options.segments))}", flush=True)
+        prepared = make(root / "prepared", options.partitions, options.segments)
+        shutil.copytree(prepared, root / "in-one-go")
+        os.sync()
+        print(f"prepare:             {timed(prepared, '--prepare'):8.1f} s", flush=True)
+        print(f"commit:              {timed(prepared, '--execute', '--prepared-only'):8.1f} s", flush=True)
+        print(f"compact in one go:   {timed(root / 'in-one-go', '--execute'):8.1f} s")
+
+
+if __name__ == "__main__":
+    main()
