@@ -59,8 +59,10 @@ def test_equal_replicas_are_alike(run: Run, brokers: list[Path]) -> None:
     assert [snapshot(path) for path in brokers] == before, "nothing is created, changed or locked"
     table = run("audit", *flags(brokers))
     assert table.exit_code == 0
-    assert "3 partitions: no differences found." in table.stdout
+    assert "3 partitions: 2 alike, 1 skipped. No differences found." in table.stdout
     assert audit(run, brokers, "--partitions", "only-0")[0] == 1, "skipped, and asked for by name"
+    alone = run("audit", *flags(brokers), "--partitions", "only-0")
+    assert "1 partition: 1 skipped. Nothing was compared." in alone.stdout
 
 
 @pytest.mark.long

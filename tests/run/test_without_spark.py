@@ -125,7 +125,7 @@ def test_a_deadline_between_rounds(large: Path) -> None:
     status, rows, errors = compact(large, *ROUNDS, "--deadline", "0.02")
     assert status == 0, errors
     [row] = [row for row in rows if row["partition"] == 0]
-    assert row["status"] == "skipped"
+    assert row["status"] in ("skipped", "not-begun"), "a slow machine does not begin it"
     assert "--deadline" in row["error"]
 
 

@@ -631,6 +631,21 @@ def test_without_a_topic_id_the_brokers_reaction_is_reported(content: bytes | No
     assert not (tmp_path / "to" / "t-0" / "partition.metadata").exists()
 
 
+class FullForMetadata(FileSystem):
+    """A file system that is full when the topic ID is to be written."""
+
+    def write(self, fd, buffer):
+        if bytes(buffer).startswith(b"version: 0\ntopic_id"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, buffer)
+
+
+def test_a_topic_id_that_cannot_be_written_is_an_error_and_not_one_of_the_source(tmp_path: Path) -> None:
+    write(tmp_path / "t-0", {0: _batch(0)})
+    with pytest.raises(OSError, match="No space left"):
+        salvage(tmp_path / "t-0", tmp_path / "to", fs=FullForMetadata())
+
+
 class Stops(FileSystem):
     """Stops before change number `left`."""
 

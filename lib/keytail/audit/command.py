@@ -14,7 +14,7 @@ from keytail.cli.output_options import RowsAndReport
 from keytail.cli.replicas import directories_of
 from keytail.cli.selection import Choice
 from keytail.cli.statuses import Status
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_rows
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
@@ -152,9 +152,11 @@ def show_rows(rows: Sequence[AuditRow], request: Request) -> None:
             print_line("")
             print_about(row.name, text)
     show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error and row.divergences is None])
-    bad = sum(row.status not in _GOOD for row in rows)
-    verdict = f"{bad} not alike" if bad else "no differences found"
-    print_line(f"\n{len(rows)} partition{'s' if len(rows) != 1 else ''}: {verdict}.")
+    text = total(rows)
+    if all(row.status in _GOOD for row in rows):
+        was_compared = any(row.status == "alike" for row in rows)
+        text += " No differences found." if was_compared else " Nothing was compared."
+    print_line(f"\n{text}")
 
 
 def _texts(row: AuditRow) -> list[str]:

@@ -77,8 +77,9 @@ class LedgerTable:
     """One table to which one run appends: by Spark if the run has a session, otherwise by the deltalake package. Rows
     that threads add during an append are written together by the next one.
 
-    Appends are numbered, and Delta is given the number: if an append that succeeded in spite of an error is retried, it
-    adds nothing.
+    Appends are numbered, and Delta is given the number: if an append that succeeded in spite of an error is retried by
+    `append`, it adds nothing. Rows for which `append` failed and that a caller appends again have a new number: if the
+    first append succeeded after all, they are there twice.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:

@@ -147,13 +147,16 @@ class NewPartition:
         target = os.path.join(self.path, names.PARTITION_METADATA)
         source = os.path.join(self._source.path, names.PARTITION_METADATA)
         like = self._like(self._fs.stat(self._source.path))
+        data = None
         try:
             if read_topic_id(self._fs, self._source.path) is not None:
-                self._fs.write_file(target, self._fs.read_bytes(source), self._like(self._fs.stat(source)))
-                return []
+                data, source_like = self._fs.read_bytes(source), self._like(self._fs.stat(source))
             why = f"the source has no {names.PARTITION_METADATA}"
         except (KeytailError, OSError) as problem:
-            why = f"{names.PARTITION_METADATA} cannot be read ({problem})"
+            data, why = None, f"{names.PARTITION_METADATA} cannot be read ({problem})"
+        if data is not None:
+            self._fs.write_file(target, data, source_like)
+            return []
         if self._topic_id is not None:
             self._fs.write_file(target, encode_topic_id(self._topic_id), like)
             return [f"{why}; it was created with the topic ID from the metadata log"]
