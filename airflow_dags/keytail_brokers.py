@@ -62,7 +62,7 @@ def brokers(path: str | None = None) -> list[Broker]:
             f"there is no inventory of brokers at {where}. Set {VARIABLE} to its path; for an example see "
             "keytail_brokers.sample.toml"
         ) from None
-    except (OSError, tomllib.TOMLDecodeError) as problem:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise InventoryError(f"{where} cannot be read as TOML: {problem}") from problem
     if unknown := sorted(found.keys() - {"broker"}):
         raise InventoryError(f"{where}: unknown key {unknown[0]!r}; only [[broker]] tables are allowed")

@@ -40,6 +40,7 @@ def test_omitted_keys_have_defaults(inventory: Any, tmp_path: Path, monkeypatch:
         ("broker = 3", "has no broker"),
         ("[broker]\nname = 'b'", "has no broker"),
         ("x = [", "cannot be read as TOML"),
+        ("# für b1, not in UTF-8", "cannot be read as TOML"),
         ("brokers = 1", "unknown key 'brokers'"),
         ("[[broker]]\nconfig = '/c'", "broker 1 has no name"),
         ("[[broker]]\nname = ' '\nconfig = '/c'", "broker 1 has no name"),
@@ -60,7 +61,7 @@ def test_omitted_keys_have_defaults(inventory: Any, tmp_path: Path, monkeypatch:
 )
 def test_an_error_is_reported(inventory: Any, tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "b.toml"
-    path.write_text(text)
+    path.write_text(text, "latin-1")
     with pytest.raises(inventory.InventoryError, match=told) as problem:
         inventory.brokers(str(path))
     assert str(path) in str(problem.value)

@@ -309,5 +309,7 @@ def test_the_table_and_the_exit_status_match(capsys: pytest.CaptureFixture[str])
     assert "orders-0: a note" in out
     assert "2 partitions: 1 imported, 1 refused. 1,234 records, 4.9 KiB of log." in out
     assert [exit_status(rows) for rows in ([done], [done, bad], [bad])] == [0, 3, 1]
+    planned = ImportRow("orders", 2, "/logs", "would-import")
+    assert [exit_status(rows) for rows in ([planned], [planned, bad])] == [0, 3]
     assert "start the brokers" in next_step([done], executed)
     assert "--execute" in next_step([ImportRow("orders", 0, "/logs", "would-import")], replace(executed, execute=False))

@@ -138,7 +138,8 @@ def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) ->
 def test_a_run_stops_its_own_session_only(was_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one that a notebook has started before."""
     stopped: list[str] = []
-    made = SimpleNamespace(stop=lambda: stopped.append("session"))
+    context = SimpleNamespace(master="local[1]")
+    made = SimpleNamespace(stop=lambda: stopped.append("session"), sparkContext=context)
     monkeypatch.setattr(session, "has_session", lambda: was_there)
     monkeypatch.setattr(session, "local_session", lambda *_, **__: made)
     monkeypatch.setattr(session, "jvm_of_keytail", lambda: None)

@@ -289,6 +289,7 @@ def test_wrong_usage_of_undo_is_refused(run: Run, log_dir: Path) -> None:
         (["--run", run_id, "--partitions", "orders-9"], "[no-backup-of-partition]"),
         (["--execute"], "require --run"),
         (["--forget"], "require --run"),
+        (["--list", "--run", run_id, "--execute"], "--list excludes --forget and --execute"),
     ):
         result = run("undo", "--originals", kept, *flags)
         assert (result.exit_code, reported in result.stderr) == (2, True), result.stderr

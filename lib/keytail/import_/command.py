@@ -180,10 +180,10 @@ class ImportRow(OfPartition):
 
 
 def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:
-    """Return 0 if no partition has a problem, 1 if nothing could be imported, 3 if some partitions could not."""
+    """Return 0 if no partition has a problem, 3 if only some can be imported or were, otherwise 1."""
     if all(row.status not in FAILURES for row in rows):
         return 0
-    return 3 if any(row.status.startswith("imported") for row in rows) else 1
+    return 3 if any(row.status.startswith("imported") or row.status == "would-import" for row in rows) else 1
 
 
 def _offsets(row: ImportRow) -> str:

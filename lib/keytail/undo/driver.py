@@ -42,7 +42,9 @@ def run(
         return undo(request, on_row=on_row)
     if request.forget or request.execute:
         raise UsageProblem(
-            "--forget and --execute require --run", remedy="Give a run that --list shows", slug="missing-flag"
+            "--list excludes --forget and --execute" if request.run_id else "--forget and --execute require --run",
+            remedy="Omit --list" if request.run_id else "Give a run that --list shows",
+            slug="conflicting-flags" if request.run_id else "missing-flag",
         )
     return backed_up_runs(request)
 
