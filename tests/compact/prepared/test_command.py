@@ -414,3 +414,43 @@ def test_swap_files_that_stay_are_refused(run: Run, log_dir: Path) -> None:
     with patch.object(driver.time, "sleep", lambda _: None):
         rows = compact(run, log_dir, "--prepare", status=3)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "prepared", "users-0": "skipped"}
+
+
+def test_what_was_prepared_for_a_topic_that_is_not_compacted_any_more_is_discarded(run: Run, prepared: Path) -> None:
+    before = {name: file for name, file in all_files(prepared).items() if not name.endswith(".clean")}
+    config = [flag.replace("orders:cleanup.policy=compact", "orders:cleanup.policy=delete") for flag in CONFIG]
+    with without_spark():
+        rows = rows_of(run("compact", "--log-dirs", prepared, *config, *NOW, "--execute", "--output", "json"))
+    assert set(statuses(rows).values()) == {"skipped"}
+    assert rows["orders-0"]["prepared"] == "discarded: the topic is not compacted any more"
+    assert all_files(prepared) == before
+
+
+def test_what_was_prepared_is_kept_while_the_settings_are_unknown(run: Run, prepared: Path) -> None:
+    files = scratch(prepared)
+    with without_spark():
+        run("compact", "--log-dirs", prepared, *NOW, "--execute")
+    assert scratch(prepared) == files
+
+
+@pytest.mark.xfail(strict=True, reason="delete.retention.ms begins at the preparation (PREPARED.md)")
+def test_tombstones_stay_for_their_retention_after_the_commit(run: Run, tmp_path: Path) -> None:
+    """A consumer that read a value before the commit can still read its tombstone for delete.retention.ms."""
+    keys = [Rec(n, 1_700_000_000_000 + n, b"key-%d" % n, b"value" if n % 10 else None, ()) for n in range(400)]
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": keys}, segments=5)
+    partition, day_ms = log_dir / "orders-0", 86_400_000
+
+    def compact_at(later_ms: int, *flags: str) -> dict[str, Any]:
+        now = ("--now", str(1_800_000_000_000 + later_ms), "--unsafe-clock", "--force", "--output", "json")
+        with without_spark():
+            return rows_of(run("compact", "--log-dirs", log_dir, *CONFIG, *now, *flags))["orders-0"]
+
+    compact_at(0, "--prepare")
+    assert compact_at(day_ms - 1, "--execute")["prepared"] == "committed"
+    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # as if the broker had rolled
+        (partition / f"{401:020d}{suffix}").write_bytes(b"")
+    append(partition, 401)
+    for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
+        (log_dir / name).write_text("0\n1\norders 0 402\n")
+    row = compact_at(day_ms + 1, "--execute")
+    assert (row["status"], row["tombstones_removed"]) == ("compacted", 0)

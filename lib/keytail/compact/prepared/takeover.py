@@ -105,6 +105,17 @@ def taken_over(fs: FileSystem, planned: Planned, record: Record, rules: Rules, *
     )
 
 
+def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
+    """Discard what was prepared for a topic that is known not to be compacted any more."""
+    if not planned.settings_known or not any(is_prepared(name) for name in planned.facts.leftovers):
+        return planned
+    try:
+        discard(fs, planned.facts.path)
+    except OSError:  # left for the next run
+        return planned
+    return replace(planned, discarded=ErrorText("the topic is not compacted any more"))
+
+
 def reason_to_discard(record: Record, now: Now) -> ErrorText:
     """Return why what was prepared must not be committed; NO_ERROR if it may be."""
     for reason in (_of_sources, _of_basis, _of_end, _of_outputs, _of_age):
