@@ -113,6 +113,8 @@ class InTwoSteps(LogDir):
                 else:
                     assert outcome.value is not None
                     planned.append(outcome.value)
+                    if outcome.value.decision.status == "refused":
+                        reported.append(outcome.value.decision.error)
         return listing, planned, reported
 
     def _plan(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, *, recovers: bool) -> Planned:

@@ -113,12 +113,22 @@ class Waiting:
         taken: list[CleaningTask] = []
         for task in self._prepared[: self._size.most]:
             more = self._needs(task, 0, needs)  # of copies for a backup
-            if not self._space.fits(more):
+            fits = self._space.fits(more)
+            if fits or (not taken and self._copies_fit_alone(task)):
+                taken.append(task)
+                needs = more
+            if not fits:
                 break
-            taken.append(task)
-            needs = more
         del self._prepared[: len(taken)]
         return Bundle(taken, needs) if taken else None
+
+    def _copies_fit_alone(self, task: CleaningTask) -> bool:
+        """Return whether the backup of a prepared partition, which needs no other space, fits while no other copies are
+        made, although it may take more than half of the free space."""
+        if self._keeper is None:
+            return False
+        reserved = self._space.reserved_bytes.get(self._space.device(self._keeper.backup.directory), 0)
+        return not reserved and self._keeper.has_room(task, 0, 0)
 
     def _fitting(self) -> Bundle | None:
         taken: list[int] = []  # indexes of self._tasks

@@ -16,7 +16,7 @@ from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
 from keytail.compact.planning import Planned, plan_partition_of
-from keytail.compact.prepared.takeover import read_record, taken_over
+from keytail.compact.prepared.takeover import read_record, taken_over, without_compaction
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
 from keytail.errors import KeytailError, Refused, in_words
@@ -129,8 +129,10 @@ def resolve_leftovers(
             fs.refuse_unless_like(fs.stat(facts.path))
         except (Refused, OSError) as problem:
             return replace(planned, decision=Decision("refused", in_words(problem), None)), []
-    if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
+    if not facts.leftovers or entry.problems:
         return planned, []
+    if not planned.is_compacted_topic:
+        return without_compaction(fs, planned), []
     record, reason = read_record(fs, facts.path, facts.leftovers)
     try:
         done = recover(fs, facts.path, record.files if record else ())

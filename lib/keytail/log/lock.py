@@ -27,6 +27,7 @@ from keytail.log.fs import LOCAL, FileSystem
 # struct flock of 64-bit Linux: type, whence, start, length (0: whole file), pid (must be 0 for OFD locks).
 _FLOCK = struct.Struct("@hhqqi4x")
 _OF_A_DESCRIPTION = -1  # the pid that the kernel returns for a lock that no process owns
+_NOBODY = -2
 _ATTEMPTS = 20
 
 LockName = Literal[".lock", ".keytail-prepare.lock"]
@@ -94,6 +95,19 @@ def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
     return _is_locked(os.path.join(log_dir, names.LOCK), fs) is not False
 
 
+def refuse_other_run(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> None:
+    """Raise Refused if another keytail run holds Kafka's lock of one of the log dirs; a broker may hold it."""
+    for log_dir in log_dirs:
+        path = os.path.join(log_dir, names.LOCK)
+        if _holder_pid(path, fs) == _OF_A_DESCRIPTION:
+            raise Refused(
+                "the log dir is in use by another keytail run, which changes partitions",
+                path=path,
+                remedy="Wait until it ends; then run again",
+                slug="log-dir-in-use",
+            )
+
+
 def can_detect_holder(log_dir: str, fs: FileSystem = LOCAL) -> bool:
     """Return whether the system can report whether files of this directory are locked. Creates nothing: if there is no
     file to test with, returns True."""
@@ -104,17 +118,25 @@ def can_detect_holder(log_dir: str, fs: FileSystem = LOCAL) -> bool:
 
 def _is_locked(path: str, fs: FileSystem) -> bool | None:
     """Return whether the file is locked; False if it does not exist, None if this cannot be determined."""
+    pid = _holder_pid(path, fs)
+    return None if pid is None else pid != _NOBODY
+
+
+def _holder_pid(path: str, fs: FileSystem) -> int | None:
+    """Return the process that holds the lock, as the kernel reports it, or `_NOBODY`, also if the file does not exist;
+    None if this cannot be determined."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
-        return False
+        return _NOBODY
     except OSError:
         return None
     try:
         if not hasattr(fcntl, "F_OFD_GETLK"):
             return None
         wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))
+        return _NOBODY if kind == fcntl.F_UNLCK else int(pid)
     except OSError:
         return None
     finally:

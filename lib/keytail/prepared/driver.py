@@ -95,7 +95,7 @@ def _judge(
         planned = replace(planned, message_format=record.basis.message_format)
         reason = checked(fs, record, planned, rules, by_file_time=record.basis.by_file_time)
     elif not reason:
-        reason = ErrorText("it has no record: the run that prepared it was stopped")
+        reason = ErrorText("it has no record: the run that prepares it was stopped, or has not ended")
     return replace(
         _of_record(row, record),
         status="stale" if reason else "ready",

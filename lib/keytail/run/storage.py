@@ -81,6 +81,12 @@ class ScratchSpace:
             self._half_free[number] = self._free_at_start[number] // 2
         return number
 
+    def count_as_used(self, log_dir: str, size_bytes: int) -> None:
+        """Count bytes that an earlier run has written and that stay, as if this run had written them."""
+        device = self.device(log_dir)
+        self._free_at_start[device] += size_bytes
+        self._half_free[device] = self._free_at_start[device] // 2
+
     def fits(self, needs: Mapping[int, int]) -> bool:
         """Return whether these bytes, by device, may be written now in addition to the reserved ones."""
         for device, need in needs.items():

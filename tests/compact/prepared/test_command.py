@@ -4,9 +4,13 @@ that makes what was prepared wrong discards it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,14 @@ from unittest.mock import patch
 
 import pytest
 
-from keytail.compact.prepared import driver
+from keytail.compact.prepared import driver, takeover
 from keytail.compact.worker import clean_on_worker
 from keytail.format import names
+from keytail.log.fs import FileSystem
 from keytail.log.lock import hold
 from tests.chance import chance
 from tests.command_line import Run, rows_of
+from tests.log.test_lock import AS_A_BROKER
 from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.no_spark import without_spark
 from tests.reference.batches import Rec, encode_batch
@@ -27,6 +33,9 @@ from tests.reference.batches import Rec, encode_batch
 NOW = ("--now", "1800000000000", "--unsafe-clock")
 CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
           "users:cleanup.policy=delete")  # fmt: skip
+
+
+PARTITIONS = ("orders-0", "orders-1")
 
 
 def compact(run: Run, log_dir: Path, *flags: str, status: int = 0) -> dict[str, dict[str, Any]]:
@@ -256,14 +265,27 @@ def test_what_is_not_prepared_is_left_with_prepared_only(run: Run, log_dir: Path
 
 
 def test_a_running_broker_does_not_hinder_a_preparation_but_another_one_does(run: Run, log_dir: Path) -> None:
-    with hold([str(log_dir)]):
+    command = [sys.executable, "-c", AS_A_BROKER, str(log_dir / names.LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as broker:
+        assert broker.stdout is not None
+        assert broker.stdout.readline() == "locked\n"
         assert statuses(compact(run, log_dir, "--prepare"))["orders-0"] == "prepared"
+        broker.communicate("\n")
     with hold([str(log_dir)], name=names.PREPARE_LOCK):
         for flags in (["--prepare"], ["--execute"]):
             with without_spark():
                 done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, *flags)
             assert done.exit_code == 1
             assert "another run prepares compactions" in done.stderr
+
+
+def test_a_run_that_changes_partitions_excludes_a_preparation(run: Run, log_dir: Path) -> None:
+    """The first preparation of a log dir makes its lock file, which a run that has begun before does not hold."""
+    with hold([str(log_dir)]), without_spark():
+        done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--prepare")
+    assert done.exit_code == 1
+    assert "in use by another keytail run" in done.stderr
+    assert scratch(log_dir) == []
 
 
 @pytest.mark.parametrize("flags", [["--execute"], ["--output-dir", "out"], ["--keep-originals", "kept"]])
@@ -329,3 +351,106 @@ def test_a_partition_that_does_not_fit_is_not_prepared(run: Run, log_dir: Path) 
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
     assert "the partition needs up to" in rows["orders-0"]["error"]
     assert scratch(log_dir) == []
+
+
+def test_earlier_preparations_count_as_used_space(run: Run, log_dir: Path) -> None:
+    """Otherwise each of several runs would take half of what the ones before it left to the broker."""
+
+    def prepare(limit_bytes: int, status: int = 0) -> dict[str, Any]:
+        return compact(run, log_dir, "--prepare", "--max-scratch-bytes", str(limit_bytes), status=status)["orders-1"]
+
+    compact(run, log_dir, "--prepare", "--partitions", "orders-0")
+    used = sum(path.stat().st_size for path in log_dir.glob("*/*.clean") if ".prepared." not in path.name)
+    [need] = map(int, re.findall(r"needs up to ([0-9]+) bytes", prepare(1, status=3)["error"]))
+    assert f"{used} are in use" in prepare(need + used - 1, status=3)["error"]
+    assert prepare(need + used + 100_000)["status"] == "prepared"
+
+
+def test_a_topic_that_is_deleted_meanwhile_does_not_end_the_run(run: Run, log_dir: Path) -> None:
+    def clean(*arguments: Any, **more: Any) -> Any:
+        result = clean_on_worker(*arguments, **more)
+        if arguments[1].partition == 0:
+            (log_dir / "orders-0").rename(log_dir / f"orders-0.{'0a' * 16}-delete")
+        return result
+
+    with patch.object(driver, "clean_on_worker", clean):
+        rows = compact(run, log_dir, "--prepare", "--partitions", "orders-0,orders-1", status=3)
+    assert statuses(rows) == {"orders-0": "skipped", "orders-1": "prepared"}
+    assert "a segment was removed meanwhile" in rows["orders-0"]["error"]
+
+
+def test_what_cannot_be_discarded_refuses_its_partition_only(run: Run, prepared: Path) -> None:
+    _touch_source(prepared)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with patch.object(takeover, "discard", fail):
+        rows = compact(run, prepared, "--execute", status=3)
+    assert statuses(rows) == {"orders-0": "refused", "orders-1": "compacted", "users-0": "skipped"}
+    assert "cannot be discarded" in rows["orders-0"]["error"]
+    assert compact(run, prepared, "--execute")["orders-0"]["status"] == "compacted"
+    assert scratch(prepared) == []
+
+
+def test_copies_of_originals_may_take_more_than_half_of_the_free_space(run: Run, prepared: Path) -> None:
+    """As those of a compaction in one go, one partition at a time."""
+    sources = {name: sum(path.stat().st_size for path in (prepared / name).glob("0*[!n]")) for name in PARTITIONS}
+    with patch.object(FileSystem, "free_bytes", lambda *_: max(sources.values())):
+        kept = ("--keep-originals", str(prepared.parent / "kept"), "--copy-originals")
+        rows = compact(run, prepared, "--execute", *kept)
+    assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}
+
+
+def test_the_swap_files_of_a_cleaner_at_work_are_waited_for(run: Run, log_dir: Path) -> None:
+    swap = log_dir / "orders-0" / f"{0:020d}.index.swap"
+    swap.touch()
+    with patch.object(driver.time, "sleep", lambda _: swap.unlink(missing_ok=True)):
+        assert statuses(compact(run, log_dir, "--prepare"))["orders-0"] == "prepared"
+
+
+def test_swap_files_that_stay_are_refused(run: Run, log_dir: Path) -> None:
+    (log_dir / "orders-0" / f"{0:020d}.index.swap").touch()
+    with patch.object(driver.time, "sleep", lambda _: None):
+        rows = compact(run, log_dir, "--prepare", status=3)
+    assert statuses(rows) == {"orders-0": "refused", "orders-1": "prepared", "users-0": "skipped"}
+
+
+def test_what_was_prepared_for_a_topic_that_is_not_compacted_any_more_is_discarded(run: Run, prepared: Path) -> None:
+    before = {name: file for name, file in all_files(prepared).items() if not name.endswith(".clean")}
+    config = [flag.replace("orders:cleanup.policy=compact", "orders:cleanup.policy=delete") for flag in CONFIG]
+    with without_spark():
+        rows = rows_of(run("compact", "--log-dirs", prepared, *config, *NOW, "--execute", "--output", "json"))
+    assert set(statuses(rows).values()) == {"skipped"}
+    assert rows["orders-0"]["prepared"] == "discarded: the topic is not compacted any more"
+    assert all_files(prepared) == before
+
+
+def test_what_was_prepared_is_kept_while_the_settings_are_unknown(run: Run, prepared: Path) -> None:
+    files = scratch(prepared)
+    with without_spark():
+        run("compact", "--log-dirs", prepared, *NOW, "--execute")
+    assert scratch(prepared) == files
+
+
+@pytest.mark.xfail(strict=True, reason="delete.retention.ms begins at the preparation (PREPARED.md)")
+def test_tombstones_stay_for_their_retention_after_the_commit(run: Run, tmp_path: Path) -> None:
+    """A consumer that read a value before the commit can still read its tombstone for delete.retention.ms."""
+    keys = [Rec(n, 1_700_000_000_000 + n, b"key-%d" % n, b"value" if n % 10 else None, ()) for n in range(400)]
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": keys}, segments=5)
+    partition, day_ms = log_dir / "orders-0", 86_400_000
+
+    def compact_at(later_ms: int, *flags: str) -> dict[str, Any]:
+        now = ("--now", str(1_800_000_000_000 + later_ms), "--unsafe-clock", "--force", "--output", "json")
+        with without_spark():
+            return rows_of(run("compact", "--log-dirs", log_dir, *CONFIG, *now, *flags))["orders-0"]
+
+    compact_at(0, "--prepare")
+    assert compact_at(day_ms - 1, "--execute")["prepared"] == "committed"
+    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # as if the broker had rolled
+        (partition / f"{401:020d}{suffix}").write_bytes(b"")
+    append(partition, 401)
+    for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
+        (log_dir / name).write_text("0\n1\norders 0 402\n")
+    row = compact_at(day_ms + 1, "--execute")
+    assert (row["status"], row["tombstones_removed"]) == ("compacted", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,6 +86,43 @@ def test_a_missing_field_is_refused(path: tuple) -> None:
     del fields[path[0]]
     with pytest.raises(CorruptLog):
         decode_record(json.dumps(fields).encode(), _where(a_record()))
+
+
+def _add_snapshot(result: dict[str, Any]) -> None:
+    result["groups"][0]["snapshots"] = [{"offset": 25, "name": "../users-0/00000000000000000000.log"}]
+
+
+def _replace_more(result: dict[str, Any]) -> None:
+    result["groups"][0]["source_bases"].append(25)
+
+
+def _replace_nothing(result: dict[str, Any]) -> None:
+    result["groups"] = []
+
+
+def _take_index_for_log(result: dict[str, Any]) -> None:
+    files = result["groups"][0]["segments"][0]["files"]
+    files[0]["name"], files[1]["name"] = files[1]["name"], files[0]["name"]
+
+
+def _move_output(result: dict[str, Any]) -> None:
+    result["groups"][0]["segments"][0]["base_offset"] = 6
+
+
+def _spoil_suffix(result: dict[str, Any]) -> None:
+    result["groups"][0]["segments"][0]["files"][0]["suffix"] = []
+
+
+CHANGES = [_add_snapshot, _replace_more, _replace_nothing, _take_index_for_log, _move_output, _spoil_suffix]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_groups_replace_the_sources_by_the_outputs_and_nothing_else(change: Callable[[dict[str, Any]], None]) -> None:
+    fields = json.loads(encode_record(a_record()))
+    change(fields["result"])
+    with pytest.raises(CorruptLog) as refused:
+        decode_record(json.dumps(fields).encode(), _where(a_record()))
+    assert refused.value.slug == "invalid-prepared-record"
 
 
 @pytest.mark.parametrize(

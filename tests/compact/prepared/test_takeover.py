@@ -39,6 +39,18 @@ def test_what_comes_after_the_log_end_does_not_matter(end: int, epochs: int, age
     assert not reason_to_discard(RECORD, now)
 
 
+@pytest.mark.parametrize("epochs", [(), ((5, 30),), ((5, 31),)], ids=["forgotten", "another", "appended to"])
+def test_an_epoch_without_records_may_be_forgotten(epochs: tuple[tuple[int, int], ...]) -> None:
+    """A leader stores its epoch before it appends; as a follower, or at its next start, it removes that again."""
+    known = RECORD.basis.leader_epochs
+    record = replace(RECORD, basis=replace(RECORD.basis, leader_epochs=(*known, (4, 30))))
+    assert not reason_to_discard(record, with_basis(leader_epochs=(*known, *epochs)))
+
+
+def test_a_clock_that_is_a_little_behind_is_tolerated() -> None:
+    assert not reason_to_discard(RECORD, replace(AS_IT_WAS, now_ms=RECORD.prepared_ms - 60_000))
+
+
 REASONS: dict[str, tuple[Now, str]] = {
     "no sources": (replace(AS_IT_WAS, sources=()), "does not exist any more"),
     "a checkpoint": (with_basis(cleaner_checkpoint=5), "the cleaner's checkpoint is 5, and was None"),
@@ -60,6 +72,7 @@ REASONS: dict[str, tuple[Now, str]] = {
         "now cleaning is limited to offset 24 (open transaction)",
     ),
     "no outputs": (replace(AS_IT_WAS, outputs=()), "does not exist"),
+    "a clock that was ahead": (replace(AS_IT_WAS, now_ms=RECORD.prepared_ms - 60_001), "1 min in the future"),
     "its age": (replace(AS_IT_WAS, now_ms=RECORD.prepared_ms + 86_400_001), "was prepared 1 d ago"),
 }
 

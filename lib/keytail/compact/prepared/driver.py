@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,11 +34,14 @@ from keytail.compact.worker import clean_on_worker
 from keytail.errors import ErrorText, KeytailError, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import refuse_other_run
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
 from keytail.run.storage import ScratchSpace
 
+# A broker renames the `.swap` files of a segment within milliseconds.
+_RENAMING_S = 0.5
 # A broker's cleaner replaces a few segments a minute: one that comes in between twice is at work on this partition.
 _ATTEMPTS = 3
 
@@ -52,6 +56,8 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         choose(fs, request.choice)  # report invalid flags before taking locks
         steps.submitted_session()
         steps.lock(request.choice.log_dirs, names.PREPARE_LOCK)
+        # A run that has begun before this lock file existed does not hold it, and removes scratch files.
+        refuse_other_run(request.choice.log_dirs, fs)
         chosen, configuration = steps.choose(rules.now_ms)
         rows: dict[str, ResultRow] = {}
         left: Sequence[_Chosen] = chosen.partitions
@@ -68,7 +74,10 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             left = [item for item in left if isinstance(found[item[1].path].problem, SourcesChanged)]
             if not left:
                 break
-            chosen_again, configuration = steps.choose(rules.now_ms)
+            try:
+                chosen_again, configuration = steps.choose(rules.now_ms)
+            except (KeytailError, OSError):  # a chosen topic has been deleted: the rows have a reason already
+                break
             wanted = {entry.path for _, entry in left}
             left = [item for item in chosen_again.partitions if item[1].path in wanted]
         return [rows[entry.path] for _, entry in chosen.partitions]
@@ -80,6 +89,11 @@ def _plan(
     """Plan a partition. What an earlier run prepared is kept if it can still be committed and ends where this run's
     would end, and is discarded otherwise."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
+    for _ in range(_ATTEMPTS - 1):
+        if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
+            break
+        time.sleep(_RENAMING_S)  # a running broker's cleaner is at work; otherwise they stay, and the row says so
+        planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
     if not prepared:
         return planned
@@ -132,10 +146,14 @@ def _prepare(
     sizes = [(os.path.basename(task.partition_path), sum(item.log_bytes for item in task.segments)) for task in tasks]
     with Reporter("prepare", sizes, READ_IN_A_COMPACTION) as reporter:
         engine = steps.engine = steps.start(reporter, [plan.expected(request.map_memory()) for plan in due])
+        space = ScratchSpace(fs, request.max_scratch_bytes, output_stays=True)
+        for plan in planned:
+            if plan.prepared is not None:
+                space.count_as_used(plan.facts.log_dir, sum(output.size_bytes for output in plan.prepared.outputs))
         compaction = Compaction(
             engine,
             tasks,
-            ScratchSpace(fs, request.max_scratch_bytes, output_stays=True),
+            space,
             _destination(steps, engine, found),
             Events.reported_by(reporter),
             steps.deadline_s,

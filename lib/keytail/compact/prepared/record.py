@@ -162,9 +162,7 @@ def decode_record(data: bytes, where: str) -> Record:
         stored["result"] = CleaningResult(**result)
         record = Record(**stored)
         _check_numbers(record)
-        written = {file.name for group in record.result.groups for out in group.segments for file in out.files}
-        if not record.sources or written - {output.name for output in record.outputs}:
-            raise ValueError("it does not list its files")
+        _check_groups(record)
         foreign = [name for name in record.files if names.parse_file_name(name).run_id != record.run_id]
         if foreign or os.path.basename(where) != record.file_name:
             raise ValueError("it lists files of other runs")
@@ -196,6 +194,22 @@ def _check_numbers(record: Record) -> None:
     ]
     if not all(isinstance(number, int) and 0 <= number <= names.MAX_OFFSET for number in numbers):
         raise ValueError("an offset or a size in it is not a number from 0 to 2^63 - 1")
+
+
+def _check_groups(record: Record) -> None:
+    """Raise ValueError unless the groups replace exactly the sources, by files that are listed among the outputs."""
+    groups = record.result.groups
+    replaced = [base for group in groups for base in group.source_bases]
+    if not replaced or replaced != [source.base_offset for source in record.sources]:
+        raise ValueError("it does not list the segments that it replaces")
+    if any(group.snapshots for group in groups):  # a compaction writes none
+        raise ValueError("it lists producer snapshots")
+    outputs = {output.name for output in record.outputs}
+    for out in (out for group in groups for out in group.segments):
+        for file in out.files:
+            named = names.parse_file_name(file.name)
+            if file.name not in outputs or (named.base_offset, named.suffix) != (out.base_offset, file.suffix):
+                raise ValueError("it does not list its files")
 
 
 def _group(stored: dict[str, Any]) -> GroupOutput:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from keytail.compact.plan import Decision, Selection
-from keytail.compact.planning import Planned
+from keytail.compact.planning import NOW_TOLERANCE_MS, Planned
 from keytail.compact.prepared.record import (
     Basis,
     Output,
@@ -94,11 +94,26 @@ def taken_over(fs: FileSystem, planned: Planned, record: Record, rules: Rules, *
     reason."""
     reason = checked(fs, record, planned, rules, by_file_time=by_file_time)
     if reason:
-        discard(fs, planned.facts.path)
+        try:
+            discard(fs, planned.facts.path)
+        except OSError as problem:
+            text = "what was prepared cannot be discarded: " + in_words(problem)
+            return replace(planned, decision=Decision("refused", text, None))
         return replace(planned, discarded=reason)
     return replace(
         planned, prepared=record, decision=Decision("would-compact", NO_ERROR, planned.decision.selection)
     )
+
+
+def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
+    """Discard what was prepared for a topic that is known not to be compacted any more."""
+    if not planned.settings_known or not any(is_prepared(name) for name in planned.facts.leftovers):
+        return planned
+    try:
+        discard(fs, planned.facts.path)
+    except OSError:  # left for the next run
+        return planned
+    return replace(planned, discarded=ErrorText("the topic is not compacted any more"))
 
 
 def reason_to_discard(record: Record, now: Now) -> ErrorText:
@@ -150,8 +165,13 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
 
 
 def _of_epochs(then: Basis, basis: Basis) -> str | None:
-    """Return how the leader epochs show that the log was truncated and appended to since; None if they do not."""
-    known, end = dict(then.leader_epochs), then.log_end_offset
+    """Return how the leader epochs show that the log was truncated and appended to since; None if they do not.
+
+    Epochs that begin at or above the log end of then have no records below it. A broker forgets such an epoch when it
+    stops or starts, or when another leader is elected before anything is appended.
+    """
+    end = then.log_end_offset
+    known = {epoch: start for epoch, start in then.leader_epochs if start < end}
     found = dict(basis.leader_epochs)
     for epoch, start in found.items():
         if epoch not in known and start < end:
@@ -194,6 +214,12 @@ def _of_outputs(record: Record, now: Now) -> ErrorText:
 
 def _of_age(record: Record, now: Now) -> ErrorText:
     age_ms, limit_ms = now.now_ms - record.prepared_ms, max(record.basis.config.delete_retention_ms, _LEAST_MAX_AGE_MS)
+    if age_ms < -NOW_TOLERANCE_MS:
+        return refusal(
+            f"it was prepared {duration_text(-age_ms)} in the future: by a clock that was ahead, or another --now, "
+            "with which records are removed too early",
+            slug="prepared-in-the-future",
+        )
     if age_ms > limit_ms:
         return refusal(
             f"it was prepared {duration_text(age_ms)} ago, longer than delete.retention.ms and one day",
