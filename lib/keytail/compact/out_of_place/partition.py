@@ -112,7 +112,7 @@ def outputs_of(groups: Iterable[GroupOutput]) -> tuple[PlacedFile, ...]:
 
 
 def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
-    """Refused unless the source has the files that the driver listed, by names, sizes and times."""
+    """Raise Refused unless the source has the files that the driver listed, by names, sizes and times."""
     here = seen_files(fs, task.partition_path)
     there = _place(task).source_files
     if here == there:
