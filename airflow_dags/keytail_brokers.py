@@ -28,7 +28,8 @@ class Broker:
 
     `on_host` is the prefix of a command that runs on the broker's host, such as ("ssh", "kafka@b1") or ("docker",
     "exec", "-i", "b1", "sh", "-c"); empty means this host. The command is appended as one word, a line for a shell, and
-    gets standard input. `flags` are given to every keytail command. `commands` are other commands by purpose, for DAGs
+    gets standard input. `flags` are given to every keytail command on
+    the broker's log dirs. `commands` are other commands by purpose, for DAGs
     that stop and start brokers.
     """
 
@@ -41,9 +42,9 @@ class Broker:
     flags: tuple[str, ...] = ()
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def command(self, verb: str, *more: str) -> tuple[str, ...]:
-        """Return the words of `keytail VERB` for the broker's log dirs, with rows on standard output."""
-        words = [self.keytail, verb]
+    def command(self, command: str, *more: str) -> tuple[str, ...]:
+        """Return the words of `keytail COMMAND` for the broker's log dirs, with rows on standard output."""
+        words = [self.keytail, command]
         if self.config is not None:
             words += ["--config", self.config]
         if self.log_dirs:

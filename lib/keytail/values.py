@@ -1,9 +1,10 @@
 """Serialization of values as data: results of tasks, and files that one pass leaves for the next.
 
 It reads bytes that came from another process or from a directory of another user. They cannot make it run code of their
-choice: they consist of numbers, text, containers, arrays, and instances of keytail's own data classes, whose modules
-are imported and whose fields are set without calling the class. The format is a header (JSON) and the raw bytes of the
-arrays, each in its own part; arrays are written from their place in memory, not copied.
+choice: the values consist of numbers, text, containers, arrays, and instances of keytail's own data classes, whose
+modules are imported and whose fields are set without calling the class (`_made` names two exceptions). The format is a
+header (JSON) and the raw bytes of the arrays, each in its own part; arrays are written from their place in memory, not
+copied.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
 
 
 def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
-    """Return an instance with these values; of all constructors only `KeytailError.__init__` is called."""
+    """Return an instance with these values; only the constructors of KeytailError and ErrorText are called."""
     if len(values) != len(fields):
         raise ValueError(f"{len(values)} values for the fields of {kind.__name__}")
     if issubclass(kind, Enum):

@@ -42,7 +42,7 @@ class BundleSize:
 
     @classmethod
     def of(cls, partitions: int, parallel: int, *, jobs_cost: bool) -> BundleSize:
-        """Return the size for `partitions`, of which `parallel` can be cleaned at a time, in `MOST_BUNDLES` bundles."""
+        """Return the size for `partitions`, of which `parallel` can be cleaned at a time."""
         least = -(-_in_flight(parallel) // MOST_BUNDLES)
         if jobs_cost:
             return cls(least, max(BUNDLE_PARTITIONS, least))
@@ -233,8 +233,8 @@ def _least_bytes(task: CleaningTask) -> int:
 class Schedule:
     """The partitions that have not begun, and the number of those that have. Thread-safe.
 
-    `changed` is the lock of the run, which also protects its scratch space. At most `most_cleaning` partitions are
-    cleaned at a time, or those of one bundle more.
+    `changed` is the lock of the run, which also protects its scratch space. A bundle begins only if
+    fewer than `most_cleaning` partitions are being cleaned.
     """
 
     waiting: Waiting

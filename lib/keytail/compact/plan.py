@@ -250,7 +250,8 @@ def _first_uncleanable(
     bounds: list[tuple[int, Limit, str]] = [
         (active_base, "active segment", f"the active segment starts at offset {active_base}")
     ]
-    # A broker first limits the high watermark to the log: here the first dirty offset and the active base do that.
+    # A broker first limits the high watermark to the offsets of the log: here the first dirty offset and the active
+    # base do that.
     if facts.high_watermark is not None:
         why = f"the high watermark is {facts.high_watermark}"
         bounds.append((facts.high_watermark, "high watermark", why))

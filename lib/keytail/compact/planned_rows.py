@@ -49,7 +49,7 @@ def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = Fa
 
 
 def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
-    """Return the row of a partition that is due, but has no room."""
+    """Return the row of a due partition that is refused for lack of scratch space."""
     refused = row.unchanged(status_of(problem), in_words(problem))
     return replace(refused, way=None, expected_s=None, expected_scratch_bytes=None, problem=problem)
 

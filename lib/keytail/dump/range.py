@@ -18,8 +18,10 @@ from keytail.log.fs import FileSystem
 
 
 def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range) -> tuple[int, str]:
-    """Return a byte position where a batch begins, at or before the range; and if the index is not usable, so that this
-    is 0, the reason."""
+    """Return a byte position where a batch begins, at or before the range, and a note.
+
+    If the index cannot be used, the position is 0 and the note states the reason; otherwise the note is empty.
+    """
     if not wanted.from_offset and not wanted.from_position:
         return 0, ""
     path = os.path.splitext(log_path)[0] + names.INDEX

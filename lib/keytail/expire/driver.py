@@ -1,8 +1,8 @@
 """Applies retention to the chosen partitions by log start offset, size and time, as a broker does.
 
 `keytail expire` and jobs/expire.py under spark-submit run this code. Segments whose age is needed are read by threads;
-Spark is not used. Without `execute` nothing is changed and no lock is taken; with it, locks are held from before the
-first survey until after the last removal.
+Spark is used only to write the ledger. Without `execute` nothing is changed and no lock is taken; with it, locks are
+held from before the first survey until after the last removal.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _examine(
     request: Request,
     now_ms: int,
 ) -> _Examined:
-    """Survey one partition. An executing run first resolves leftovers of an interrupted one."""
+    """Survey one partition. An executing run then completes or rolls back an interrupted replacement, if it may."""
     start_ms = time.time_ns() // 1_000_000
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []
@@ -222,7 +222,7 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
     for future in item.reading:  # the segments after one that is retained are not needed
         future.cancel()
-    if row.status in ("refused", "corrupt"):
+    if row.status in ("refused", "corrupt"):  # after a failure it is not known what remains
         row = replace(row, segments_after=row.segments_before, bytes_after=row.bytes_before)
         row = replace(row, log_start_after=row.log_start_before)
     return row

@@ -1,8 +1,8 @@
 """Decodes records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
 
 Only the types that define a topic, its configuration and the cluster's version are decoded; all others are skipped by
-their number, so that no other data of a cluster (such as credentials) are read. Errors are ValueError with the reason;
-`log/cluster/replay.py` computes the resulting state.
+their number, so that no other data of a cluster (such as credentials) are decoded. Errors are ValueError with the
+reason; `log/cluster/replay.py` computes the resulting state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tasks of an import that write partitions, one for each, and Spark's way to run them."""
+"""The tasks of an import that write partitions, one for each partition, and how Spark runs them."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
 def files_of(
     uris: Sequence[str], columns: Mapping[str, str], types: Mapping[str, str]
 ) -> list[SourceFile] | str:
-    """Read the footers of the files; return them, or why only Spark's rows can read the files. `columns` and `types`
+    """Read the footers of the files. Return them, or the reason why only Spark can read them. `columns` and `types`
     (Spark's) are by role."""
     try:
         with Threads(_FOOTERS_AT_ONCE, "footers") as readers:

@@ -48,8 +48,8 @@ from keytail.kernels import native
 
 UNTRUSTED: list[str] = []  # the first folder or file that others may have written, if any
 _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# How long to wait for another process that compiles the same kernel: it takes seconds, on a busy machine tens of
-# seconds.
+# How long to wait for another process that is compiling the same kernel. Compiling takes seconds, on a busy machine
+# tens of seconds.
 MAX_WAIT_SECONDS = 60.0
 _RETRY_SECONDS = 0.05
 
@@ -413,8 +413,10 @@ def names_in_cache() -> set[str]:
 
 @as_caller()
 def use_cache_of_this_run() -> None:
-    """Use a cache that ends with this process, and that its child processes share: there is none that this user may
-    write to."""
+    """Use a temporary cache, removed when this process exits, that its child processes share.
+
+    Called if this user may not write to any cache folder.
+    """
     global CACHE_FOLDER, IS_WRITABLE
     base = tempfile.mkdtemp(prefix="keytail-kernels-")
     atexit.register(_remove, base, os.getpid())

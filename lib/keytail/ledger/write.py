@@ -56,7 +56,7 @@ def _is_of_delta(problem: BaseException) -> bool:
 
 
 def again(work: Callable[[], Any], when: Callable[[BaseException], bool] = _has_met_another) -> Any:
-    """Return the result of `work`, which is retried if another writer came first."""
+    """Return the result of `work`, which is tried up to 8 times, as long as `when` accepts the error."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(when),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),

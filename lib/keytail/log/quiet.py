@@ -81,7 +81,7 @@ def _drop(fd: int, start: int, pages: np.ndarray) -> None:
 
 def let_others_go_first() -> bool:
     """Give the disk to this thread, and to threads that it starts, only when no other process wants it. Returns whether
-    the system can; which schedulers of the disk heed it is the system's matter."""
+    the system can; not every I/O scheduler obeys it."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is None:
         return False

@@ -78,7 +78,7 @@ class SegmentWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of all files of the segment if it were sealed now."""
+        """The size of the log and its two indexes if the segment were sealed now, without the `.txnindex`."""
         return self.size_bytes + self._indexer.size_bytes
 
     def _create(self, suffix: str) -> int:
@@ -127,7 +127,7 @@ class SegmentWriter:
         self._indexer.reset_to(mark.index)
 
     def seal(self, mtime_ms: int, txn_index: bytes) -> OutputSegment:
-        """Write the indexes, set all modification times to `mtime_ms` and make everything durable.
+        """Write the indexes, set all modification times to `mtime_ms` and make the contents of the files durable.
 
         A `.txnindex` is written only if `txn_index` has entries.
         """
@@ -202,7 +202,7 @@ class OutputWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of all files if everything were closed now."""
+        """The size of all files if everything were closed now, without the `.txnindex` of the current output."""
         return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
 
     @property

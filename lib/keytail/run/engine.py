@@ -1,4 +1,4 @@
-"""What carries out the tasks of a run: Spark (run/spark_engine.py), child processes (run/processes.py) or this process.
+"""Engines, which run the tasks of a run: Spark (run/spark_engine.py), child processes (run/processes.py), this process.
 
 Drivers and commands are written for the protocol `Engine`, and do not ask which engine they have. Spark's DataFrames
 are an exception: what needs them takes the session from the engine.
@@ -90,7 +90,7 @@ class ThisProcess:
 
 
 def end_tasks(engine: Engine, is_one_alive: Callable[[], bool]) -> None:
-    """Cancel all tasks until no thread waits for one any more; waiting threads must not start another."""
+    """Cancel all tasks until no thread waits for one, at most for 20 s; waiting threads must not start another."""
     last_s = time.monotonic() + _LONGEST_STOP_S
     engine.cancel()
     while is_one_alive() and time.monotonic() < last_s:

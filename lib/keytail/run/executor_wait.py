@@ -40,7 +40,7 @@ class Worker:
 @dataclass(frozen=True)
 class MasterState:
     """What a standalone master reports: its workers, also those that have died lately, and the other applications. It
-    does not report what is free: Spark sends a worker without that, and without whether it is alive."""
+    does not report what is free: its reply omits that, and whether a worker is alive."""
 
     workers: tuple[Worker, ...]
     others: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Writes the directory of a salvaged partition: segments, then the files derived from them; then renames it.
 
-Until it is complete, the directory has a name with which no broker starts, so that it is never used as a partition.
-Everything is durable before the final rename.
+Until it is complete, the directory has a name that makes a broker fail at startup, so that it is never used as a
+partition. Everything is durable before the final rename.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class NewPartition:
     def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
         """Write a snapshot of the producers at the log end, as a broker determines them when it recovers the log.
 
-        Without any snapshot, a broker that was stopped cleanly has no producers and no open transactions.
+        Without any snapshot, a broker starts after a clean stop without producers and open transactions.
         """
         snapshots = [
             name.base_offset

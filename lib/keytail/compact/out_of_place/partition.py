@@ -27,7 +27,7 @@ def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write, under scratch names, all files that the partition must have in the target, durable and proven.
 
     A partition whose cleaning is Refused because of its records is copied; the result's `refusal` is the reason. Raises
-    what `clean_partition` raises, after removing every scratch file of this attempt, and Refused if the source is not
+    what `clean_partition` raises, after removing the outputs of this attempt, and Refused if the source is not
     as the driver listed it, before or after.
     """
     result = clean_or_not(fs, task)
@@ -112,7 +112,7 @@ def outputs_of(groups: Iterable[GroupOutput]) -> tuple[PlacedFile, ...]:
 
 
 def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
-    """Refused unless the source has the files that the driver listed, by names, sizes and times."""
+    """Raise Refused unless the source has the files that the driver listed, by names, sizes and times."""
     here = seen_files(fs, task.partition_path)
     there = _place(task).source_files
     if here == there:

@@ -228,7 +228,7 @@ class Worker:
 @dataclass
 class InTarget:
     """The destination of a run that changes no source, as replacing.py's `InPlace` is of others. `intended` returns the
-    driver's decision for a task; `placed` has the records of what was placed, by path of the source.
+    driver's decision for a task; `placed` maps the path of a source to what was placed.
     """
 
     fs: FileSystem

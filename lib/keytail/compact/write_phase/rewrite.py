@@ -284,7 +284,10 @@ class Rewriter:
         self.sources[number] = self.sources[number].and_written(self._new_table[:n_rows])
 
     def _settle_emptied_old(self, chunk: Chunk, first: int, end: int, rows: _Rows) -> None:
-        """Drop emptied batches of magic 0 and 1, which need a record, if the magic is kept (LEGACY.md 5); or refuse."""
+        """Drop emptied batches of magic 0 and 1 if their magic is kept (LEGACY.md 5).
+
+        Otherwise raises Refused if there is one: it cannot be written without a record.
+        """
         emptied = (rows.action[first:end] == record_kernels.EMPTY) & (chunk.table["magic"][first:end] < 2)
         if self._keep_magic:
             rows.action[first:end][emptied] = record_kernels.DROP

@@ -120,7 +120,7 @@ def _has_zero(word):
 
 @inlined
 def _word(a, p):
-    """Return eight bytes from `p` (uint64: a signed one may be negative, which costs a comparison per byte)."""
+    """Return the eight bytes from index `p` as a uint64. `p` must be uint64: a signed index is compared with 0."""
     return (
         np.uint64(a[p])
         | np.uint64(a[p + np.uint64(1)]) << np.uint64(8)

@@ -1,7 +1,8 @@
 """C functions inside the wheels that `format/compression.py` uses, which kernels call by address.
 
-Compiled code names none of them, and the address is 0 if a wheel does not export them (or `KEYTAIL_NATIVE=0`). The
-wheels do not guarantee their exports: each is checked against the wheel's own binding before use.
+Compiled code contains neither their names nor their addresses, so that it can be cached. An address is 0 if a wheel
+does not export the function (or `KEYTAIL_NATIVE=0`). The wheels do not guarantee their exports: each library is checked
+before use, zstd and lz4 against the wheel's own binding, ISA-L against Python's `zlib`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ NOT_PLAIN = -1
 # Positions of addresses in `Decoders.tools`; 0: none.
 ZSTD_DECOMPRESS, ZSTD_CONTEXT, LZ4_DECOMPRESS, INFLATE_INIT, INFLATE, INFLATE_STATE, CRC32 = range(7)
 TOOLS = 7
-_INFLATE_STATE_BYTES = 1 << 18  # `struct inflate_state` of ISA-L takes 90 KB; the rest is reserve
+_INFLATE_STATE_BYTES = 1 << 18  # `struct inflate_state` of ISA-L takes 90 KB; the rest is a margin
 
-# Positions of its first fields: next_out, avail_out (u4), next_in, avail_in (u4).
+# Positions of the first fields of `struct inflate_state`: next_out, avail_out (u4), next_in, avail_in (u4).
 NEXT_OUT, AVAIL_OUT, NEXT_IN, AVAIL_IN = 0, 8, 16, 32
 _SAMPLE = b"".join(b"%d of many, " % (i * i) for i in range(3000))  # more than one lz4 block
 
@@ -50,7 +51,7 @@ def _address(library: ctypes.CDLL | None, name: str) -> int:
 
 @dataclass(frozen=True)
 class _Wheels:
-    """The wheels' libraries; None for one that is missing or fails its check."""
+    """The wheels' libraries; None for one that is missing, fails its check or must not be used here."""
 
     zstd: ctypes.CDLL | None
     lz4: ctypes.CDLL | None
@@ -121,7 +122,10 @@ def _inflate_agrees(library: ctypes.CDLL) -> bool:
 
 
 class Decoders:
-    """Functions and their working memory, for kernels in `tools` (int64); one instance serves one call at a time."""
+    """Addresses of the C decompressors and of their working memory, which kernels read from `tools` (int64).
+
+    An instance is not thread-safe.
+    """
 
     def __init__(self) -> None:
         self.tools = np.zeros(TOOLS, np.int64)
@@ -142,7 +146,10 @@ class Decoders:
 
 @intrinsic
 def call_address(typingctx, address, arguments):
-    """Call the C function at `address` with integers (also pointers), each in its own register; return an int64."""
+    """Call the C function at `address` with integers (also pointers), each in its own register; return an int64.
+
+    The upper half is undefined if the function returns a C int: convert the result with `np.int32`.
+    """
     n = len(arguments)
 
     def codegen(context, builder, signature, args):

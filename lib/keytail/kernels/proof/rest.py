@@ -1,7 +1,8 @@
-"""Notes for a proof the records of segments that a later round rewrites: they exist, and justify removals now.
+"""Records, for a proof, the keys of segments that are not rewritten in this pass, but in a later one.
 
-Segments are read one at a time, without outputs; their records are settled in their own round. Codes, state, notes and
-markers are those of `step.py`, whose checks of a source are made here as well.
+Their records are still on disk, so they may justify the removal of older records now. The segments are read one at a
+time and have no outputs yet; each is proven in its own pass. Codes, state, notes and markers are those of `step.py`,
+whose checks of a source are made here as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from keytail.kernels.walk import be_16, be_64
 
 @kernel
 def note_rest(source, block, notes, markers, state):
-    """Note as many batches as the window contains; return SOURCE_DONE, what is needed, or what is wrong."""
+    """Note the batches of the window; return SOURCE_DONE, a NEED_* code, or the code of a violation."""
     code = PASSED
     while code == PASSED:
         code = _note_batch(source, block, notes, markers, state)
@@ -45,6 +46,7 @@ def _note_batch(source, block, notes, markers, state):
         if state.knows_markers == 0:
             return NEED_MARKERS
         meaning = COUNTS if is_value(source, p, markers, state) else SILENT
+    # The offset before the first that the batch can have: none of its records has been read.
     state.batch.meaning, state.batch.last_offset = meaning, be_64(source, p) - 1
     records = source_records(source, block, size, state)
     if records.end < 0:
@@ -60,11 +62,12 @@ def _note_batch(source, block, notes, markers, state):
 
 @kernel
 def note_piece(source, records, notes, state):
-    """Note some records of the batch for which `note_rest` needed a block or notes; return a code."""
+    """Note some records of the batch for which `note_rest` needed a block or notes; return a code
+    as it does."""
     return note_present(source, records, notes, state)
 
 
 @kernel
 def close_noted(source, state):
-    """Move on to the batch after one whose records were all noted."""
+    """Move on to the next batch after all records of one were noted."""
     pass_source(source, state)

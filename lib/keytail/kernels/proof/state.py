@@ -17,9 +17,10 @@ def _int64s(*names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names])
 
 
-# What is to be proven. HORIZON_MS: delete horizon for a batch that has none, -1: none. REMOVAL_LIMIT: no tombstone or
-# marker at or above this offset may be removed for its age. KEEP_MAGIC: rewritten messages of magic 0 or 1 keep their
-# magic. BY_FILE_TIME: `source.is_old` decides on tombstones and markers; no horizon is set or kept (CLEANING.md 16).
+# What is to be proven. `horizon_ms`: delete horizon for a batch that has none, -1: none. `removal_limit`: no tombstone
+# or marker at or above this offset may be removed for its age. `keep_magic`: rewritten messages of magic 0 or 1 keep
+# their magic. `by_file_time`: `source.is_old` decides on tombstones and markers; no horizon is set or kept (CLEANING.md
+# 16).
 RULES = _int64s(
     "first_dirty", "end_offset", "first_uncleanable", "log_start", "removal_limit", "now_ms", "horizon_ms",
     "interval_bytes", "drop_keyless", "keep_magic", "by_file_time",
@@ -39,9 +40,9 @@ INDEXES = _int64s(
     "index_at", "time_at", "since_last_entry", "max_timestamp", "max_timestamp_offset", "last_time_entry"
 )  # fmt: skip
 
-# The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: both are the
-# same bytes. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of those kept their
-# number, the first and the largest timestamp, and whether one has no value.
+# The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: source and
+# output have the same bytes for it. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of
+# those kept their number, the first and the largest timestamp, and whether one has no value.
 BATCH = _int64s(
     "at_output", "is_whole", "meaning", "last_offset", "kept_count", "first_ms", "newest_ms", "has_nulls"
 )  # fmt: skip

@@ -26,7 +26,8 @@ from keytail.log.index.presized import REBUILD, PresizedIndex
 
 
 class OffsetEntry(NamedTuple):
-    """The batch that ends with `offset` begins at byte `position`. `slot` is -1 before the first entry."""
+    """A batch begins at byte `position`; `offset` is in it, or in a later batch before the next entry
+    (format/INDEX.md). `slot` is -1 before the first entry."""
 
     slot: int
     offset: int
@@ -50,7 +51,7 @@ class OffsetIndex(PresizedIndex):
     _dtype = OFFSET_ENTRY
 
     def entry(self, slot: int) -> OffsetEntry:
-        """Return the entry of a slot; slot -1 stands for the start of the segment."""
+        """Return the entry of a slot; slot -1 is the start of the segment."""
         if slot < 0:
             return OffsetEntry(-1, self.base_offset, 0)
         relative, position = self._fields(slot)
@@ -93,7 +94,7 @@ class OffsetIndex(PresizedIndex):
 
 
 class TimeIndex(PresizedIndex):
-    """The `.timeindex` of the segment with `base_offset`: maps a time to an offset at or before it."""
+    """The `.timeindex` of the segment with `base_offset`: maps a timestamp to an offset from which to search for it."""
 
     _kind = "time index"
     _layout = struct.Struct(">qi")
@@ -101,7 +102,7 @@ class TimeIndex(PresizedIndex):
     _dtype = TIME_ENTRY
 
     def entry(self, slot: int) -> TimeEntry:
-        """Return the entry of a slot; slot -1 stands for the start of the segment, with timestamp -1."""
+        """Return the entry of a slot; slot -1 is the start of the segment, with timestamp -1."""
         if slot < 0:
             return TimeEntry(-1, -1, self.base_offset)
         timestamp_ms, relative = self._fields(slot)

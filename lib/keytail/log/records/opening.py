@@ -192,7 +192,7 @@ class BlockOpener:
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
         """Open the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS. The first `floor`
-        bytes of an arena are converted messages of magic 0 and 1."""
+        bytes of an arena hold converted messages of magic 0 and 1."""
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
