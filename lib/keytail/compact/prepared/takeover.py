@@ -32,8 +32,17 @@ from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
 
-# Tombstones and markers are retained for delete.retention.ms from the preparation on, not from the commit.
-_LEAST_MAX_AGE_MS = 86_400_000
+# Of a topic whose tombstones need not be retained at all.
+_MAX_AGE_WITHOUT_RETENTION_MS = 86_400_000
+
+
+def max_age_ms(delete_retention_ms: int) -> int:
+    """Return how old a preparation may be when it is committed: half of delete.retention.ms.
+
+    New delete horizons are delete.retention.ms after the preparation. Consumers that read a value until the commit have
+    at least the other half to read its tombstone.
+    """
+    return delete_retention_ms // 2 if delete_retention_ms > 0 else _MAX_AGE_WITHOUT_RETENTION_MS
 
 
 @dataclass(frozen=True)
@@ -213,7 +222,7 @@ def _of_outputs(record: Record, now: Now) -> ErrorText:
 
 
 def _of_age(record: Record, now: Now) -> ErrorText:
-    age_ms, limit_ms = now.now_ms - record.prepared_ms, max(record.basis.config.delete_retention_ms, _LEAST_MAX_AGE_MS)
+    age_ms, limit_ms = now.now_ms - record.prepared_ms, max_age_ms(record.basis.config.delete_retention_ms)
     if age_ms < -NOW_TOLERANCE_MS:
         return refusal(
             f"it was prepared {duration_text(-age_ms)} in the future: by a clock that was ahead, or another --now, "
@@ -222,7 +231,8 @@ def _of_age(record: Record, now: Now) -> ErrorText:
         )
     if age_ms > limit_ms:
         return refusal(
-            f"it was prepared {duration_text(age_ms)} ago, longer than delete.retention.ms and one day",
+            f"it was prepared {duration_text(age_ms)} ago, and must be committed within {duration_text(limit_ms)}, "
+            "half of delete.retention.ms",
             slug="prepared-too-long-ago",
         )
     return NO_ERROR
