@@ -20,6 +20,7 @@ from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.import_ import driver as import_
 from keytail.import_ import here as import_here
 from keytail.import_.command import ImportRow, Request, exit_status, next_step, show_rows
+from keytail.import_.local_source import look
 from keytail.import_.source import Source
 from keytail.import_.target import Target, find_target
 from keytail.log.fs import LOCAL
@@ -313,3 +314,17 @@ def test_the_table_and_the_exit_status_match(capsys: pytest.CaptureFixture[str])
     assert [exit_status(rows) for rows in ([planned], [planned, bad])] == [0, 3]
     assert "start the brokers" in next_step([done], executed)
     assert "--execute" in next_step([ImportRow("orders", 0, "/logs", "would-import")], replace(executed, execute=False))
+
+
+def test_a_source_in_the_current_directory_may_be_named_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "partition=3").mkdir()
+    table = pa.table({"key": [b"a"], "value": [b"v"]})
+    for name in ("good.parquet", "partition=3/good.parquet"):
+        pq.write_table(table, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    wanted = {"key": "binary", "value": "binary"}
+    below = {**wanted, "partition": ""}
+    for path, types in (("good.parquet", wanted), ("partition=3/good.parquet", wanted), (".", below)):
+        found = look(Source(path, "parquet"))
+        assert found is not None
+        assert found.types == types

@@ -81,3 +81,10 @@ def test_an_unknown_command_is_named(run: Run) -> None:
     assert result.exit_code == 2
     assert "No such command 'repair'. Did you mean rebuild-index or salvage?" in result.stderr
     assert "No such command 'xyzzy'." in run("xyzzy").stderr
+
+
+def test_a_job_under_spark_submit_suggests_too() -> None:
+    """It is run without the group of all commands."""
+    command = GROUP.commands["compact"]  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match=r"No such option: --log-dirz. Did you mean --log-dirs\b"):
+        command.main(["--log-dirz", "X"], prog_name="compact.py", standalone_mode=False)

@@ -299,9 +299,16 @@ def _after_dry_run(rows: Sequence[ResultRow]) -> str:
     return _about_refused(rows) or "This was a dry run, and no compaction is due."
 
 
+def _then(rows: Sequence[ResultRow]) -> str:
+    """Return what comes after `verify`: a broker that starts may truncate or delete what is damaged."""
+    if any(row.status == "corrupt" for row in rows):
+        return "and resolve what is corrupt before you start the broker"
+    return "then start the broker"
+
+
 def _after_compact(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "compacted" for row in rows):
-        return _with_refused("Next: run `keytail verify` on the same partitions, then start the broker.", rows)
+        return _with_refused(f"Next: run `keytail verify` on the same partitions, {_then(rows)}.", rows)
     return _about_refused(rows) or "Nothing was due; no segment was changed."
 
 

@@ -132,7 +132,7 @@ def _types_of_parquet(path: str) -> dict[str, str] | None:
         for field in schema:
             kind = _spark_type(field.type)
             types[field.name] = kind if types.get(field.name, kind) == kind else ""
-        inside = os.path.relpath(os.path.dirname(file), path).split(os.sep)
+        inside = os.path.relpath(os.path.dirname(os.path.abspath(file)), os.path.abspath(path)).split(os.sep)
         types |= {name: "" for name, is_one, _ in (part.partition("=") for part in inside) if is_one}
     return types
 

@@ -89,7 +89,9 @@ class OneCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except _UsageError as problem:
             if hasattr(problem, "possibilities"):
-                of_all = {name: set(_flags(command)) for name, command in ctx.parent.command.commands.items()}
+                # Under spark-submit a job is run without the group of all commands.
+                commands = ctx.parent.command.commands if ctx.parent is not None else {}
+                of_all = {name: set(_flags(command)) for name, command in commands.items()}
                 text = about_flag(problem.option_name, set(_flags(self)), of_all)
                 problem.message = f"No such option: {problem.option_name}. {text}".removesuffix(". ")
                 problem.possibilities = None
