@@ -292,6 +292,7 @@ class _Scan:
         control = (table["attributes"] & CONTROL) != 0
         special = ((table["attributes"] & TRANSACTIONAL) != 0) | control
         special &= (table["record_count"] > 0) & (table["producer_id"] >= 0)
+        special &= table["base_offset"] >= self._log.log_start_offset  # what is below it is not compared
         special &= ~control | np.isin(table["control_type"], (0, 1))
         if not special.any():
             return

@@ -260,11 +260,9 @@ def settle(events, replicas, log_starts, end_offset, gaps, counts, found, marker
             producer, holding, first = events[i, E_PRODUCER], np.int64(0), np.int64(-1)
         offset = events[i, E_OFFSET]
         if events[i, E_KIND] == DATA:
-            r = events[i, E_REPLICA]
-            if offset >= log_starts[r]:
-                holding |= np.int64(1) << r
-                if first < 0:
-                    first = offset
+            holding |= np.int64(1) << events[i, E_REPLICA]
+            if first < 0:
+                first = offset
             i += 1
             continue
         aborted = committed = np.int64(0)
