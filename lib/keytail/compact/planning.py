@@ -24,7 +24,14 @@ from keytail.console import print_message
 from keytail.durations import duration_text
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused, in_words, joined
 from keytail.log.fs import FileSystem
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
+from keytail.log.partition import (
+    LogDirFacts,
+    PartitionEntry,
+    PartitionFacts,
+    list_partition,
+    refuse_missing_segments,
+    survey_partition,
+)
 
 if TYPE_CHECKING:
     from keytail.compact.prepared.record import Record
@@ -140,6 +147,8 @@ def plan_partition_of(
             unstable=_first_unstable(fs, facts, config, rules.now_ms),
         )
         due = decision.status == "would-compact"
+        if due:
+            refuse_missing_segments(fs, facts)
         held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
     except KeytailError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -127,6 +128,7 @@ _SCRATCH_OF_OTHERS = re.compile(
     rf"(?![0-9]{{{_OFFSET_DIGITS}}}\.)\S+\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
 )
 _LIVE_SUFFIXES = frozenset(CONTENT_SUFFIXES)
+_UNFINISHED = ("cleaned", "swap", "deleted", "scratch")
 _STAGE_KINDS: dict[str | None, FileKind] = {
     None: "live",
     CLEANED: "cleaned",
@@ -168,6 +170,27 @@ def parse_file_name(name: str) -> FileName:
     if name.endswith((*CONTENT_SUFFIXES, SWAP, CLEANED)):
         return FileName(name, "fatal")
     return FileName(name, "other")
+
+
+def left_by_missing_segments(found: Iterable[str]) -> dict[int, str]:
+    """Return, of the file names of a partition directory, those of indexes and snapshots that have no `.log`, one by
+    base offset. They show that a segment began there, unless the one before it has offsets as high, or a broker was
+    killed while it removed a segment, or a replacement is unfinished (then the result is empty).
+
+    A snapshot is evidence only with brokers from 2.8 on, which write partition.metadata: they remove it with the
+    segment that begins there, and indexes without a segment when they start.
+    """
+    live, shows_by_snapshot = [], False
+    for name in found:
+        parsed = parse_file_name(name)
+        if parsed.kind in _UNFINISHED:
+            return {}
+        shows_by_snapshot = shows_by_snapshot or name == PARTITION_METADATA
+        if parsed.kind == "live" and parsed.base_offset is not None:
+            live.append((parsed.base_offset, parsed.suffix, name))
+    logs = {base for base, suffix, _ in live if suffix == LOG}
+    shown = [part for part in live if part[0] not in logs and (part[1] != SNAPSHOT or shows_by_snapshot)]
+    return {base: name for base, _, name in sorted(shown, reverse=True)}
 
 
 _METADATA_SNAPSHOT = re.compile(rf"{_OFFSET}-(?P<epoch>[0-9]{{10}}){re.escape(METADATA_SNAPSHOT)}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from keytail.errors import CorruptLog, ErrorText, Refused, in_words, refusal
@@ -64,6 +66,7 @@ class PartitionFacts:
     problems: tuple[ErrorText, ...]
     leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not problems by themselves
     tail_bytes: int = 0  # of the active segment, after its last whole batch: an incomplete write
+    without_log: tuple[tuple[int, str], ...] = ()  # after a clean shutdown: `names.left_by_missing_segments`
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class _Listing:
     leftovers: list[str] = field(default_factory=list)
     problems: list[ErrorText] = field(default_factory=list)
     snapshots: list[int] = field(default_factory=list)
+    without_log: dict[int, str] = field(default_factory=dict)
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
@@ -120,7 +124,29 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
     except (CorruptLog, OSError) as error:
         listing.problems.append(in_words(error))
     problems = (*entry.problems, *listing.problems)
-    return _facts(log_dir, entry, segments, listing.snapshots, end, problems, listing.leftovers)
+    return _facts(log_dir, entry, segments, listing.snapshots, end, problems, listing.leftovers, listing.without_log)
+
+
+def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
+    """Raise Refused if a segment above the log start offset is missing, as far as files that it left show it."""
+    first, active = facts.segments[0].base_offset, facts.segments[-1].base_offset
+    bases = [segment.base_offset for segment in facts.segments]
+    for offset, name in facts.without_log:
+        is_above = offset >= facts.log_end_offset and offset > active and not name.endswith(names.SNAPSHOT)
+        is_between = max(first, facts.log_start_offset) <= offset < active
+        if is_between:
+            before = bases[bisect_right(bases, offset) - 1]
+            log_path = os.path.join(facts.path, names.segment_file(before, names.LOG))
+            is_between = log_end(fs, log_path, before).next_offset <= offset
+        if is_between or is_above:
+            raise Refused(
+                f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
+                path=facts.path,
+                remedy="Bring the file back from a snapshot, or delete the partition here and let it be fetched from "
+                "another replica; verify describes the gap. To go on without its records, remove all files that begin "
+                f"with {name.partition('.')[0]}",
+                slug="segment-missing",
+            )
 
 
 def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts | None:
@@ -148,9 +174,8 @@ def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) 
         stems = [name[: -len(names.LOG)] for name, _, _ in listed.sized]
         expected = {stem + suffix for stem in stems for suffix in names.INDEX_SUFFIXES}
         expected.update(names.PARTITION_FILES)
-        for name in listed.regular:
-            if name in expected:
-                continue
+        unexpected = [name for name in listed.regular if name not in expected]
+        for name in unexpected:
             base = names.base_of_live(name)
             if base is None:
                 if names.parse_file_name(name).kind != "other":
@@ -162,7 +187,10 @@ def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) 
         end = log_end(fs, os.path.join(entry.path, names.segment_file(last, names.LOG)), last)
     except (CorruptLog, OSError):
         return None
-    return _facts(log_dir, entry, tuple(segments), snapshots, end)
+    has_metadata = [names.PARTITION_METADATA] if names.PARTITION_METADATA in listed.regular else []
+    logs = [name for name, _, _ in listed.sized] if unexpected else []
+    left = names.left_by_missing_segments([*logs, *unexpected, *has_metadata])
+    return _facts(log_dir, entry, tuple(segments), snapshots, end, without_log=left)
 
 
 def _facts(
@@ -173,6 +201,7 @@ def _facts(
     end: LogEnd,
     problems: tuple[ErrorText, ...] = (),
     leftovers: Sequence[str] = (),
+    without_log: Mapping[int, str] = MappingProxyType({}),
 ) -> PartitionFacts:
     key = (entry.topic, entry.partition)
     first = segments[0].base_offset if segments else 0
@@ -192,12 +221,14 @@ def _facts(
         problems=problems,
         leftovers=tuple(sorted(leftovers)),
         tail_bytes=end.tail_bytes,
+        without_log=tuple(sorted(without_log.items())) if log_dir.clean_shutdown else (),
     )
 
 
 def _list_partition(fs: FileSystem, path: str) -> _Listing:
-    listing = _Listing()
-    for entry in sorted(fs.scan(path), key=lambda e: e.name):
+    entries = sorted(fs.scan(path), key=lambda e: e.name)
+    listing = _Listing(without_log=names.left_by_missing_segments([entry.name for entry in entries]))
+    for entry in entries:
         parsed = names.parse_file_name(entry.name)
         if parsed.kind == "other":
             continue

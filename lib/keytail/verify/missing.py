@@ -17,7 +17,6 @@ from keytail.format.batch import CONTROL
 from keytail.verify.scope import Scope
 
 _MOST_KEYS = 1_000_000
-_UNFINISHED = ("cleaned", "swap", "deleted", "scratch")
 
 
 class MissingSegments:
@@ -54,24 +53,8 @@ class MissingSegments:
                 self._scope.findings.add("offsets-missing", log, 0, first, **facts)
 
     def _left_files(self) -> dict[int, str]:
-        """Return, by offset, a file that shows that a segment began there. Empty after an unclean shutdown or while a
-        replacement is unfinished."""
-        # The names are in descending order, so the last file of a base offset is used: .index, if it exists.
-        parsed = [names.parse_file_name(name) for name in sorted(self._scope.files, reverse=True)]
-        if not self._scope.claims.clean_shutdown or any(name.kind in _UNFINISHED for name in parsed):
-            return {}
-        return {
-            name.base_offset: name.name
-            for name in parsed
-            if name.kind == "live" and name.base_offset is not None and self._shows_a_segment(name.suffix)
-        }
-
-    def _shows_a_segment(self, suffix: str) -> bool:
-        """Return whether a file with this suffix is evidence of a segment at its offset. A snapshot is evidence only
-        with brokers from 2.8 on, which write partition.metadata: they remove it with the segment that begins there."""
-        if suffix == names.SNAPSHOT:
-            return names.PARTITION_METADATA in self._scope.files
-        return suffix in names.INDEX_SUFFIXES
+        """Return, by offset, a file that shows that a segment began there. Empty after an unclean shutdown."""
+        return names.left_by_missing_segments(self._scope.files) if self._scope.claims.clean_shutdown else {}
 
     def _is_after_a_crash(self, base: int) -> bool:
         """Return whether the segment at `base` may not have been synced when a broker was killed. A copy without

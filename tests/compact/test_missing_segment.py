@@ -1,0 +1,78 @@
+"""A log that lost a segment is not compacted as long as another file of that segment shows the loss."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.format.producers import encode_snapshot
+from tests.command_line import Run, rows_of
+from tests.log_dirs import random_records, snapshot, write_log_dir
+from tests.no_spark import without_spark
+
+FLAGS = ("--now", "1800000000000", "--unsafe-clock", "--topics-have-no-overrides", "--topic-config",
+         "orders:cleanup.policy=compact", "--output", "json")  # fmt: skip
+SEGMENT_FILES = (".log", ".index", ".timeindex")
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    """Segments at 0, 100, ... 400, the last one active."""
+    path = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 500, 9)}, segments=5)
+    (path / "orders-0" / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+    for base in (200, 500):
+        (path / "orders-0" / f"{base:020d}.snapshot").write_bytes(encode_snapshot([]))
+    return path
+
+
+def compact(run: Run, log_dir: Path, *flags: str, status: int = 0) -> dict[str, Any]:
+    with without_spark():
+        done = run("compact", "--log-dirs", log_dir, *FLAGS, *flags)
+    assert done.exit_code == status, done.output
+    return rows_of(done)["orders-0"]
+
+
+def remove(log_dir: Path, base: int, suffixes: Sequence[str]) -> None:
+    for suffix in suffixes:
+        (log_dir / "orders-0" / f"{base:020d}{suffix}").unlink()
+
+
+@pytest.mark.parametrize(
+    ("base", "suffixes", "shown_by"),
+    [(100, (".log",), ".index"), (300, (".log", ".index"), ".timeindex"), (200, SEGMENT_FILES, ".snapshot"),
+     (400, (".log",), ".index")],
+)  # fmt: skip
+def test_it_is_refused_until_what_is_left_is_removed(
+    base: int, suffixes: tuple[str, ...], shown_by: str, run: Run, log_dir: Path
+) -> None:
+    remove(log_dir, base, suffixes)
+    before = snapshot(log_dir)
+    for flags in ((), ("--execute",), ("--prepare",)):
+        row = compact(run, log_dir, *flags, status=1)
+        assert (row["status"], row["slugs"]) == ("refused", ["segment-missing"]), flags
+        assert f"base offset {base} is missing" in row["error"]
+        assert f"{base:020d}{shown_by}" in row["error"]
+    after = {name: file for name, file in snapshot(log_dir).items() if not name.startswith(".keytail")}
+    assert after == before
+    for path in (log_dir / "orders-0").glob(f"{base:020d}.*"):
+        path.unlink()
+    assert compact(run, log_dir, "--execute")["status"] == "compacted"
+
+
+def test_what_shows_no_loss_is_compacted(run: Run, log_dir: Path) -> None:
+    partition = log_dir / "orders-0"
+    (log_dir / "log-start-offset-checkpoint").write_text("0\n1\norders 0 150\n")
+    for base in (100, 250):  # the first one is below the log start offset, the other one inside of a segment
+        shutil.copy(partition / f"{300:020d}.index", partition / f"{base:020d}.index")
+    remove(log_dir, 100, (".log", ".timeindex"))
+    assert compact(run, log_dir, "--execute")["status"] == "compacted"
+
+
+def test_after_an_unclean_shutdown_it_proves_nothing(run: Run, log_dir: Path) -> None:
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    remove(log_dir, 100, (".log",))
+    assert compact(run, log_dir)["status"] == "would-compact"
