@@ -59,7 +59,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         preparing = [path for path in log_dirs if fs.exists(os.path.join(path, names.PREPARE_LOCK))]
         run.enter_context(hold(preparing, fs, names.PREPARE_LOCK))
         chosen, configuration = steps.choose(rules.now_ms)
-        planned = _plan_resolved(fs, chosen, configuration, rules)
+        planned = _plan_resolved(fs, chosen, configuration, rules, drop_keyless=request.drop_keyless)
         if request.prepared_only:
             planned = [p if p.prepared or not p.wanted else _not_prepared(p) for p in planned]
         report_unhosted(
@@ -117,14 +117,16 @@ def _log_bytes(task: CleaningTask) -> int:
     return sum(segment.log_bytes for segment in task.segments)
 
 
-def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
+def _plan_resolved(
+    fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules, *, drop_keyless: bool
+) -> list[Planned]:
     """Return the decisions, after resolving leftovers of interrupted runs in partitions of compacted topics."""
     found = of_each(
         chosen.partitions, lambda log_dir, entry: plan_to_compact(fs, log_dir, entry, configuration, rules), fs
     )
     planned = []
     for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):
-        now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules)
+        now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules, drop_keyless=drop_keyless)
         for sentence in done:
             print_message(f"keytail: {row_of(now).name}: {sentence}")
         planned.append(now)

@@ -117,6 +117,8 @@ def resolve_leftovers(
     entry: PartitionEntry,
     configuration: Configuration,
     rules: Rules,
+    *,
+    drop_keyless: bool,
 ) -> tuple[Planned, list[str]]:
     """Finish or undo what an interrupted run or broker left, then plan again.
 
@@ -142,7 +144,8 @@ def resolve_leftovers(
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     if record is None:
         return replace(planned, discarded=reason), done
-    return taken_over(fs, planned, record, rules, by_file_time=configuration.by_file_time), done
+    by_file_time = configuration.by_file_time
+    return taken_over(fs, planned, record, rules, by_file_time=by_file_time, drop_keyless=drop_keyless), done
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:

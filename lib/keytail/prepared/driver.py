@@ -93,7 +93,10 @@ def _judge(
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
         # Those of the run that commits are not known here.
         planned = replace(planned, message_format=record.basis.message_format)
-        reason = checked(fs, record, planned, rules, by_file_time=record.basis.by_file_time)
+        basis = record.basis
+        reason = checked(
+            fs, record, planned, rules, by_file_time=basis.by_file_time, drop_keyless=basis.drop_keyless
+        )
     elif not reason:
         reason = ErrorText("it has no record: the run that prepares it was stopped, or has not ended")
     return replace(

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -454,3 +455,16 @@ def test_tombstones_stay_for_half_of_their_retention_after_the_commit(run: Run, 
         (log_dir / name).write_text("0\n1\norders 0 402\n")
     row = compact_at(day_ms - 1, "--execute")
     assert (row["status"], row["tombstones_removed"]) == ("compacted", 0)
+
+
+def test_a_run_without_drop_keyless_does_not_commit_what_was_prepared_with_it(run: Run, tmp_path: Path) -> None:
+    records = random_records(3, 200)
+    records[20] = replace(records[20], key=None)
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": records})
+    assert compact(run, log_dir, "--prepare", status=1)["orders-0"]["slugs"] == ["records-without-key"]
+    for flags, status in (((), "refused"), (("--drop-keyless",), "compacted")):
+        assert compact(run, log_dir, "--prepare", "--drop-keyless")["orders-0"]["status"] == "prepared"
+        [row] = compact(run, log_dir, "--execute", *flags, status=0 if flags else 1).values()
+        assert row["status"] == status
+        assert row["prepared"].startswith("committed" if flags else "discarded: it was prepared with --drop-keyless")
+        assert (records[20] in records_of(log_dir / "orders-0")) == (not flags)

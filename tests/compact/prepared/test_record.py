@@ -33,7 +33,7 @@ def a_record(base: int = 5) -> Record:
     basis = Basis(
         cleaner_checkpoint=None, log_start_offset=base, log_end_offset=base + 25, leader_epochs=((0, 0), (3, base)),
         config=CompactionConfig(cleanup_policy=frozenset({"compact", "delete"}), delete_retention_ms=77),
-        message_format="unknown", by_file_time=False, removal_limit_offset=names.MAX_OFFSET,
+        message_format="unknown", by_file_time=False, drop_keyless=True, removal_limit_offset=names.MAX_OFFSET,
     )  # fmt: skip
     sources = tuple(Source(b, 500, 1_700_000_000_000_000_000 + b, 12 + b, "cd" * 16) for b in group.source_bases)
     outputs = tuple(Output(file.name, file.size_bytes, 9, 8) for file in files)

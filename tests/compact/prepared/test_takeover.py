@@ -63,6 +63,7 @@ REASONS: dict[str, tuple[Now, str]] = {
         with_basis(config=replace(RECORD.basis.config, cleanup_policy=frozenset({"compact"}))),
         "settings changed since: cleanup.policy",
     ),
+    "keyless records": (with_basis(drop_keyless=False), "prepared with --drop-keyless"),
     "the format": (with_basis(message_format="keep"), "--message-format"),
     "the version": (with_basis(by_file_time=True), "--broker-version"),
     "a replica": (with_basis(removal_limit_offset=10), "--replica"),

@@ -62,7 +62,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rows: dict[str, ResultRow] = {}
         left: Sequence[_Chosen] = chosen.partitions
         for attempt in range(_ATTEMPTS):
-            planned = [_plan(fs, *item, configuration, rules) for item in left]
+            planned = [_plan(fs, *item, configuration, rules, drop_keyless=request.drop_keyless) for item in left]
             if attempt == 0:
                 due = [plan.facts.topic for plan in planned if plan.wanted]
                 report_assumptions(configuration, due)
@@ -84,7 +84,13 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def _plan(
-    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    *,
+    drop_keyless: bool,
 ) -> Planned:
     """Plan a partition. What an earlier run prepared is kept if it can still be committed and ends where this run's
     would end, and is discarded otherwise."""
@@ -99,7 +105,7 @@ def _plan(
         return planned
     record, reason = read_record(fs, entry.path, prepared)
     if record is not None:
-        reason = checked(fs, record, planned, rules, by_file_time=configuration.by_file_time)
+        reason = checked(fs, record, planned, rules, by_file_time=configuration.by_file_time, drop_keyless=drop_keyless)
         selection = planned.decision.selection
         if not reason and selection is not None:
             if selection.first_uncleanable_offset == record.result.end_offset or not planned.wanted:
@@ -129,7 +135,9 @@ def _prepare(
         end = plan.decision.selection.first_uncleanable_offset
         try:
             found[facts.path] = Found(
-                basis_of(fs, plan, rules, by_file_time=configuration.by_file_time),
+                basis_of(
+                    fs, plan, rules, by_file_time=configuration.by_file_time, drop_keyless=request.drop_keyless
+                ),
                 see_sources(fs, facts.path, [segment for segment in facts.segments if segment.base_offset < end]),
             )
         except (KeytailError, OSError) as problem:

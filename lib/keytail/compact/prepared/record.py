@@ -64,6 +64,7 @@ class Basis:
     config: CompactionConfig
     message_format: MessageFormat
     by_file_time: bool
+    drop_keyless: bool
     removal_limit_offset: int
 
 

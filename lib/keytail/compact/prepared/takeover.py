@@ -56,7 +56,7 @@ class Now:
     outputs: tuple[Output, ...]
 
 
-def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bool) -> Basis:
+def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool) -> Basis:
     """Return what decisions about a planned partition depend on. Raises KeytailError if a replica cannot be read."""
     facts = planned.facts
     assert planned.config is not None
@@ -71,11 +71,14 @@ def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bo
         config=planned.config,
         message_format=planned.message_format,
         by_file_time=by_file_time,
+        drop_keyless=drop_keyless,
         removal_limit_offset=NO_REMOVAL_LIMIT if limit is None or limit.offset is None else limit.offset,
     )
 
 
-def checked(fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool) -> ErrorText:
+def checked(
+    fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool
+) -> ErrorText:
     """Return why what was prepared cannot be committed to the partition as it is planned now; NO_ERROR if it can be.
 
     Reads names, sizes, times, checkpoints, and the header of each source's first batch.
@@ -88,7 +91,7 @@ def checked(fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, b
     try:
         now = Now(
             rules.now_ms,
-            basis_of(fs, planned, rules, by_file_time=by_file_time),
+            basis_of(fs, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless),
             planned.decision.selection,
             see_sources(fs, facts.path, segments),
             see_outputs(fs, facts.path, record.files),
@@ -98,10 +101,12 @@ def checked(fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, b
     return reason_to_discard(record, now)
 
 
-def taken_over(fs: FileSystem, planned: Planned, record: Record, rules: Rules, *, by_file_time: bool) -> Planned:
+def taken_over(
+    fs: FileSystem, planned: Planned, record: Record, rules: Rules, *, by_file_time: bool, drop_keyless: bool
+) -> Planned:
     """Return the plan by which the run commits what was prepared; or, once that is discarded, as it was, with the
     reason."""
-    reason = checked(fs, record, planned, rules, by_file_time=by_file_time)
+    reason = checked(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
     if reason:
         try:
             discard(fs, planned.facts.path)
@@ -163,6 +168,8 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
         text = f"settings changed since: {', '.join(changed)}"
     elif (basis.message_format, basis.by_file_time) != (then.message_format, then.by_file_time):
         text = "it was prepared with another --message-format or --broker-version"
+    elif then.drop_keyless and not basis.drop_keyless:  # without it, a record without a key is not prepared at all
+        text = "it was prepared with --drop-keyless, which is not given now"
     elif basis.removal_limit_offset < then.removal_limit_offset:
         text = (
             f"tombstones and markers must be retained from offset {basis.removal_limit_offset} on (--replica), and it "
