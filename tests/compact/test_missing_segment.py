@@ -1,4 +1,5 @@
-"""A log that lost a segment is not compacted as long as another file of that segment shows the loss."""
+"""A log that lost a segment is not compacted as long as another file of that segment shows the loss, nor one that lost
+its end. The plan says so already."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_it_is_refused_until_what_is_left_is_removed(
     assert after == before
     for path in (log_dir / "orders-0").glob(f"{base:020d}.*"):
         path.unlink()
-    assert compact(run, log_dir, "--execute")["status"] == "compacted"
+    assert compact(run, log_dir, "--execute", "--high-watermark", "log-end")["status"] == "compacted"
 
 
 def test_what_shows_no_loss_is_compacted(run: Run, log_dir: Path) -> None:
@@ -76,3 +77,22 @@ def test_after_an_unclean_shutdown_it_proves_nothing(run: Run, log_dir: Path) ->
     (log_dir / ".kafka_cleanshutdown").unlink()
     remove(log_dir, 100, (".log",))
     assert compact(run, log_dir)["status"] == "would-compact"
+
+
+def test_a_lost_end_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:
+    log = log_dir / "orders-0" / f"{400:020d}.log"
+    log.write_bytes(log.read_bytes()[:-7])
+    for flags in ((), ("--execute",), ("--high-watermark", "log-end"), ("--prepare",)):
+        row = compact(run, log_dir, *flags, status=1)
+        assert row["status"] == "corrupt", flags
+        assert "offset 490" in row["error"]
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    assert compact(run, log_dir)["status"] == "would-compact", "a broker will truncate it"
+
+
+def test_an_active_segment_that_is_missing_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:
+    remove(log_dir, 400, SEGMENT_FILES)
+    row = compact(run, log_dir, status=1)
+    assert (row["status"], row["slugs"]) == ("corrupt", ["damaged-log-end"])
+    assert "before the high watermark 500" in row["error"]
+    assert compact(run, log_dir, "--high-watermark", "log-end")["status"] == "would-compact"

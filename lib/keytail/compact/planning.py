@@ -29,6 +29,7 @@ from keytail.log.partition import (
     PartitionEntry,
     PartitionFacts,
     list_partition,
+    refuse_damaged_end,
     refuse_missing_segments,
     survey_partition,
 )
@@ -149,6 +150,9 @@ def plan_partition_of(
         due = decision.status == "would-compact"
         if due:
             refuse_missing_segments(fs, facts)
+            if facts.clean_shutdown:  # otherwise a broker was killed, and will recover the log
+                by_checkpoint = rules.high_watermark == "checkpoint"
+                refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
         held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
     except KeytailError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)

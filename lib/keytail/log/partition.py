@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from keytail.errors import CorruptLog, ErrorText, Refused, in_words, refusal
+from keytail.errors import CORRUPT_REMEDY, CorruptLog, ErrorText, Refused, in_words, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.index import TIME_ENTRY
@@ -147,6 +147,28 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
                 f"with {name.partition('.')[0]}",
                 slug="segment-missing",
             )
+
+
+def refuse_damaged_end(facts: PartitionFacts) -> None:
+    """Raise CorruptLog if the log ends before the high watermark, or with an incomplete batch after a clean shutdown:
+    data after the damage would be left out silently."""
+    ends_early = facts.high_watermark is not None and facts.high_watermark > facts.log_end_offset
+    if not ends_early and not (facts.clean_shutdown and facts.tail_bytes):
+        return
+    what = f"complete batches end at offset {facts.log_end_offset}"
+    if ends_early:
+        what += f", before the high watermark {facts.high_watermark}"
+    if facts.tail_bytes:
+        what += f", and the {facts.tail_bytes} bytes after them are not a batch"
+    active = facts.segments[-1]
+    raise CorruptLog(
+        what,
+        path=os.path.join(facts.path, names.segment_file(active.base_offset, names.LOG)),
+        byte_position=active.log_bytes - facts.tail_bytes,
+        offset=facts.log_end_offset,
+        remedy=CORRUPT_REMEDY,
+        slug="damaged-log-end",
+    )
 
 
 def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
+from keytail.errors import Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.partition import PartitionFacts
+from keytail.log.partition import PartitionFacts, refuse_damaged_end
 from keytail.log.producers import first_unstable
 
 _NEVER_IDLE_MS = 2**62  # producers without an open transaction have no effect on the result
@@ -45,7 +45,7 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     if log_end:
         facts = replace(facts, high_watermark=None)
         notes.append("up to the log end instead of the high watermark, as requested")
-    _refuse_damaged_end(facts)
+    refuse_damaged_end(facts)
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
         limit = max(min(limit, facts.high_watermark), facts.log_start_offset)
@@ -70,24 +70,3 @@ def _refuse_half_replaced(facts: PartitionFacts) -> None:
             "this partition: both finish the replacement",
             slug="unfinished-replacement",
         )
-
-
-def _refuse_damaged_end(facts: PartitionFacts) -> None:
-    """Raise CorruptLog: data after the damage would be left out silently."""
-    ends_early = facts.high_watermark is not None and facts.high_watermark > facts.log_end_offset
-    if not ends_early and not (facts.clean_shutdown and facts.tail_bytes):
-        return
-    what = f"complete batches end at offset {facts.log_end_offset}"
-    if ends_early:
-        what += f", before the high watermark {facts.high_watermark}"
-    if facts.tail_bytes:
-        what += f", and the {facts.tail_bytes} bytes after them are not a batch"
-    active = facts.segments[-1]
-    raise CorruptLog(
-        what,
-        path=os.path.join(facts.path, names.segment_file(active.base_offset, names.LOG)),
-        byte_position=active.log_bytes - facts.tail_bytes,
-        offset=facts.log_end_offset,
-        remedy=CORRUPT_REMEDY,
-        slug="damaged-log-end",
-    )
