@@ -51,6 +51,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.one_of("a wheel in an empty environment")
 def test_it_is_installed_and_runs_without_a_network(unpacked: Path, tmp_path: Path) -> None:
     done = offline("sh", unpacked / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"keytail {keytail.__version__}\n"), done.stderr

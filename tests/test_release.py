@@ -140,6 +140,7 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.one_of("a wheel in an empty environment")
 def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: Path) -> None:
     """Compacts without Spark, with less than 350 MiB of packages; `verify` of this environment checks the result."""
     assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
@@ -158,7 +159,7 @@ def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.one_of("the compact job under spark-submit")
+@pytest.mark.one_of("a wheel in an empty environment")
 def test_a_job_of_the_wheel_compacts_what_a_broker_wrote(with_spark: Path, tmp_path: Path) -> None:
     """Compacts under spark-submit as the image does; `verify` of this environment checks the result."""
     home = with_spark.parents[1]

@@ -378,6 +378,7 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
             read_rows(f"{path}/nowhere", "runs", {}, reader)
 
 
+@pytest.mark.one_of()
 @pytest.mark.parametrize("by_spark", [True, False], ids=["Spark first", "deltalake first"])
 def test_spark_and_deltalake_write_the_same_tables(
     engine: SparkEngine, spark: Any, tmp_path: Path, by_spark: bool

@@ -49,7 +49,6 @@ def log_dir(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", partitions)
 
 
-@pytest.mark.one_of("the compact job under spark-submit")
 def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
     before = {n: records_of(log_dir / f"orders-{n}") for n in range(3)}
     flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]
@@ -112,11 +111,13 @@ def as_in_the_guide(page: str, first: str, root: Path, log_dir: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.one_of("commands of the guide without an activated environment")
 def test_the_job_of_the_guide_needs_no_activated_environment(log_dir: Path, tmp_path: Path) -> None:
     printed = as_in_the_guide("compact-a-cluster.md", "jobs/compact.py --config", tmp_path, log_dir)
     assert [row["status"] for row in json.loads(printed)] == ["compacted"] * 3
 
 
+@pytest.mark.one_of("commands of the guide without an activated environment")
 def test_the_query_of_the_guide_needs_no_activated_environment(log_dir: Path, tmp_path: Path) -> None:
     (log_dir / "replication-offset-checkpoint").write_text("0\n3\norders 0 400\norders 1 400\norders 2 400\n")
     printed = as_in_the_guide("export-a-topic.md", "query.py", tmp_path, log_dir)
