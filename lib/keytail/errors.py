@@ -58,6 +58,11 @@ CORRUPT_HELP = {
 CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
+def without_corrupt_remedy(text: str) -> str:
+    """Return a message without CORRUPT_REMEDY, which is long, for a place that prints it once for several messages."""
+    return text.replace(f". {CORRUPT_REMEDY}", "")
+
+
 WRITTEN_TO = "Another process writes there: find and stop it, then run again"
 REPORT_IT = "This is a bug in keytail: keep a copy of the files and of the output of this run, and report it"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keytail.cli import rows
+from keytail.errors import CORRUPT_REMEDY, CorruptLog
 
 
 def printed(capsys: pytest.CaptureFixture[str], *reasons: tuple[str, str, str]) -> list[str]:
@@ -49,3 +50,11 @@ def test_places_of_damage_are_never_grouped(capsys: pytest.CaptureFixture[str]) 
 )
 def test_numbers_of_a_reason(text: str, number: float | None) -> None:
     assert rows._numbers(text) == ([] if number is None else [number])
+
+
+def test_what_helps_with_corrupt_partitions_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = [CorruptLog(f"bad byte {n}", path=f"/logs/a-{n}", remedy=CORRUPT_REMEDY, slug="bad") for n in range(3)]
+    found = printed(capsys, *((f"a-{n}", "corrupt", str(error)) for n, error in enumerate(errors)))
+    assert found[:3] == [f"a-{n} corrupt: bad byte {n} (/logs/a-{n}) [bad]" for n in range(3)]
+    assert "\n".join(found[3:]).replace("\n", " ").strip() == f"For each of these 3 errors: {CORRUPT_REMEDY}"
+    assert CORRUPT_REMEDY in " ".join(printed(capsys, ("a-0", "corrupt", str(errors[0]))))

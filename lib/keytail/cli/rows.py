@@ -21,7 +21,7 @@ from rich.text import Text
 
 from keytail.cli.statuses import kind_of, styled
 from keytail.console import Level, output_style, print_message, standard_error
-from keytail.errors import slugs_of, visible
+from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
 _PLAIN_WIDTH = 160
@@ -186,12 +186,18 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
     console = output_console()
     console.print()
     groups = _grouped(reasons)
+    corrupt = [reason for _, _, reason in groups if CORRUPT_REMEDY in reason]
+    if len(corrupt) > 1:
+        groups = [(which, status, without_corrupt_remedy(reason)) for which, status, reason in groups]
     if len(groups) > MOST_DRAWN:
         sys.stdout.writelines(f"{_visible_lines(f'{which} {status}: {reason}')}\n" for which, status, reason in groups)
         sys.stdout.flush()
-        return
-    for which, status, reason in groups:
-        print_sentence(console, f"{escape(which)} {styled(status)}: {escape(reason)}")
+    else:
+        for which, status, reason in groups:
+            print_sentence(console, f"{escape(which)} {styled(status)}: {escape(reason)}")
+    if len(corrupt) > 1:
+        console.print()
+        print_sentence(console, f"For each of these {len(corrupt)} errors: {escape(CORRUPT_REMEDY)}")
 
 
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
