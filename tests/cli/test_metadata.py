@@ -79,7 +79,8 @@ def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: R
     named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
     shutil.rmtree(log_dir / METADATA)
     without_log, message = plan(run, log_dir, *flags, *golden.topic_config_arguments())
-    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in message
+    assert "keytail: no metadata log here: with KRaft it is in metadata.log.dir or" in message
+    assert ". Save the settings of topics from any running broker" in message
     assert rows == named == without_log
     assert rows.keys() == {f"{topic}-{number}" for topic, number in golden.partitions()}
     assert {row["status"] for row in rows.values()} == {"would-compact", "clean", "skipped"}
@@ -352,7 +353,8 @@ def test_each_command_reports_which_metadata_it_uses(
     assert f"keytail: metadata as of offset {log.end_offset - 1}" in message
     shutil.rmtree(log.path)
     message = run(command, "--log-dirs", log_dir, *more).stderr
-    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in message
+    assert "keytail: no metadata log here: with KRaft it is in metadata.log.dir or" in message
+    assert ". Save the settings of topics from any running broker" in message
 
 
 def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
@@ -368,7 +370,7 @@ def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: Me
     assert "is not used" in row()["found"]
     shutil.rmtree(log.path)
     (log_dir / "meta.properties").unlink()
-    assert (row()["status"], row()["found"]) == ("warn", "no metadata log here (ZooKeeper?)")
+    assert (row()["status"], row()["found"]) == ("warn", "no metadata log here")
     assert "kafka-configs.sh --bootstrap-server" in row()["remedy"]
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     where = log_dir / "meta.properties"

@@ -86,10 +86,8 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
     rows = rows_of(result)
     assert rows["orders-0"]["status"] == "would-compact"
     assert rows["users-0"]["status"] == "refused"
-    assert (
-        "topic config unknown: no metadata log here (ZooKeeper?). Unknown settings of users: cleanup.policy. Give "
-        in rows["users-0"]["error"]
-    )
+    assert rows["users-0"]["error"].startswith("topic config unknown: no metadata log here: with KRaft it is in ")
+    assert ". Unknown settings of users: cleanup.policy. Give " in rows["users-0"]["error"]
 
 
 def test_each_setting_that_a_compaction_requires_must_be_known(run: Run, log_dir: Path) -> None:

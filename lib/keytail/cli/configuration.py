@@ -29,7 +29,7 @@ from keytail.errors import NO_ERROR, ErrorText, UsageProblem, refusal
 if TYPE_CHECKING:
     from keytail.cli.cluster import Cluster
 
-NO_METADATA = "no metadata log here (ZooKeeper?)"
+NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 _MOST_RESOLVED = 64
 # Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.

@@ -94,7 +94,9 @@ def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration,
 def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
     for file, found in properties.items():
         if found.version == 0:
-            return f"no metadata log here: the broker runs with ZooKeeper, according to version=0 in {file}"
+            return f"{NO_METADATA}: the broker runs with ZooKeeper, according to version=0 in {file}"
+    if properties:
+        return f"{NO_METADATA}: with KRaft it is in metadata.log.dir or, by default, in the first of log.dirs"
     return NO_METADATA
 
 

@@ -37,11 +37,15 @@ def _is_open(fd: int) -> bool:
     return True
 
 
+READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
+
+
 def end_of_output(status: int, *, changes: bool) -> int:
     """Return the exit status of a run that ended with `status`, after its output is written or reported as lost.
 
     If files were changed or were to be (`changes`), the status does not depend on the output. A command that only reads
-    has failed if its output is lost, unless its output was closed on purpose.
+    has failed if its output is lost, unless its output was closed on purpose; a reader that ended (`head`) has read
+    enough, so that this is not reported.
     """
     out = sys.stdout
     if not isinstance(out, Unfailing):  # not a process of the command line
@@ -55,6 +59,8 @@ def end_of_output(status: int, *, changes: bool) -> int:
     if problem is _CLOSED:
         print_message(f"keytail: standard output cannot be written: {why}; {meant}")
         return status
+    if isinstance(problem, BrokenPipeError) and not changes:
+        return status or READER_GONE
     if status or changes:
         print_message(f"keytail: standard output cannot be written: {why}. Output is missing; {meant}", "error")
         return status

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from keytail.cli.streams import READER_GONE
 from keytail.console import Unfailing, print_message
 from keytail.dump.command import Request
 from keytail.dump.files import DumpOptions, dump, expanded
@@ -20,8 +21,6 @@ from keytail.format import names
 from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.kernels import compile_kernels
-
-READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
 
 
 def run(request: Request, fs: FileSystem = LOCAL) -> int:

@@ -38,13 +38,13 @@ _END = """\
 | 3 | some partitions are, some were refused, corrupt or failed; or all are, and the ledger lacks the result |
 | 130 | interrupted from the keyboard (SIGINT); the rows that were known are printed |
 | 143 | stopped by SIGTERM: likewise |
-| 141 | of `dump`: the process that read its output (`head`) has ended |
+| 141 | of a command that changes nothing: the process that read its output (`head`) has ended |
 
 Output that cannot be written (a full disk, a reader that has ended) does not change what was done: a run with
 `--execute` has the exit status of the table above, and standard error reports once that output is missing. A command
-that only reads ends with 1 instead of 0, since the requested output is missing. A closed standard output (`>&-`) is
-treated like `/dev/null`: the exit status is that of the run, as it is if standard error cannot be written. Closed
-descriptors 0 to 2 are opened on `/dev/null` first, so that no output is written into a file.
+that only reads ends with 1 instead of 0 (141 if a reader has ended), since the requested output is missing. A closed
+standard output (`>&-`) is treated like `/dev/null`: the exit status is that of the run, as it is if standard error
+cannot be written. Closed descriptors 0 to 2 are opened on `/dev/null` first, so that no output is written into a file.
 
 An interrupted `compact` and `export` have a row for each partition, also for those that were not begun; other commands
 have rows for the partitions that have ended.
