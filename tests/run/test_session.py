@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from keytail.errors import UsageProblem
+from keytail.errors import KeytailError, UsageProblem
 from keytail.run import jvm_log
 from keytail.run.java import java_version, require_java
 from keytail.run.jvm_log import JvmLog
+from keytail.run.session import refuse_unreachable
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,3 +108,17 @@ def test_jobs_are_short_and_choose_no_master() -> None:
         lines = job.read_text().splitlines()
         assert len(lines) < 60, f"{job}: an entry point, not a program"
         assert not any(".master(" in line for line in lines)
+
+
+def test_a_master_that_does_not_listen_is_reported_without_starting_spark() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # it does not listen
+        closed = f"127.0.0.1:{bound.getsockname()[1]}"
+        refuse_unreachable(f"spark://{closed},127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(KeytailError, match=f"no Spark master accepts .*{closed} .Connection refused.*--master"):
+            refuse_unreachable(f"spark://{closed}")
+    for url in ("spark://nowhere.invalid:7077", "spark://127.0.0.1", "spark://127.0.0.1:x", "spark://127.0.0.1:99999"):
+        with pytest.raises(KeytailError, match="no Spark master accepts"):
+            refuse_unreachable(url)
+    for url in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
+        refuse_unreachable(url)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import warnings
@@ -38,6 +39,7 @@ from keytail.run.settings import settings_of, settings_of_every_session
 from keytail.run.spark_engine import SparkEngine
 
 _log = logging.getLogger(__name__)
+_ANSWERS_WITHIN_S = 10.0
 
 
 def local_session(
@@ -55,6 +57,7 @@ def local_session(
     process has a JVM already, that one is used.
     """
     require_java()
+    refuse_unreachable(master)
     local = master.startswith("local")
     if local:
         # Workers must use this interpreter, whatever the environment names: they import keytail and numpy.
@@ -77,6 +80,26 @@ def local_session(
             raise jars from problem
         write(2, withheld)  # not printed by a healthy start
         raise
+
+
+def refuse_unreachable(master: str) -> None:
+    """Raise KeytailError if none of the standalone masters in `spark://HOST:PORT,...` accepts connections. Spark itself
+    would try for a minute, and then name no reason."""
+    if not master.startswith("spark://"):
+        return
+    problems = []
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S).close()
+            return
+        except (OSError, ValueError, OverflowError) as problem:
+            problems.append(f"{place} ({getattr(problem, 'strerror', None) or problem})")
+    raise KeytailError(
+        f"no Spark master accepts connections: {', '.join(problems)}",
+        remedy="Start it, or correct --master; its page, usually on port 8080, shows its URL at the top",
+        slug="spark-master-unreachable",
+    )
 
 
 def session_of_run(
