@@ -204,15 +204,14 @@ def test_a_dry_run_counts_and_changes_nothing(go: Callable[..., Any], tmp_path: 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["parquet", "json"])
 def test_an_error_of_spark_is_reported_in_its_words_without_the_name_of_the_call(
-    kind: str, go: Callable[..., Any], tmp_path: Path
+    go: Callable[..., Any], tmp_path: Path
 ) -> None:
     """A URI: only Spark opens it."""
     path = tmp_path / "source"
-    path.write_bytes(b"PAR1 not a footer" if kind == "parquet" else b'{"key": "a", "value": "b"}\nnot json\n')
-    with pytest.raises(UsageProblem, match=rf"cannot be read as {kind}: ") as refused:
-        go(Source(path.as_uri(), kind))
+    path.write_bytes(b"PAR1 not a footer")
+    with pytest.raises(UsageProblem, match="cannot be read as parquet: ") as refused:
+        go(Source(path.as_uri(), "parquet"))
     assert "An error occurred while calling" not in str(refused.value)
     assert "Exception" in str(refused.value) or "[" in str(refused.value)
 
@@ -249,7 +248,7 @@ def test_an_empty_source_and_a_missing_one_are_reported(go: Callable[..., Any], 
     with pytest.raises(UsageProblem, match=r"cannot be read as parquet: \[PATH_NOT_FOUND\]"):
         go(Source((tmp_path / "nowhere").as_uri(), "parquet"))
     (tmp_path / "bad.json").write_text('{"key": "a", "value": "b"}\nnot json\n')
-    with pytest.raises(KeytailError, match=r"column|cannot be read|import-job-failed|Malformed"):
+    with pytest.raises(UsageProblem, match=r"a line is not a JSON object: not json \(.*bad\.json\)"):
         go(Source(str(tmp_path / "bad.json"), "json"))
 
 

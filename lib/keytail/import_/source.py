@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from keytail.errors import KeytailError, UsageProblem
+from keytail.errors import KeytailError, UsageProblem, visible
 from keytail.run.ended import first_line
 
 FORMATS = ("parquet", "delta", "json")
@@ -136,6 +136,14 @@ def opened(spark: Any, source: Source) -> Any:
         frame = reader.load(source.path)
         types = frame.dtypes
     except Exception as problem:
+        if source.format == "json" and (malformed := _malformed_line(spark, source.path)) is not None:
+            file, line = malformed
+            raise UsageProblem(
+                f"a line is not a JSON object: {visible(line[:100])}",
+                path=file,
+                remedy="Each line must be one whole JSON object: correct or remove those that are not, then run again",
+                slug="malformed-json-line",
+            ) from problem
         raise UsageProblem(
             f"the source cannot be read as {source.format}: {first_line(problem)[:500]}",
             path=source.path,
@@ -229,3 +237,13 @@ def refuse_partitions_out_of_range(loads: Sequence[Any], topic: str, n_partition
             remedy=f"It has partitions 0 to {n_partitions - 1}: check the partition column of the source",
             slug="partition-out-of-range",
         )
+
+
+def _malformed_line(spark: Any, path: str) -> tuple[str, str] | None:
+    """Return the file and the text of a line that is not JSON; None if there is none, or the lines cannot be read."""
+    try:
+        lines = spark.read.text(path).select("_metadata.file_path", "value")
+        found = lines.where("trim(value) <> '' and get_json_object(value, '$') is null").first()
+    except Exception:  # what could not be read is reported
+        return None
+    return None if found is None else (str(found[0]), str(found[1]))
