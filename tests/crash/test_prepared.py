@@ -68,7 +68,7 @@ class InTwoSteps(LogDir):
         due = [plan for plan in planned if plan.wanted]
         found = {
             plan.facts.path: FoundBefore(
-                basis_of(fs, plan, RULES, by_file_time=False),
+                basis_of(fs, plan, RULES, by_file_time=False, drop_keyless=False),
                 see_sources(fs, plan.facts.path, plan.facts.segments[:-1]),
             )
             for plan in due
@@ -129,7 +129,7 @@ class InTwoSteps(LogDir):
         selection = select(facts, self.config, NOW, unstable=unstable, force=True)
         decision = Decision("would-compact" if selection.eligible else "clean", NO_ERROR, selection)
         planned = Planned(facts, self.config, decision, settings_known=True)
-        return taken_over(fs, planned, record, RULES, by_file_time=False) if record else planned
+        return taken_over(fs, planned, record, RULES, by_file_time=False, drop_keyless=False) if record else planned
 
 
 def _is_not_run(task: CleaningTask, attempt: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def files_of(partition: Path) -> list[Path]:
 
 def assert_same(theirs: str, ours: str) -> None:
     """Compare line by line, so that a difference is short."""
+    theirs = re.sub(r"((?:key|value)Size\W*: ?)-\d+", r"\1-1", theirs)  # DUMP.md: the size of null
     if theirs == ours:
         return
     for number, (item, other) in enumerate(zip(theirs.split("\n"), ours.split("\n"), strict=False)):

@@ -161,6 +161,7 @@ def _truncate(log_dir: Path) -> None:
     log.write_bytes(b"".join(encode_batch([record]) for record in records_of(log_dir / "orders-0")[300:350]))
     for suffix in (".index", ".timeindex"):
         log.with_suffix(suffix).write_bytes(b"")
+    (log_dir / "replication-offset-checkpoint").write_text("0\n2\norders 0 350\norders 1 400\n")
 
 
 def _truncate_and_append(log_dir: Path) -> None:

@@ -101,7 +101,7 @@ def _plan(
         time.sleep(_RENAMING_S)  # a running broker's cleaner is at work; otherwise they stay, and the row says so
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
-    if not prepared:
+    if not prepared or planned.decision.status == "refused":
         return planned
     record, reason = read_record(fs, entry.path, prepared)
     if record is not None:

@@ -27,7 +27,7 @@ from keytail.compact.rules import Rules
 from keytail.compact.task import NO_REMOVAL_LIMIT
 from keytail.config.compaction import CompactionConfig
 from keytail.durations import duration_text
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, refusal
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined, refusal
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
@@ -105,7 +105,10 @@ def taken_over(
     fs: FileSystem, planned: Planned, record: Record, rules: Rules, *, by_file_time: bool, drop_keyless: bool
 ) -> Planned:
     """Return the plan by which the run commits what was prepared; or, once that is discarded, as it was, with the
-    reason."""
+    reason. For a refused partition, perhaps only because a flag was forgotten, it is kept."""
+    if planned.decision.status == "refused":
+        text = joined([planned.decision.error, "what was prepared is kept"])
+        return replace(planned, decision=replace(planned.decision, error=text))
     reason = checked(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
     if reason:
         try:
