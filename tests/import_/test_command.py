@@ -235,7 +235,7 @@ def refused(of: Target) -> list[str]:
     found = []
     for partition in of.partitions:
         try:
-            of.refuse(partition)
+            of.check_replicas(partition)
         except KeytailError as problem:
             found.append(str(problem))
     return found

@@ -125,7 +125,7 @@ def _plan(
     """Return the plan for one partition. An executing run creates a missing partition and resolves leftovers."""
     notes: list[str] = []
     try:
-        target.refuse(partition)
+        target.check_replicas(partition)
         if request.execute and not partition.entries:
             assert target.topic_id is not None
             make_partition(fs, partition.log_dirs[0].path, request.topic, partition.number, target.topic_id)

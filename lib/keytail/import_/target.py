@@ -32,8 +32,8 @@ _SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "me
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition: the directory of each replica and its log dir. If it is yet to be created, there are no `entries`.
-    """
+    """One partition: for each replica its log dir and its directory (`entries`). A partition without a directory has no
+    entries yet, and `log_dirs` is where it will be created."""
 
     number: int
     log_dirs: tuple[LogDirFacts, ...]
@@ -51,9 +51,9 @@ class Target:
     partitions: tuple[Partition, ...]
     topic_id: str | None
     known: Topic | None  # from the metadata log
-    brokers_of: dict[int, tuple[int | None, ...]]  # brokers whose directories were given, by partition
+    brokers_of: dict[int, tuple[int | None, ...]]  # by partition: ids of the brokers whose directories were given
 
-    def refuse(self, partition: Partition) -> None:
+    def check_replicas(self, partition: Partition) -> None:
         """Raise Refused unless the directories of all replicas of the partition were given."""
         of = self.brokers_of[partition.number]
         if self.known is not None:
@@ -68,8 +68,8 @@ class Target:
                 )
         elif len(of) == 1 and not self.request.single_replica:
             raise Refused(
-                "it is not known whether the partition has other replicas (the log dirs contain no metadata log), "
-                "which would differ permanently",
+                "it is not known whether the partition has other replicas, which would differ permanently: the log "
+                "dirs contain no metadata log",
                 remedy="If it has none, give --single-replica; else stop all brokers that have one, and give the log "
                 "dirs of each other broker with --replica-log-dirs",
                 slug="unknown-replicas",
@@ -112,25 +112,25 @@ def find_target(fs: FileSystem, request: Request) -> Target:
     known = _known(configuration, request)
     found = _found(by_broker, topic)
     existing = {entry.topic for dirs in by_broker for facts in dirs for entry in facts.partitions}
-    n_partitions = _count(request, known, found, existing)
+    n_partitions = _partition_count(request, known, found, existing)
     _check_settings(configuration, topic)
     if known is None:
         numbers = sorted(found) or list(range(n_partitions))
     else:
         assert configuration.cluster is not None
-        here = configuration.cluster.broker
-        numbers = sorted({*found, *(number for number, brokers in known.replicas.items() if here in brokers)})
+        own_id = configuration.cluster.broker
+        numbers = sorted({*found, *(number for number, replicas in known.replicas.items() if own_id in replicas)})
     topic_id = known.topic_id if known is not None else request.topic_id
-    brokers = [_broker(fs, dirs) for dirs in by_broker]
+    broker_ids = [_broker_id(fs, dirs) for dirs in by_broker]
     partitions, brokers_of = [], {}
     for number in numbers:
         places = found.get(number, [])
         if not places:
-            _refuse_to_make(request, number, topic_id)
-        # A broker creates a new partition in the log dir with the fewest.
+            _check_creatable(request, number, topic_id)
+        # Like a broker, which creates a new partition in the log dir with the fewest partitions.
         homes = tuple(facts for _, facts, _ in places) or (min(by_broker[0], key=lambda item: len(item.partitions)),)
         partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
-        brokers_of[number] = tuple(brokers[broker] for broker, _, _ in places) or (brokers[0],)
+        brokers_of[number] = tuple(broker_ids[broker] for broker, _, _ in places) or (broker_ids[0],)
     values = configuration.of(topic).values()
     return Target(
         request, values, _rules(request, values), n_partitions, tuple(partitions), topic_id, known, brokers_of
@@ -183,7 +183,8 @@ def _check_settings(configuration: Configuration, topic: str) -> None:
         )
 
 
-def _refuse_to_make(request: Request, number: int, topic_id: str | None) -> None:
+def _check_creatable(request: Request, number: int, topic_id: str | None) -> None:
+    """Raise UsageProblem or Refused unless keytail can create the directory of the partition."""
     if topic_id is None:
         raise UsageProblem(
             f"{request.topic}-{number} has no directory, and creating one requires the topic id",
@@ -201,6 +202,7 @@ def _refuse_to_make(request: Request, number: int, topic_id: str | None) -> None
 def _found(
     by_broker: Sequence[Sequence[LogDirFacts]], topic: str
 ) -> dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]]:
+    """Return the directories of the topic by partition, each with the index of its broker in `by_broker`."""
     found: dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]] = {}
     for broker, dirs in enumerate(by_broker):
         for facts in dirs:
@@ -215,9 +217,9 @@ def _did_you_mean(topic: str, existing: Iterable[str]) -> str:
     return f"Did you mean {near[0]}? " if near else ""
 
 
-def _count(request: Request, known: Topic | None, found: dict[int, Any], existing: Iterable[str]) -> int:
-    """Return the number of partitions of the topic, on which the partition of a key depends. `existing`: the topics in
-    the log dirs."""
+def _partition_count(request: Request, known: Topic | None, found: dict[int, Any], existing: Iterable[str]) -> int:
+    """Return the number of partitions of the topic, which determines the partition of each key. `existing`: the topics
+    in the log dirs."""
     given = request.partition_count
     if known is not None:
         if given not in (None, len(known.replicas)):
@@ -254,7 +256,8 @@ def _count(request: Request, known: Topic | None, found: dict[int, Any], existin
     return len(found)
 
 
-def _broker(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
+def _broker_id(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
+    """Return the id of the broker in the `meta.properties` files of its log dirs; None if there are no such files."""
     numbers = set()
     for facts in dirs:
         path = os.path.join(facts.path, names.META_PROPERTIES)
