@@ -49,7 +49,7 @@ AsOfTimestamp = Annotated[str | None, _what_flag(
     "Export the state before the first record at or after this time (ms since 1970, or ISO 8601); needs a separate "
     "table.",
 )]
-Full = Annotated[bool, o.run_flag("--full", "Export all records again, whatever the table already has.")]
+Full = Annotated[bool, o.run_flag("--full", "Export all records again, also those that the table already has.")]
 Execute = Annotated[bool, o.run_flag(
     "--execute", "Write the tables; without it the command prints what it would do. Log dirs are only read."
 )]
@@ -174,7 +174,8 @@ EXPORT = Command(
     name="export",
     also_called=("extract", "delta", "consume", "unload", "snapshot"),
     help="Write the latest state of compacted topics to Delta tables: the latest committed record of each key.\n\n"
-    "Only reads the log dirs. An existing table gets what is new. Without --execute it prints what it would do.",
+    "Only reads the log dirs. An existing table is updated with the new records. Without --execute it prints what it "
+    "would do.",
     request=Request,
     run="keytail.export.driver:export",
     extras=lambda request: [("export", DELTA)],

@@ -54,7 +54,7 @@ class TableState:
 
 @as_caller()
 def read_state(path: str) -> TableState | None:
-    """Return the state of the table, or None if there is none yet. Raises Refused if `path` has anything else."""
+    """Return the state of the table, or None if there is none yet. Raises Refused if `path` contains anything else."""
     folder = Path(path)
     if not folder.exists():
         return None
@@ -96,7 +96,7 @@ def _commit_info(file: Path) -> Mapping[str, Any]:
                 if info is not None:
                     return dict(info)
     except FileNotFoundError:
-        pass  # Delta has just removed it, as its retention has passed
+        pass  # Delta has just removed it, because its retention has passed
     except ValueError as bad:
         raise Refused(
             f"a commit of the Delta table cannot be read: {bad}",
