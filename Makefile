@@ -63,7 +63,7 @@ kernels: venv  ## compile the kernels that most tests need, once, before process
 archives: venv  ## class data archives of Spark and Kafka, with which JVMs of tests start in half the time
 	$(BIN)/python -m tests.class_archives
 
-demo: $(VENV)/.commands  ## compact a copy of the golden logs and say what happened
+demo: $(VENV)/.commands  ## compact a copy of the golden logs and print the result
 	$(BIN)/python -m tests.demo
 
 bench: venv  ## compaction, index rebuild, dump and import against Kafka's own on the same data (needs Java and Maven Central)
