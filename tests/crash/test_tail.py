@@ -22,12 +22,12 @@ from tests.rebuild_index.torn import (
     HOSTED,
     Torn,
     checkpoints_of,
-    cut,
     facts_of,
     find,
     logs_of,
     plan,
     torn_logs,
+    truncate,
 )
 
 SHARE = 0.3
@@ -41,7 +41,7 @@ CASES = {
 }  # fmt: skip
 
 
-def cut_as_found(fs: FileSystem, root: Path, tail: TornTail | None) -> None:
+def truncate_as_found(fs: FileSystem, root: Path, tail: TornTail | None) -> None:
     truncate_tail(fs, facts_of(root), plan(root, tail), hosted=HOSTED)
 
 
@@ -56,27 +56,27 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
     expected = torn.recovered(tmp_path / "origin")
     assert expected != torn.logs
     torn.make(tmp_path / "whole")
-    cut(LOCAL, tmp_path / "whole")
+    truncate(LOCAL, tmp_path / "whole")
     left, after = files_of(tmp_path / "whole"), checkpoints_of(tmp_path / "whole")
     counts = Counts("truncation of a torn tail")
 
     def check(state: State) -> None:
         assert torn.recovered(state.root) == expected, "a broker ends with another log"
         found = checkpoints_of(state.root)
-        was_cut = logs_of(state.root)[10] == expected[10]
-        assert not was_cut or (found == after and files_of(state.root) == left), "the log is cut too early"
-        assert not state.action_ended or was_cut
-        cut(LOCAL, state.root)
+        was_truncated = logs_of(state.root)[10] == expected[10]
+        assert not was_truncated or (found == after and files_of(state.root) == left), "the log is truncated too early"
+        assert not state.action_ended or was_truncated
+        truncate(LOCAL, state.root)
         assert logs_of(state.root) == expected
         assert files_of(state.root) - {"cleaner-offset-checkpoint.tmp"} == left
         assert checkpoints_of(state.root) == after
 
-    for_every_stop(torn.make, cut, check, work_dir=tmp_path / "work", counts=counts, partial_cuts=2)
+    for_every_stop(torn.make, truncate, check, work_dir=tmp_path / "work", counts=counts, partial_cuts=2)
     # `find` treats unreadable data as torn, unlike a run: only the truncation itself gets faults. If the fsync of the
     # truncated log fails, the torn tail may reappear after a power cut: then it is found and truncated again.
     tail = find(tmp_path / "origin")
     for_every_fault(
-        torn.make, lambda fs, root: cut_as_found(fs, root, tail), check,
+        torn.make, lambda fs, root: truncate_as_found(fs, root, tail), check,
         work_dir=tmp_path / "faults", counts=counts, share=SHARE, scratch=(".tmp",), seed=SEED,
     )  # fmt: skip
     print(SEED, counts)
@@ -152,7 +152,7 @@ def test_entries_of_copies_in_the_making_keep_their_high_watermark(tmp_path: Pat
     Torn().make(tmp_path / "d")
     for name in ("cleaner-offset-checkpoint", "replication-offset-checkpoint"):
         (tmp_path / "d" / name).write_text("0\n2\norders 0 33\nother 2 7\n")
-    cut(LOCAL, tmp_path / "d", hosted=[("orders", 0)])
+    truncate(LOCAL, tmp_path / "d", hosted=[("orders", 0)])
     assert (tmp_path / "d" / "cleaner-offset-checkpoint").read_text() == "0\n1\norders 0 10\n"
     assert (tmp_path / "d" / "replication-offset-checkpoint").read_text() == "0\n2\norders 0 15\nother 2 7\n"
 
@@ -172,5 +172,5 @@ def test_a_row_of_the_table(number: int, tmp_path: Path) -> None:
     assert torn.recovered(tmp_path / "d") == broker
     shutil.copytree(tmp_path / "d", tmp_path / "again")
     assert (find(tmp_path / "again") is None) == (number in (7, 9))
-    cut(LOCAL, tmp_path / "again")
+    truncate(LOCAL, tmp_path / "again")
     assert logs_of(tmp_path / "again") == keytail

@@ -33,7 +33,7 @@ from tests.crash.partitions import PARTITION
 from tests.crash.test_tail import CASES, ROWS
 from tests.interop.kafka import Kafka, Loaded
 from tests.interop.traffic import Traffic, random_traffic
-from tests.rebuild_index.torn import Torn, cut, facts_of, flipped, logs_of
+from tests.rebuild_index.torn import Torn, facts_of, flipped, logs_of, truncate
 from tests.reference.batches import decode_log
 
 CONFIGS = {"segment.index.bytes": "8192", "index.interval.bytes": "50"}
@@ -76,7 +76,7 @@ def test_kafka_ends_in_the_same_state_from_every_stop(case: str, kafka: Kafka, f
         assert tuple(files) == expected[1:]
         assert loaded.log_end_offset == expected[0].log_end_offset
 
-    for_every_stop(torn.make, cut, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=1)
+    for_every_stop(torn.make, truncate, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=1)
     print(f"opened by Kafka: {case}: {counts}")
 
 
@@ -166,7 +166,7 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
             shutil.copytree(ours, theirs)
             options = {**traffic.options, "clean": False, "recovery_point": point, "transactions": True}
             expected = kafka.load(theirs / PARTITION, **options)
-            done = cut(LOCAL, ours, hosted=[("orders", 0)])
+            done = truncate(LOCAL, ours, hosted=[("orders", 0)])
             assert done is not None
             seen["with segments behind"] += bool(done.removed_segments)
             assert logs_of(ours) == logs_of(theirs)

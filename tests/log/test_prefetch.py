@@ -1,4 +1,4 @@
-"""Items that a generator prefetches arrive in order, and so do its exceptions."""
+"""Items that are prefetched from a generator arrive in order, and so do its exceptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from keytail.log.prefetch import prefetched
 
 
-def test_items_come_in_order_and_all_but_the_first_from_another_thread() -> None:
+def test_items_arrive_in_order_and_all_but_the_first_from_another_thread() -> None:
     makers: list[int] = []
 
     def items() -> Generator[int, None, None]:
@@ -24,11 +24,11 @@ def test_items_come_in_order_and_all_but_the_first_from_another_thread() -> None
     assert makers[1] != makers[0]
 
 
-def test_no_items_give_no_items() -> None:
+def test_an_empty_generator_yields_nothing() -> None:
     assert list(prefetched(item for item in ())) == []
 
 
-def test_the_next_item_is_made_while_one_is_worked_on() -> None:
+def test_the_next_item_is_produced_while_one_is_processed() -> None:
     made = [threading.Event() for _ in range(3)]
 
     def items() -> Generator[int, None, None]:
@@ -40,7 +40,7 @@ def test_the_next_item_is_made_while_one_is_worked_on() -> None:
         assert item == 2 or made[item + 1].wait(10)
 
 
-def test_an_error_comes_after_the_items_before_it() -> None:
+def test_an_error_is_raised_after_the_items_before_it() -> None:
     def items() -> Generator[int, None, None]:
         yield 1
         yield 2
@@ -53,7 +53,7 @@ def test_an_error_comes_after_the_items_before_it() -> None:
     assert seen == [1, 2]
 
 
-def test_left_early_it_has_run_one_item_ahead_and_is_closed() -> None:
+def test_a_loop_that_stops_early_has_prefetched_one_item_and_closes_the_generator() -> None:
     made, closed = [], threading.Event()
 
     def items() -> Generator[int, None, None]:

@@ -21,13 +21,13 @@ from tests.rebuild_index.torn import (
     HOSTED,
     Torn,
     checkpoints_of,
-    cut,
     facts_of,
     find,
     flipped,
     logs_of,
     plan,
     torn_logs,
+    truncate,
 )
 from tests.reference.batches import Rec, decode_log, encode_batch
 
@@ -61,7 +61,7 @@ def test_a_tear_is_found_at_its_byte_and_truncated_there(tear: str, last: bool, 
     found = find(tmp_path / "d")
     assert found is not None and found.broker_truncates
     assert (found.base_offset, found.byte_position, found.next_offset) == (10, len(WHOLE), 15)
-    done = cut(LOCAL, tmp_path / "d")
+    done = truncate(LOCAL, tmp_path / "d")
     assert done is not None and done.truncated_bytes == len(TEARS[tear])
     assert logs_of(tmp_path / "d") == expected == {0: log_of(range(10)), 10: WHOLE}
     assert checkpoints_of(tmp_path / "d") == AFTER
@@ -97,7 +97,7 @@ def test_losses_are_reported(tmp_path: Path) -> None:
 def test_a_segment_without_a_valid_batch_remains_empty(tmp_path: Path) -> None:
     logs = {**torn_logs(), 20: bytes(300), 10: log_of(range(10, 19))}
     Torn(logs).make(tmp_path / "d")
-    done = cut(LOCAL, tmp_path / "d")
+    done = truncate(LOCAL, tmp_path / "d")
     assert done is not None and done.next_offset == 20
     assert logs_of(tmp_path / "d") == {0: logs[0], 10: logs[10], 20: b""}
     assert facts_of(tmp_path / "d").log_end_offset == 20
@@ -203,7 +203,7 @@ def test_random_damage_is_truncated_where_a_broker_truncates_it(tmp_path: Path) 
         torn.make(root)
         expected, was = torn.recovered(root), dict(logs)
         try:
-            cut(LOCAL, root)
+            truncate(LOCAL, root)
         except CorruptLog as corrupt:
             assert logs_of(root) == was, corrupt
             assert expected == was or "recovery point" in str(corrupt), f"log {number}"

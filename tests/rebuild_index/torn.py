@@ -1,4 +1,4 @@
-"""Log dirs with a torn partition beside an intact one, and keytail's truncation of it, for tests."""
+"""Log dirs with one torn and one intact partition, and the truncation of the torn one by keytail, for tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flipped(log: bytes, at: int) -> bytes:
 
 
 def torn_segment() -> bytes:
-    """Offsets 10 to 14 in complete batches (the last of one record); in the batch of 15 a byte is wrong."""
+    """Return a segment with offsets 10 to 14 in intact batches; a byte of the batch that begins at 15 is wrong."""
     whole = log_of(range(10, 15))
     return flipped(whole + log_of(range(15, 20)), len(whole) + 70)
 
@@ -40,7 +40,8 @@ def torn_logs() -> dict[int, bytes]:
 
 @dataclass(frozen=True)
 class Torn:
-    """A log dir whose partition is invalid from some point on. `snapshots` by their offsets."""
+    """A log dir in which partition orders-0 is invalid from some point on. `logs` are its segments by base offset,
+    `snapshots` the offsets of its producer snapshots."""
 
     logs: Mapping[int, bytes] = field(default_factory=torn_logs)
     snapshots: tuple[int, ...] = (10, 15, 20, 30, 34)
@@ -74,10 +75,10 @@ def facts_of(root: Path, fs: FileSystem = LOCAL) -> PartitionFacts:
 
 
 def find(root: Path, fs: FileSystem = LOCAL, *, anywhere: bool = False) -> TornTail | None:
-    """In the segments from the one with the recovery point on, or in all."""
+    """Return the torn tail in the segments from the one with the recovery point on, or `anywhere`; None without one."""
     facts = facts_of(root, fs)
-    behind = [*(segment.base_offset for segment in facts.segments[1:]), 2**63]
-    for segment, end in zip(facts.segments, behind, strict=True):
+    ends = [*(segment.base_offset for segment in facts.segments[1:]), 2**63]
+    for segment, end in zip(facts.segments, ends, strict=True):
         next_offset = segment.base_offset
         try:
             path = f"{facts.path}/{segment.base_offset:020d}.log"
@@ -95,8 +96,8 @@ def plan(root: Path, tail: TornTail | None = None) -> Truncation:
     return plan_truncation(facts_of(root), tail, [path.name for path in (root / PARTITION).iterdir()])
 
 
-def cut(fs: FileSystem, root: Path, hosted: Collection[tuple[str, int]] = HOSTED) -> Truncation | None:
-    """Run everything, as a run does; None if there is nothing to truncate."""
+def truncate(fs: FileSystem, root: Path, hosted: Collection[tuple[str, int]] = HOSTED) -> Truncation | None:
+    """Find, plan and execute a truncation, as a run does. Returns None if there is nothing to truncate."""
     tail = find(root, fs)
     if tail is None:
         return None
@@ -110,7 +111,7 @@ def logs_of(root: Path) -> dict[int, bytes]:
 
 
 def checkpoints_of(root: Path) -> dict[str, int]:
-    """Compare the partition; the other one must be unchanged."""
+    """Return the checkpoints of the partition by file; assert that those of the other partition are unchanged."""
     found = {}
     for path in sorted(root.glob("*-checkpoint")):
         lines = path.read_text().splitlines()

@@ -19,7 +19,7 @@ def prefetched(items: Generator[T, None, None]) -> Iterator[T]:
     were taken.
     """
     end = object()
-    with closing(items), Threads(1, "ahead") as thread:
+    with closing(items), Threads(1, "prefetch") as thread:
         item = next(items, end)
         while item is not end:
             coming = thread.submit(next, items, end)
