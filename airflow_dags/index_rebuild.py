@@ -24,23 +24,23 @@ NAMED = "{{ ', '.join(task.op_kwargs['names']) }}"
 def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], commands.Ended]) -> list[dict[str, Any]]:
     """Process the brokers one after the other, even if one fails, and return the outcome of each.
 
-    If any failed, the error of the task names them. The task is retried if a retry may help any of them; for the others
-    a retry finds nothing to do.
+    If any failed, the error of the task names them. The task is retried if a retry may help any of them; on the brokers
+    that succeeded, a retry finds nothing to do.
     """
-    made: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
     failed: list[tuple[str, AirflowException]] = []
     for name in names:
         try:
             ended = do(inventory.broker(name))
-            made.append({"broker": name, "step": step, **commands.outcome(ended)})
+            outcomes.append({"broker": name, "step": step, **commands.outcome(ended)})
         except AirflowException as problem:
             print(f"{name}: {problem}")
             failed.append((name, problem))
     if failed:
         text = "; ".join(f"{name}: {problem}" for name, problem in failed)
-        for_good = all(isinstance(problem, AirflowFailException) for _, problem in failed)
-        raise (AirflowFailException if for_good else AirflowException)(text)
-    return made
+        is_final = all(isinstance(problem, AirflowFailException) for _, problem in failed)
+        raise (AirflowFailException if is_final else AirflowException)(text)
+    return outcomes
 
 
 @steps.dag(
@@ -65,13 +65,13 @@ def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], comman
     },
     dag_display_name="keytail: rebuild indexes",
     description="Rebuild missing and wrong index files on the hosts of all stopped brokers",
-    doc_md="""Rebuilds `.index`, `.timeindex` and `.txnindex` files that are missing or do not match their logs, before
-the brokers start and on all cores of their hosts, then verifies. A running broker holds the lock of its log dirs: its
-task fails and is retried, and the other tasks continue.
+    doc_md="""Rebuilds `.index`, `.timeindex` and `.txnindex` files that are missing or do not match their logs, on all
+cores of the host of each stopped broker, then verifies. A running broker holds the lock of its log dirs: its task fails
+and is retried, and the other tasks continue.
 
 | Task | What it does |
 |---|---|
-| `choose` | reads the inventory: one mapped task for each broker, or for each group, broker after broker |
+| `choose` | reads the inventory: one mapped task for each broker, or for the brokers of a group, one after the other |
 | `rebuild` | `keytail rebuild-index --execute` |
 | `verify` | `keytail verify` |
 | `tell_partial` | fails with partitions and reasons if something was refused or is damaged; otherwise skipped |

@@ -45,21 +45,21 @@ class OutputStyle:
 
 
 # A context variable (threads.py): every layer down to the kernels prints, and would otherwise pass it on.
-_manner: contextvars.ContextVar[OutputStyle] = contextvars.ContextVar("manner")
+_style: contextvars.ContextVar[OutputStyle] = contextvars.ContextVar("style")
 
 
 def output_style() -> OutputStyle:
-    """Return the manner of this run."""
-    return _manner.get(OutputStyle())
+    """Return the output style of this run."""
+    return _style.get(OutputStyle())
 
 
 def set_output_style(how: OutputStyle) -> None:
-    """Set the manner of this run; called by the command line, before any output."""
-    _manner.set(how)
+    """Set the output style of this run; called by the command line, before any output."""
+    _style.set(how)
 
 
 def print_message(text: str, level: Level = "info", **facts: Any) -> None:
-    """Print a line on standard error, if the manner of this run allows it."""
+    """Print a line on standard error, if the output style of this run allows it."""
     how = output_style()
     if how.prints(level):
         print(how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), file=standard_error(), flush=True)

@@ -1,6 +1,6 @@
-"""Small log dirs to compact as a whole, and the checks of every state that a stopped compaction leaves.
+"""Small log dirs that are compacted as a whole, and checks of every state that a stopped compaction leaves.
 
-A run does what the driver does: resolve the remains of the last run, survey, select, clean every partition, then
+A run does what the driver does: resolve the leftovers of the last run, survey, select, clean every partition, then
 install each and move its checkpoint. The expected result comes from the reference model of the cleaner, started on
 what the model of Kafka's loader finds.
 """
@@ -148,7 +148,7 @@ class Log:
             os.utime(file, ns=((NOW - 5000) * 10**6,) * 2)
 
     def judge(self, records: Sequence[Rec], end: int, bases: Sequence[int]) -> None:
-        """Check promises 1 and 2 on what a broker finds."""
+        """Check promises 1 and 2 of lib/keytail/README.md on what a broker finds."""
         assert end == self.end, f"{self.name}: the log end is {end}, it was {self.end}"
         assert min(bases) == min(self.segments), f"{self.name}: the log starts at {min(bases)}"
         offsets = [rec.offset for rec in records]
@@ -173,7 +173,7 @@ class Log:
         self.check_transactions(loaded)
 
     def check_transactions(self, loaded: Loaded) -> None:
-        """Check the first offsets of open transactions, and that readers of committed data get exactly that data."""
+        """Check the first offsets of open transactions, and that exactly the aborted ones are in the indexes."""
         found = replay({base: segment.log for base, segment in loaded.segments.items()})
         assert found.open_from == self.transactions.open_from, f"{self.name}: open are {found.open_from}"
         entries = [entry for segment in loaded.segments.values() for entry in parse_entries(segment.txn_index)]
@@ -216,7 +216,7 @@ class Log:
 class LogDir:
     """A log dir. `join`: the number of segments at the start of the first partition that fit into one.
 
-    `keep_in`: the name of a directory beside the log dir in which runs keep originals, as copies or links.
+    `keep_in`: the name of a directory beside the log dir for backups, as `copies` or as links; empty: no backups.
     """
 
     logs: tuple[Log, ...]
@@ -329,7 +329,7 @@ def find(log_dir: LogDir, root: Path) -> Found:
 def expect(log_dir: LogDir, found: Found) -> Expected:
     """Return the result according to the reference model of the cleaner.
 
-    Entries of removed partitions remain until the first update.
+    Checkpoint entries of removed partitions remain until the first update.
     """
     files, entries = {}, dict(found.checkpoints)
     for log in log_dir.logs:
@@ -406,7 +406,7 @@ def files_of(loaded: Loaded) -> Files:
 
 
 def end_of(logs: Mapping[int, bytes]) -> int:
-    """Return the log end offset of segments by base."""
+    """Return the log end offset, given the segments by base offset."""
     batches = decode_log(logs[max(logs)])
     return batches[-1].last_offset + 1 if batches else max(logs)
 

@@ -123,7 +123,7 @@ def test_random_traffic_equals_the_model(spark: Any, tmp_path: Path, rng: random
 
 
 def compacted_past(log: GrowingLog) -> None:
-    """Write more than was exported, with tombstones that are removed at once."""
+    """Append records past the exported offset, with tombstones that the following compactions remove."""
     log.settle()
     log.append_records([Rec(log.end, log.now_ms, b"k1", None), Rec(log.end + 1, log.now_ms, b"k1", None)])
     for _ in range(3):

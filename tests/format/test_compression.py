@@ -1,4 +1,4 @@
-"""What `decompress` accepts and refuses: Kafka's readers, codec by codec (COMPRESSION.md), and its limit."""
+"""What `decompress` accepts and refuses: the same as Kafka's reader of each codec (COMPRESSION.md), up to its limit."""
 
 from __future__ import annotations
 

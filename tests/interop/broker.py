@@ -1,7 +1,7 @@
 """A real Kafka broker for tests, 4.3.1 or another version: KRaft on one node, 127.0.0.1, free ports.
 
 `Broker` starts on a log dir (formatting it if needed), returns what it logged, and stops by SIGTERM to its own process.
-broker_client.py communicates with it, and the tests check it.
+broker_client.py contains Kafka's clients for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_ID = 1
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 120.0
 
-# Every broker of these tests has one replica of everything, and no task that changes old data by itself.
+# Every broker of these tests has one replica of everything, and no background task that changes old data.
 PROPERTIES: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
@@ -77,7 +77,7 @@ class Broker:
     """One broker on one or more log dirs; `with Broker(...) as broker` starts it and stops it cleanly.
 
     A broker with ZooKeeper is a subclass (tests/versions_of_kafka). `work_dir` contains its configuration and its log.
-    The ports are kept over restarts of one object.
+    An object has the same ports after a restart.
     """
 
     ready_text = "Kafka Server started"
@@ -115,7 +115,7 @@ class Broker:
         return f"127.0.0.1:{self._ports[0]}"
 
     def start(self) -> None:
-        """Format the log dirs if they are new, start, and return when the broker serves."""
+        """Format the log dirs if they are new, start the broker, and return when it is ready."""
         assert self._process is None
         self._work_dir.mkdir(parents=True, exist_ok=True)
         config = self._write_config()
@@ -130,7 +130,7 @@ class Broker:
         self._wait_until_ready()
 
     def stop(self) -> None:
-        """Send SIGTERM, and wait: afterwards each log dir has its clean-shutdown file, or this raises."""
+        """Send SIGTERM and wait until the process ends. Raises RuntimeError if a log dir has no clean-shutdown file."""
         process = self._process
         assert process is not None, "the broker is not running"
         process.send_signal(signal.SIGTERM)
@@ -147,7 +147,7 @@ class Broker:
                 raise RuntimeError(f"the broker did not shut down cleanly: {self._tail()}")
 
     def _thread_dump(self, process: subprocess.Popen[bytes]) -> str:
-        """Return what the threads wait for: those that are not idle in the JVM's own pools."""
+        """Return the stacks of the JVM's threads that contain Kafka's code."""
         start = self.log_file.stat().st_size
         process.send_signal(signal.SIGQUIT)
         for _ in range(100):  # at most 10 s; the dump ends with the heap

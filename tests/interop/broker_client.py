@@ -160,7 +160,7 @@ class BrokerClient:
         return sorted((from_wire(row) for row in rows), key=lambda record: record[:3])
 
     def first_from(self, topic: str, partition: int, offsets: Iterable[int]) -> list[int | None]:
-        """Return for each offset that of the first record that a consumer gets from there; None at the end."""
+        """Return for each offset that of the first record which a consumer starting there receives, or None."""
         asked = list(offsets)
         answer: list[int | None] = self._ask("first_from", topic=topic, partition=partition, offsets=asked)
         return answer

@@ -1,4 +1,4 @@
-"""A command line in the ledger has no secrets, by the same rules as one on the page of a report."""
+"""Secrets in a command line are masked in the ledger by the same rules as on the page of a report."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _side_by_side(*runs: Callable[[], None]) -> None:
     assert not problems, problems
 
 
-def test_each_run_has_its_own_manner_of_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_run_has_its_own_output_style(capsys: pytest.CaptureFixture[str]) -> None:
     """Also in the threads that it starts, and whatever the others set later."""
     both = threading.Barrier(2)
 
@@ -81,12 +81,12 @@ SEEN: list[OutputStyle] = []
 
 
 def see(request: Empty) -> int:
-    """Run a command that notes the manner of its run, and exits with 0."""
+    """Run a command that notes the output style of its run, and exits with 0."""
     SEEN.append(output_style())
     return 0
 
 
-def test_the_manner_of_a_command_ends_with_it() -> None:
+def test_the_output_style_of_a_command_ends_with_it() -> None:
     before = output_style()
     command = function_of(Command(name="see", help="", request=Empty, run="tests.run.test_two_runs:see"))
     with pytest.raises(typer.Exit):

@@ -5,7 +5,7 @@ A request is a dataclass. Each of its fields is one of these:
 - a flag: its annotation contains a typer.Option or a typer.Argument;
 - made from flags: its annotation contains FromFlags with a function. The function's parameters are declared like the
   fields of a request; a parameter that is neither a flag nor made from flags gets the field of that name;
-- neither: its default, unless the caller gives a value.
+- neither: it has its default, unless the caller gives a value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Input:
 
     name: str
     annotation: Any
-    default: Any  # inspect.Parameter.empty: none
+    default: Any  # inspect.Parameter.empty if there is none
     is_flag: bool
     made_by: FromFlags | None
 
@@ -45,8 +45,8 @@ class _Input:
 def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str, inspect.Parameter]:
     """Return the flags of a request's class as the parameters from which Typer makes a command line, by name.
 
-    `only` are the names of the fields whose flags are wanted; empty: all. A flag that several functions need is
-    declared by each of them, and stands where the first of them has it.
+    `only` names the fields whose flags are wanted; empty: all fields. A flag that several functions need is declared by
+    each of them, and is listed at the first of these fields.
     """
     found: dict[str, inspect.Parameter] = {}
     for item in _inputs(source):
@@ -64,8 +64,8 @@ def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str
 
 
 def request_of(kind: type[T], flags: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> T:
-    """Return the request of class `kind` for the values of flags; `given` are values for its fields that are not
-    flags. A flag without a value has its default."""
+    """Return the request of class `kind` for the values of flags. A flag without a value has its default. `given` are
+    values of fields that are not flags."""
     inputs = {item.name: item for item in _inputs(kind)}
     fields = {name: value for name, value in (given or {}).items() if name in inputs}
 
@@ -87,6 +87,7 @@ def request_of(kind: type[T], flags: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def _inputs(source: Callable[..., Any]) -> Iterator[_Input]:
+    """Yield the fields of a request, or the parameters of a function. Also sets the metavar of switches for Typer."""
     hints = get_type_hints(source, include_extras=True)
     for name, parameter in inspect.signature(source).parameters.items():
         marks = get_args(hints[name])[1:] if get_origin(hints[name]) is Annotated else ()
@@ -95,6 +96,6 @@ def _inputs(source: Callable[..., Any]) -> Iterator[_Input]:
             if isinstance(mark, OptionInfo | ArgumentInfo):
                 is_flag = True
                 if get_args(hints[name])[0] in (bool, bool | None):
-                    mark.metavar = ""  # a flag without a value: otherwise Typer prints <bool>
+                    mark.metavar = ""  # of a switch, which has no value: otherwise Typer prints <bool>
         made_by = next((mark for mark in marks if isinstance(mark, FromFlags)), None)
         yield _Input(name, hints[name], parameter.default, is_flag, made_by)

@@ -1,7 +1,7 @@
 """Output of results: a JSON array for programs, a table with totals and next steps for people.
 
 Rows are written to standard output, all other output (progress, notes, errors) to standard error. Messages for people
-are printed by these consoles or by `telling.say`, which escape control characters.
+are printed by these consoles or by `console.print_message`, which escape control characters.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _QUOTED_TYPES = tuple(f'"{name}"' for name in _TYPES)
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd", *(f"unknown({n})" for n in (5, 6, 7)))
 _MARKERS = ("ABORT", "COMMIT")
 
-# A function that returns key and payload of a record as text (which may be JSON) from its key, value and offset. None
-# means that it is not printed.
+# A function that returns key and payload of a record as text (which may be JSON), given its key, value and offset.
+# A key or payload of None is not printed.
 Decoder: TypeAlias = Callable[[bytes | None, bytes | None, int], tuple[str | None, str | None]]
 
 
@@ -74,21 +74,21 @@ class DumpWriter:
         table = part.records
         assert table is not None
         records, n = table.records, len(table)
-        of = records["row"]
+        batch_of = records["row"]
         batches = part.batches
-        control = (batches["attributes"][of] & CONTROL != 0) & (batches["magic"][of] >= 2)
+        control = (batches["attributes"][batch_of] & CONTROL != 0) & (batches["magic"][batch_of] >= 2)
         where = table.in_arena.astype(np.int8)
         keys = Span(where, records["key_start"], records["key_bytes"].astype(np.int64))
         values = Span(where, table.value_start, records["value_bytes"].astype(np.int64))
-        base_sequence = batches["base_sequence"][of].astype(np.int64)
+        base_sequence = batches["base_sequence"][batch_of].astype(np.int64)
         numbers = {
             "offset": records["offset"],
             "timestamp": records["timestamp_ms"],
-            "timestamp type": _timestamp_types(batches)[of],
+            "timestamp type": _timestamp_types(batches)[batch_of],
             "key bytes": keys.sizes,
             "value bytes": values.sizes,
             "sequence": np.where(
-                base_sequence >= 0, _wrapped(base_sequence, records["offset"] - batches["base_offset"][of]), -1
+                base_sequence >= 0, _wrapped(base_sequence, records["offset"] - batches["base_offset"][batch_of]), -1
             ),
         }
         spans = {"key": keys, "value": values}
@@ -182,7 +182,7 @@ class _Extra:
         return Span(np.full(self._count, kernels.IN_EXTRA, np.int8), starts, sizes)
 
     def bytes(self) -> np.ndarray:
-        return np.frombuffer(bytearray().join(self._pieces), np.uint8)  # writable, as other arenas
+        return np.frombuffer(bytearray().join(self._pieces), np.uint8)  # writable, like the other arenas
 
 
 def _contents(part: Part, spans: dict[str, Span], row: int) -> tuple[bytes | None, bytes | None]:

@@ -204,7 +204,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 def _is_known(role: str, kind: str, column: Column) -> bool:
-    """Return whether Arrow reads the same values from such a column as Spark."""
+    """Return whether Arrow is known to read the same values from `column` as Spark, for its role and kind."""
     _, physical, logical = column.leaves[0]
     if role in ("key", "value"):
         return len(column.leaves) == 1 and _is_bytes(physical, logical) and column.arrow in _BYTES

@@ -72,11 +72,12 @@ def commit_group(
 ) -> None:
     """Replace the group's sources by its outputs. Unlinking the guard (SWAP.md) is the commit.
 
-    All outputs are committed together, unless one begins where a source does: then those before it are committed
-    first. The scratch files must be durable and proven. Raises KeytailError or Refused, before anything is changed, if
-    the directory or a scratch file is not as expected, or if the lock of the log dir is lost; a later OSError leaves a
-    state that `recover` resolves. `unlink` removes the `.deleted` files of sources; by default it is that of `fs`.
-    For many groups of one partition pass the same `directory`: it is listed for the first one only.
+    An output after the first that begins at the base offset of a source begins a new part; the parts are committed one
+    after the other, the outputs of a part together. The scratch files must be durable and proven. Raises KeytailError
+    or Refused, before anything is changed, if the directory or a scratch file is not as expected; and, before the next
+    part begins, if the lock of the log dir is lost. A later OSError leaves a state that `recover` resolves. `unlink`
+    removes the `.deleted` files of sources; by default it is that of `fs`. For many groups of one partition pass the
+    same `directory`: it is listed for the first one only.
     """
     directory = directory or Directory(fs, partition_path)
     ends = _check_before(directory, group)

@@ -30,6 +30,7 @@ from keytail.lookup.segment_indexes import SegmentIndexes
 _CHUNK_BYTES = 256 << 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+
 class _WrongEntry(Exception):
     """Raised if the batch of an offset index entry does not begin at the entry's position."""
 
@@ -58,8 +59,8 @@ class Search:
 
     `trusts_indexes`: search as a broker that starts on the files as they are; otherwise as if invalid indexes had been
     rebuilt.
-
     """
+
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
         self.facts = facts
         self.indexes = SegmentIndexes(fs, facts, trusts_indexes=trusts_indexes)
@@ -77,7 +78,7 @@ class Search:
     def add_step(self, step: str) -> None:
         self.steps.append(step)
 
-    def largest(self, number: int) -> tuple[int, str]:
+    def largest_timestamp(self, number: int) -> tuple[int, str]:
         """Return the largest timestamp of a segment, in ms, and where it was read (INDEX.md, section 4)."""
         segment = self.facts.segments[number]
         file_time_ms = segment.log_mtime_ns // 1_000_000
@@ -165,7 +166,7 @@ class Search:
         if min_timestamp_ms is not None:
             column, least = "max_timestamp_ms", min_timestamp_ms
             what = f"largest timestamp before {spell_time(least)}"
-        passed = reported = 0
+        passed = reported = 0  # batches in earlier chunks; batches that the steps have mentioned
         for chunk in self._chunks(number, floor):
             for row in np.flatnonzero(chunk.table[column] >= least):
                 batch = chunk.table[row]

@@ -85,7 +85,7 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
     asked = spell_time(timestamp_ms)
     passed = []
     for number in range(len(facts.segments)):
-        largest_ms, source = search.largest(number)
+        largest_ms, source = search.largest_timestamp(number)
         reported = f"{search.indexes.file(number, names.LOG)} {spell_time(largest_ms)} ({source})"
         if largest_ms >= timestamp_ms:
             break

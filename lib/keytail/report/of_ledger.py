@@ -43,7 +43,7 @@ def report_of_ledger(
     """Return the report of one run (the latest if none is given), or of all runs since a time. Raises UsageProblem if
     there is none."""
     if since_ms is None:
-        return of_run(*history.run(flags, "" if run_id is None else run_id, master=master, newest=run_id is None))
+        return of_run(*history.run(flags, run_id or "", master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)
     if not runs:
         raise UsageProblem(

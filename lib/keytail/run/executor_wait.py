@@ -1,7 +1,7 @@
-"""Reports that a cluster gives a run no executors, and why: at once if it never can, otherwise after a while.
+"""Reports that a run gets no executors from its cluster, and why: at once if it never can, otherwise after 30 s.
 
 Spark itself only logs a warning, every 15 s, that a job has not accepted any resources. On a standalone cluster the
-master is asked for its workers (the message that its web page uses); other cluster managers are not.
+workers are requested from the master, by the message that its web page uses; other cluster managers are not asked.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from keytail.threads import inheriting
 
 # Executors of a cluster with free resources start within seconds.
 LONGEST_WAIT_S = 30.0
-_PACE_S = 1.0
-_ANSWER_S = 10
+_PACE_S = 1.0  # between two checks
+_ANSWER_S = 10  # for the master's reply
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker of a standalone master, with all that it has."""
+    """A worker of a standalone master, with its total cores and memory, used or free."""
 
     host: str
     cores: int
@@ -39,8 +39,8 @@ class Worker:
 
 @dataclass(frozen=True)
 class MasterState:
-    """What a standalone master reports: its workers, also those that have died lately, and the other applications. It
-    does not report what is free: its reply omits that, and whether a worker is alive."""
+    """What a standalone master reports: its workers, including those that died recently, and the other applications.
+    Its reply contains neither the free resources of a worker nor whether it is alive."""
 
     workers: tuple[Worker, ...]
     others: tuple[str, ...] = ()
@@ -48,7 +48,8 @@ class MasterState:
 
 @dataclass(frozen=True)
 class Executor:
-    """What one executor requires by Spark's settings. `cores` None: all free cores of a worker."""
+    """What one executor requires by Spark's settings. `cores` None: all free cores of a worker. `cores_max`: the limit
+    for all executors of the run; None: no limit."""
 
     memory_mib: int
     cores: int | None = None
@@ -148,7 +149,7 @@ def report_waits(is_waiting: Callable[[], bool], report: Callable[[], None], ove
             before_s, waited_s = waited_s, waited_s + pace_s
             if before_s < LONGEST_WAIT_S <= waited_s:
                 report()
-        except Exception:  # Spark is ending, which the run notices by itself
+        except Exception:  # Spark is ending, which the run detects elsewhere
             logging.getLogger(__name__).info("the executors cannot be counted", exc_info=True)
 
 

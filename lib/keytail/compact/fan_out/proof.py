@@ -44,7 +44,8 @@ _LOAD = 0.75
 
 @dataclass(frozen=True)
 class ProofPart:
-    """`groups` that replace segments `numbers[0]` .. `numbers[1]`, or none, and segments `present` for later passes."""
+    """What one task of a proof reads: the groups that replace segments `numbers[0]` .. `numbers[1]`, or, without
+    `groups`, the segments `present`, which are replaced in later passes."""
 
     task: CleaningTask
     numbers: tuple[int, int]

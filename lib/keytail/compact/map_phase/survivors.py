@@ -165,8 +165,9 @@ class SurvivorBuilder:
     ) -> Generator[KeyPortion | None, None, None]:
         """Yield the keys of the wanted data batches of segment `number`, which is counted in `survivors`.
 
-        The map is one item behind: keys found after it was full are ignored. From then on, None is yielded per chunk:
-        the buffers of a chunk that is still being put into the map must not be overwritten.
+        The map is filled from one item while the next one is produced, so keys that are produced after it was full are
+        ignored. Once it is full, None is yielded for each chunk, so that this generator does not overwrite the buffers
+        of a chunk that is still being put into the map.
         """
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)

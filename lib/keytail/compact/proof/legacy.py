@@ -193,7 +193,7 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
         raise ValueError("the message has an lz4 header that clients before 0.10 reject")
     inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=message.magic == 0)
     if bytes(inner) != b"".join(_inner_message(message, record, records[0].offset) for record in records):
-        raise ValueError("the message contains other messages than its source")
+        raise ValueError("the messages in the message differ from those of its source")
     return kept
 
 

@@ -132,7 +132,8 @@ def kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], 
 
 
 def _needed_bytes(task: CleaningTask, segment: SegmentFacts, current_bytes: int) -> int:
-    """Return the most that one more source writes; part of an output that becomes too full exists twice for a while."""
+    """Return an upper bound of what one more source writes. If the output then exceeds segment.bytes, the source's part
+    is copied to a new output before it is truncated in the old one."""
     passes = current_bytes + segment.log_bytes > task.config.segment_bytes
     return source_bytes(segment) + (segment.log_bytes if passes else 0)
 
