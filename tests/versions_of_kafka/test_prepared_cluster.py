@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -196,7 +196,12 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
     }
     found: Counter[str] = Counter()
     down_s: list[float] = []
-    with controller, brokers[1], brokers[2], brokers[3], BrokerClient(heap="256m") as admin:
+    with ExitStack() as cluster:
+        controller.start()
+        cluster.callback(controller.kill)
+        for broker in brokers.values():
+            cluster.enter_context(broker)
+        admin = cluster.enter_context(BrokerClient(heap="256m"))
         admin.connect(brokers[1])
         for topic, settings in TOPICS.items():
             admin.create_topic(topic, 1, settings, replicas=3)
