@@ -56,14 +56,15 @@ class BrokerClient:
         """Use this broker from now on. Producers keep the address with which they were created."""
         self._ask("connect", bootstrap=broker.bootstrap)
 
-    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> None:
-        self._ask("create_topic", topic=topic, partitions=partitions, configs=dict(configs))
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1) -> None:
+        self._ask("create_topic", topic=topic, partitions=partitions, configs=dict(configs), replicas=replicas)
 
     def alter_configs(self, topic: str, configs: Mapping[str, str]) -> None:
         self._ask("alter_configs", topic=topic, configs=dict(configs))
 
     def describe_topics(self) -> dict[str, dict[str, Any]]:
-        """Return every topic, internal ones too: `partitions`, `id`, and `configs` set on the topic itself."""
+        """Return every topic, internal ones too: `partitions`, `id`, `in_sync` (the number of in-sync replicas of the
+        partition that has fewest), and `configs` set on the topic itself."""
         answer: dict[str, dict[str, Any]] = self._ask("describe_topics")
         return answer
 

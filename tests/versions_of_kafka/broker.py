@@ -23,6 +23,7 @@ from tests.versions_of_kafka import has_zookeeper
 
 ZOOKEEPER_LIMIT_S = 60.0
 SESSION_LIMIT_S = 60.0
+CONTROLLER_ID = 100  # in a cluster of several brokers
 
 
 def broker_of(version: str, log_dirs: Path | Sequence[Path], work_dir: Path, **options: Any) -> Broker:
@@ -146,3 +147,33 @@ class Follower(ZooKeeperBroker):
 
     def _prepare(self, config: Path) -> None:
         self.zookeeper.wait_until_free(broker=2)
+
+
+class ClusterBroker(Broker):
+    """Broker `number` of a cluster with a controller in a process of its own (KRaft), in its own work directory."""
+
+    def __init__(self, number: int, controller_port: int, work_dir: Path, *, properties: Mapping[str, str]) -> None:
+        super().__init__(work_dir / "logs", work_dir, properties=properties, heap="256m")
+        self.work_dir = work_dir
+        self._number = number
+        self._controller_port = controller_port
+
+    def _mode_properties(self) -> Mapping[str, str]:
+        return {
+            **super()._mode_properties(),
+            "controller.quorum.voters": f"{CONTROLLER_ID}@127.0.0.1:{self._controller_port}",
+            "listeners": f"PLAINTEXT://{self.bootstrap}",
+            "node.id": str(self._number),
+            "process.roles": "broker",
+        }
+
+
+def controller_of(work_dir: Path, port: int) -> Broker:
+    """Return the controller of a cluster, which is no broker."""
+    properties = {
+        "controller.quorum.voters": f"{CONTROLLER_ID}@127.0.0.1:{port}",
+        "listeners": f"CONTROLLER://127.0.0.1:{port}",
+        "node.id": str(CONTROLLER_ID),
+        "process.roles": "controller",
+    }
+    return Broker(work_dir / "logs", work_dir, properties=properties, heap="128m")

@@ -7,8 +7,12 @@ from dataclasses import replace
 from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected
 from keytail.compact.planning import Planned
+from keytail.compact.prepared.record import is_prepared
 from keytail.errors import KeytailError, in_words, joined
 from keytail.run.rows import ResultRow, status_of
+
+# In the field `prepared` of a plan: an executing run commits or discards it.
+FOR_EXECUTE = "for --execute"
 
 
 def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
@@ -45,6 +49,8 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
 def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
     """Return the row of a plan; `in_detail` for a report."""
     row = row_of(planned, expected=planned.expected(map_memory_bytes))
+    if any(map(is_prepared, planned.facts.leftovers)):
+        row = replace(row, prepared=FOR_EXECUTE)
     return with_detail(row, planned) if in_detail else row
 
 

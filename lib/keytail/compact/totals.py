@@ -6,14 +6,18 @@ The seconds are sums of the estimates in run/rates.py and run/kernels.py, and as
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from keytail.cli.command import Below
 from keytail.cli.rows import human_bytes, human_time
 from keytail.compact.command import Request
+from keytail.compact.planned_rows import FOR_EXECUTE
+from keytail.compact.prepared.record import bytes_of, is_prepared
 from keytail.errors import slugs_of
 from keytail.extras import SPARK
+from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.kernels import expected_seconds, is_on_this_host
 from keytail.run.memory import cores
@@ -39,12 +43,13 @@ class Downtime:
 @dataclass(frozen=True)
 class Scratch:
     """One file system, by a directory on it: the bytes for the new files of all due partitions there, at most, those
-    that are free, and the number of partitions that do not fit alone."""
+    that are free, the number of partitions that do not fit alone, and the bytes of what is prepared already."""
 
     directory: str
     needed_bytes: int
     free_bytes: int
     without_room: int = 0
+    prepared_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,14 @@ def _scratch(rows: Iterable[ResultRow], fs: FileSystem) -> tuple[Scratch, ...]:
                 before,
                 needed_bytes=before.needed_bytes + (row.expected_scratch_bytes or 0),
                 without_room=before.without_room + lacks_room,
+                prepared_bytes=before.prepared_bytes + (_prepared_bytes(row, fs) if row.prepared == FOR_EXECUTE else 0),
             )
     return tuple(found.values())
+
+
+def _prepared_bytes(row: ResultRow, fs: FileSystem) -> int:
+    path = os.path.join(row.log_dir, names.partition_dir(row.topic, row.partition))
+    return bytes_of(fs, path, [entry.name for entry in fs.scan(path) if is_prepared(entry.name)])
 
 
 def below_plan(rows: Sequence[ResultRow], request: Request) -> Below:
@@ -117,6 +128,8 @@ def sentences(totals: Totals) -> list[str]:
             text += ". At most half of that is used at a time, so some wait for others, or are written in passes"
         if item.without_room:
             text += f". {item.without_room:,} that have no room now are tried again with what others have freed"
+        if item.prepared_bytes:
+            text += f". What is prepared already takes {human_bytes(item.prepared_bytes)} (`keytail prepared`)"
         found.append(text + ".")
     if totals.downtime is not None:
         down = totals.downtime
@@ -145,7 +158,7 @@ def figures(totals: Totals) -> dict[str, object]:
     scratch = [
         {
             "directory": item.directory, "needed_bytes": item.needed_bytes, "free_bytes": item.free_bytes,
-            "without_room": item.without_room,
+            "without_room": item.without_room, "prepared_bytes": item.prepared_bytes,
         }
         for item in totals.scratch
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from keytail.cli.kafka_version import infer_kafka_version
 from keytail.cli.metadata import read_cluster
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
+from keytail.compact.prepared.record import bytes_of, is_prepared
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused, in_words
@@ -42,13 +43,13 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
     newest = None
     for facts in surveyed:
         try:
-            largest, last = _sizes(fs, facts)
+            largest, last, prepared = _sizes(fs, facts)
         except OSError as problem:
             rows.append(CheckRow(facts.path, FAIL, in_words(problem), "Give this user permission to read all of it"))
             continue
         newest = last if newest is None or (last is not None and last > newest) else newest
         state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
-        of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
+        of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest, prepared), _lock(fs, facts)]
         rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
     cluster = read_cluster(fs, paths, configuration)
     kafka = infer_kafka_version(fs, surveyed, cluster)
@@ -101,11 +102,15 @@ def _owner(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     return CheckRow(check, OK, "this user can write as the owner of the log dir")
 
 
-def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
+def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int, prepared: Sequence[int]) -> CheckRow:
+    """`prepared`: the bytes of the prepared compaction of each partition that has one."""
     check, kind = f"{facts.path}: storage", fs.file_system_type(facts.path)
     free = fs.free_bytes(facts.path)
     found = f"{kind or 'unknown file system'}, {show.human_bytes(free)} free; the largest partition has "
     found += show.human_bytes(largest_bytes)
+    if prepared:
+        found += f"; prepared compactions of {len(prepared):,} partitions take {show.human_bytes(sum(prepared))} "
+        found += "(`keytail prepared`)"
     if fs.is_read_only(facts.path):
         return CheckRow(check, WARN, f"{found}; mounted read-only", "Use --output-dir for runs that write, or a copy")
     if not is_local(kind):
@@ -139,15 +144,18 @@ def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
     return CheckRow("clock", OK, found)
 
 
-def _sizes(fs: FileSystem, facts: LogDirFacts) -> tuple[int, int | None]:
-    """Return the bytes of the largest partition, and the latest mtime of any segment in ms."""
-    largest, newest = 0, None
+def _sizes(fs: FileSystem, facts: LogDirFacts) -> tuple[int, int | None, list[int]]:
+    """Return the bytes of the largest partition, the latest mtime of any segment in ms, and the bytes of the prepared
+    compaction of each partition that has one."""
+    largest, newest, prepared = 0, None, []
     for entry in facts.partitions:
         try:
-            sized = fs.scan_sizes(entry.path, names.LOG).sized
+            found = fs.scan_sizes(entry.path, names.LOG)
         except FileNotFoundError:  # a running broker has removed the partition
             continue
-        largest = max(largest, sum(size for _, size, _ in sized))
-        for _, _, mtime_ns in sized:
+        largest = max(largest, sum(size for _, size, _ in found.sized))
+        for _, _, mtime_ns in found.sized:
             newest = max(newest or 0, mtime_ns // 1_000_000)
-    return largest, newest
+        if scratch := [name for name in found.regular if is_prepared(name)]:
+            prepared.append(bytes_of(fs, entry.path, scratch))
+    return largest, newest, prepared

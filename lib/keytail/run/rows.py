@@ -61,7 +61,8 @@ class ResultRow(OfPartition):
         str | None, "with `--replica`: the replica that has not been cleaned further"
     ] = None
     prepared: Annotated[
-        str | None, "what became of an earlier `--prepare`: `committed`, or `discarded` and why"
+        str | None,
+        "an earlier `--prepare`: `committed`, `not committed`, `discarded` and why, or in a plan: `for --execute`",
     ] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status

@@ -19,8 +19,10 @@ from unittest.mock import patch
 
 import pytest
 
+from keytail.cli.configuration import Configuration
 from keytail.compact.prepared import driver, takeover
 from keytail.compact.worker import clean_on_worker
+from keytail.doctor import log_dirs as doctor_log_dirs
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import hold
@@ -59,6 +61,21 @@ def prepared(run: Run, log_dir: Path) -> Path:
     rows = compact(run, log_dir, "--prepare", status=0)
     assert statuses(rows) == {"orders-0": "prepared", "orders-1": "prepared", "users-0": "skipped"}
     return log_dir
+
+
+def test_plan_and_doctor_report_the_space_of_what_is_prepared(run: Run, prepared: Path) -> None:
+    used = sum(path.stat().st_size for path in prepared.glob("*/*.clean") if ".prepared." not in path.name)
+    with without_spark():
+        done = run("plan", "--log-dirs", prepared, *CONFIG, *NOW, "--output", "json", "--log-format", "json")
+    assert {name: row["prepared"] for name, row in rows_of(done).items()} == {
+        "orders-0": "for --execute", "orders-1": "for --execute", "users-0": None
+    }  # fmt: skip
+    [facts] = [item for line in done.stderr.splitlines() if (item := json.loads(line)).get("event") == "totals"]
+    records = sum(path.stat().st_size for path in prepared.glob("*/*.prepared.*.clean"))
+    assert facts["scratch"][0]["prepared_bytes"] == used + records
+    checks = doctor_log_dirs.log_dirs(FileSystem(), [str(prepared)], 2**60, Configuration())
+    [storage] = [row.found for row in checks if row.check == f"{prepared}: storage"]
+    assert "prepared compactions of 2 partitions take" in storage
 
 
 def append(partition: Path, offset: int, key: bytes = b"key-1") -> None:

@@ -143,7 +143,8 @@ public final class BrokerClient {
     }
 
     private JsonNode createTopic(JsonNode request) throws Exception {
-        NewTopic topic = new NewTopic(request.get("topic").asText(), request.get("partitions").asInt(), (short) 1);
+        NewTopic topic = new NewTopic(request.get("topic").asText(), request.get("partitions").asInt(),
+            (short) request.get("replicas").asInt());
         topic.configs(strings(request.get("configs")));
         admin.createTopics(List.of(topic)).all().get();
         return JSON.getNodeFactory().booleanNode(true);
@@ -175,6 +176,8 @@ public final class BrokerClient {
             ObjectNode topic = answer.putObject(resource.name());
             topic.put("partitions", topics.get(resource.name()).partitions().size());
             topic.put("id", topics.get(resource.name()).topicId().toString());
+            topic.put("in_sync", topics.get(resource.name()).partitions().stream()
+                .mapToInt(partition -> partition.isr().size()).min().orElse(0));
             ObjectNode overrides = topic.putObject("configs");
             ObjectNode holding = topic.putObject("holding");
             for (ConfigEntry entry : configs.get(resource).entries()) {

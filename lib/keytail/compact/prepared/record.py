@@ -7,6 +7,7 @@ takeover.py compares.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -105,6 +106,15 @@ def is_prepared(name: str) -> bool:
     """Whether it is the name of a scratch file of a run that prepares."""
     parsed = names.parse_file_name(name)
     return parsed.kind == "scratch" and parsed.run_id.startswith(RUN_ID_PREFIX)
+
+
+def bytes_of(fs: FileSystem, path: str, files: Sequence[str]) -> int:
+    """Return the bytes of these files in a partition directory; those that another run has removed have none."""
+    found = 0
+    for name in files:
+        with contextlib.suppress(FileNotFoundError):
+            found += fs.size(os.path.join(path, name))
+    return found
 
 
 def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> tuple[Source, ...]:
