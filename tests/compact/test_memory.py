@@ -1,4 +1,4 @@
-"""A task's memory does not grow with its segment: the map and less than 512 MiB more, up to a segment of 1 GiB.
+"""A task's memory does not grow with its segments: it needs the map and less than 512 MiB more, also for 1 GiB.
 
 Each round runs in a separate process, which compares its peak of private memory, as reported by Linux, with the value
 after keytail was imported and its kernels were loaded. Run as a module, this file is that process.

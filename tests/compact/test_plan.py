@@ -1,5 +1,4 @@
-"""What to clean: the rules of selection, ratio, lag and grouping, by example and compared with their reference model.
-"""
+"""The selection of what to clean (ratio, lag, grouping), by examples and compared with the reference model."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from keytail.config.compaction import CompactionConfig
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import Unstable
 from tests.chance import draws
-from tests.reference import selection as twin
+from tests.reference import selection as model
 
 NOW = 1_700_000_000_000
 COMPACT = CompactionConfig(cleanup_policy=frozenset({"compact"}))
@@ -131,12 +130,12 @@ def test_high_watermark_is_bounded_and_rounded_down_to_a_segment(high_watermark,
     assert (got.first_uncleanable_offset, got.limit) == (first_uncleanable, limit)
 
 
-def test_high_watermark_below_the_log_start_counts_as_the_log_start():
+def test_high_watermark_below_the_log_start_is_treated_as_the_log_start():
     got = select(partition(high_watermark=3, log_start_offset=12), COMPACT, NOW)
     assert (got.first_dirty_offset, got.first_uncleanable_offset, got.cleanable_bytes) == (12, 10, 0)
 
 
-def test_no_high_watermark_cleans_nothing_unless_the_log_end_is_taken():
+def test_without_a_high_watermark_nothing_is_cleaned_unless_the_log_end_replaces_it():
     got = select(partition(high_watermark=None), COMPACT, NOW)
     assert (got.first_uncleanable_offset, got.eligible, got.limit) == (0, False, "high watermark")
     assert "the partition has no high watermark" in got.blocker
@@ -230,9 +229,9 @@ def test_a_whole_dirty_log_does_not_exceed_a_ratio_of_one():
 
 
 def test_force_ignores_the_ratio_but_not_an_empty_section():
-    dull = config(min_cleanable_dirty_ratio=1.0)
-    assert select(partition(), dull, NOW, force=True).eligible
-    assert not select(partition(high_watermark=3), dull, NOW, force=True).eligible
+    never_due = config(min_cleanable_dirty_ratio=1.0)
+    assert select(partition(), never_due, NOW, force=True).eligible
+    assert not select(partition(high_watermark=3), never_due, NOW, force=True).eligible
     assert not select(partition(), CompactionConfig(), NOW, force=True).eligible
 
 
@@ -540,7 +539,7 @@ def test_ranges_equal_the_models(data):
     segments = data.draw(segment_lists())
     start, end = sorted(data.draw(st.tuples(offsets_near(segments), offsets_near(segments))))
     a, b = segments_between(segments, start, end)
-    assert list(segments[a:b]) == twin.between(segments, start, end)
+    assert list(segments[a:b]) == model.between(segments, start, end)
 
 
 @settings(deadline=None, max_examples=draws(400))
@@ -553,7 +552,7 @@ def test_grouping_laws(data):
     log_limit = data.draw(st.sampled_from([0, 1, 100, 150, 10**6]))
     index_limit = data.draw(st.sampled_from([0, 1, 12, 24, 10**6]))
     groups = group_segments(segments, end, uncleanable, log_limit, index_limit)
-    assert [[s.base_offset for s in segments[a:b]] for a, b in groups] == twin.groups(
+    assert [[s.base_offset for s in segments[a:b]] for a, b in groups] == model.groups(
         segments, end, uncleanable, log_limit, index_limit
     )
 
@@ -603,7 +602,7 @@ def test_selection_equals_the_models(data):
         high_watermark=source,
         unstable=None if unstable is None else Unstable(unstable, "why"),
     )
-    expected = twin.selection(
+    expected = model.selection(
         facts, chosen, NOW, force=force, from_log_start=whole, high_watermark=source, unstable=unstable
     )
     assert {name: getattr(got, name) for name in expected} == expected

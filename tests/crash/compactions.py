@@ -406,7 +406,7 @@ def files_of(loaded: Loaded) -> Files:
 
 
 def end_of(logs: Mapping[int, bytes]) -> int:
-    """Return the log end offset, given the segments by base offset."""
+    """Return the log end offset of a log, given the bytes of its segments by base offset."""
     batches = decode_log(logs[max(logs)])
     return batches[-1].last_offset + 1 if batches else max(logs)
 

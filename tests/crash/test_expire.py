@@ -1,7 +1,7 @@
 """Stop before every file operation of `expire`, or let it fail.
 
-No data that must be retained is lost, a broker serves the log as before or as intended, and the next run, or a
-broker, completes the work. Also tests the states tabulated in EXPIRE.md.
+No data that must be retained is lost, a broker serves the log as it was before the run or as it is after it, and the
+next run, or a broker, completes the work. Also tests the states in the table of EXPIRE.md.
 """
 
 from __future__ import annotations
@@ -135,17 +135,17 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
     assert after == (case.log_start_after, list(range(case.log_start_after, END)), END)
     assert before == (case.log_start or 0, list(range(case.log_start or 0, END)), END)
     origin = partition_files(fast_dir / "origin")
-    stays = {n: data for n, data in origin.items() if n[:20].isdigit() and int(n[:20]) >= case.first}
-    assert stays.items() <= left.items()
+    retained = {n: data for n, data in origin.items() if n[:20].isdigit() and int(n[:20]) >= case.first}
+    assert retained.items() <= left.items()
     new = {f"{END:020d}{suffix}" for suffix in (".log", ".index", ".timeindex")} if case.first == END else set()
-    assert left.keys() - stays.keys() == {"leader-epoch-checkpoint", *new}
+    assert left.keys() - retained.keys() == {"leader-epoch-checkpoint", *new}
     noted = {**notes.get("log-start-offset-checkpoint", {}), ("orders", 0): case.log_start_after}
     assert checkpoints(fast_dir / "whole") == notes | {"log-start-offset-checkpoint": noted}
 
     def check(state: State) -> None:
         found = served(state.root)
         if found[0] == before[0] != after[0]:
-            assert found == before, "part of the log is gone before the log start says so"
+            assert found == before, "part of the log was removed before the log start offset was written"
         elif state.fault is not None and "ENOSPC" in str(state.fault) and found != after:
             # On a full disk the oldest segment is removed first.
             start = max(10, case.log_start or 0)
@@ -155,10 +155,10 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
         else:
             assert found == after
         files = partition_files(state.root)
-        assert stays.items() <= files.items(), "what is to stay is not as it was"
+        assert retained.items() <= files.items(), "a retained file has changed"
         if state.action_ended:
             assert files == left
-        # Once the log start offset is written, completing the work needs no setting.
+        # Once the log start offset is written, the work is completed without any retention.
         retention = UNLIMITED if found[0] == after[0] != before[0] else case.retention
         assert run(LOCAL, state.root, retention) is None
         assert partition_files(state.root) == left
@@ -213,7 +213,7 @@ class FullDisk(FileSystem):
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["by time", "all"])
 def test_kafka_starts_on_every_stop(name: str, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Its loader finds the log as before or as intended, and its own retention completes what was begun."""
+    """Kafka's loader finds the log as it was before or is after the run; Kafka's retention completes the work."""
     case = CASES[name]
 
     def check(state: State) -> None:
@@ -280,20 +280,20 @@ def row_7(root: Path) -> None:
     run(LOCAL, root, BY_TIME)
 
 
-# The offset from which a starting broker serves.
+# By row: the function that creates the state, and the offset from which a broker that starts then serves.
 ROWS: dict[int, tuple[Callable[[Path], None], int]] = {
     1: (row_1, 0), 2: (row_2, 20), 3: (row_3, 20), 4: (row_4, 20), 5: (row_5, 20), 6: (row_6, 20), 7: (row_7, 20),
 }  # fmt: skip
 
 
-def test_the_table_has_a_test_a_row() -> None:
+def test_each_row_of_the_table_has_a_test() -> None:
     page = (Path(next(iter(keytail.expire.__path__))) / "EXPIRE.md").read_text()
     found = re.findall(r"^\| (\d+) \| .* \| (\d+)[,;]?.* \| .* \|$", page, re.MULTILINE)
     assert [(int(number), int(start)) for number, start in found] == [(n, start) for n, (_, start) in ROWS.items()]
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_row_of_the_table(number: int, tmp_path: Path) -> None:
+def test_a_state_of_the_table(number: int, tmp_path: Path) -> None:
     case, (build, start) = CASES["by time"], ROWS[number]
     case.make(tmp_path / "whole")
     run(LOCAL, tmp_path / "whole", case.retention)

@@ -1,8 +1,9 @@
-"""Stop before every file operation, and let it fail, of runs out of place: into an empty target, and into the tree of
-an earlier run of which one partition has changed since.
+"""Stop runs out of place before every file operation, or let it fail. The target is empty, or the output of an earlier
+run after which one partition of the source has changed.
 
 In every state the source is unchanged in bytes and times; no broker can start on an incomplete target; each partition
-there that counts as done has one of its permitted states; and the next run ends with the tree of an undisturbed run.
+in the target whose record is finished has the contents of one of the two runs; and the next run ends with the same
+target as an undisturbed run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tests.crash.trees import Tree, read_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.run.engines import LikeSpark
 
-# One is compacted, with a tombstone in a later group than the record it deletes, and one is copied.
+# One partition is compacted, with a tombstone in a later group than the record it deletes; the other one is copied.
 LOGS = LogDir(
     (
         Log("orders-0", [["a:1 b:1", "x:1"], ["a:2 x:2"], ["! a:- x:-"], ["y:1"]]),
@@ -75,7 +76,7 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
 @contextlib.contextmanager
 def _here(fs: FileSystem) -> Iterator[None]:
     with (
-        # tests/log/test_lock.py tests their faults.
+        # tests/log/test_lock.py tests faults of locking.
         patch.object(steps, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark(1)),
@@ -85,18 +86,19 @@ def _here(fs: FileSystem) -> Iterator[None]:
         yield
 
 
-def told(fs: FileSystem, root: Path) -> Failed:
+def failures(fs: FileSystem, root: Path) -> Failed:
     return Failed(tuple(row.error for row in run(fs, root) if row.status not in DONE))
 
 
 def without_records(tree: Tree, prefix: str) -> Tree:
-    """Return names and contents below `prefix`; times except of the log dir's own files; records only by presence."""
+    """Return the files below `prefix`: of a record only its name, of other files of the log dir name and contents, of
+    files of partitions also the time."""
     found: Tree = {}
     for path, (content, mtime_ns) in tree.items():
         if path.startswith(prefix):
             name = path.removeprefix(prefix)
-            own = name.endswith(names.OUTPUT_RECORD)
-            found[name] = (b"" if own else content, 0 if own or "/" not in name else mtime_ns)
+            is_record = name.endswith(names.OUTPUT_RECORD)
+            found[name] = (b"" if is_record else content, 0 if is_record or "/" not in name else mtime_ns)
     return found
 
 
@@ -110,7 +112,7 @@ def make_first(root: Path) -> None:
 
 
 def make_again(root: Path) -> None:
-    """Create a target of the log dir as it was; then add a segment to orders-0."""
+    """Run out of place on the log dir, then add a segment to orders-0."""
     make_first(root)
     run(LOCAL, root)
     os.rename(root / "logs", root / "before")
@@ -128,7 +130,7 @@ def make_again(root: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [pytest.param(make_first, marks=pytest.mark.long), make_again])
-def test_whatever_is_left_the_source_stands_and_the_next_run_finishes(
+def test_after_every_stop_and_fault_the_source_is_unchanged_and_the_next_run_finishes(
     make: Any,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -146,10 +148,10 @@ def test_whatever_is_left_the_source_stands_and_the_next_run_finishes(
         left = state.tree
         assert {n: f for n, f in left.items() if n.startswith("logs/")} == {
             n: f for n, f in start.items() if n.startswith("logs/")
-        }, "the source was touched"
+        }, "the source was changed"
         out = without_records(left, "out/")
         if names.META_PROPERTIES in out:
-            assert out in (wanted, without_records(start, "out/")), "a broker may start on what is not whole"
+            assert out in (wanted, without_records(start, "out/")), "a broker could start on an incomplete target"
         for log in LOGS.logs:
             data = left.get(f"out/{log.name}/{names.OUTPUT_RECORD}")
             if data is not None and decode_record(data[0], "").is_finished:
@@ -160,17 +162,17 @@ def test_whatever_is_left_the_source_stands_and_the_next_run_finishes(
         try:
             rows = run(LOCAL, state.root)
         except Refused as problem:
-            raise AssertionError(f"the next run does not go on: {problem}") from problem
+            raise AssertionError(f"the next run is refused: {problem}") from problem
         assert all(row.status in DONE for row in rows), rows
         assert without_records(read_tree(state.root), "out/") == wanted
 
     counts = Counts("compaction out of place")
     for_every_stop(
-        start, told, check, work_dir=fast_dir / "stops", counts=counts, partial_cuts=3 if SOAK else 1,
+        start, failures, check, work_dir=fast_dir / "stops", counts=counts, partial_cuts=3 if SOAK else 1,
         torn_writes=SOAK, seed=SEED,
     )  # fmt: skip
     for_every_fault(
-        start, told, check, work_dir=fast_dir / "faults", counts=counts, again=told, share=0.02,
+        start, failures, check, work_dir=fast_dir / "faults", counts=counts, again=failures, share=0.02,
         scratch=(".clean", ".tmp"), seed=SEED,
     )  # fmt: skip
     with capsys.disabled():

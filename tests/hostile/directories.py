@@ -1,9 +1,8 @@
-"""Log dirs in which the bytes, names or file types of one partition are damaged, and complete command lines run on
-them.
+"""Runs complete command lines on log dirs in which the bytes, names or file types of one partition are damaged.
 
-Whatever the state, a command ends with an exit status and rows, never a traceback. Commands that only read change
-nothing. Others change, outside of partition directories, only their own checkpoints, and what they report as done has
-lost nothing (promises 1 and 2, by the plain readers of tests/reference).
+In every state a command ends with an exit status and rows, never with a traceback. Commands that only read change
+nothing. Outside of partition directories, the others change only the checkpoints that they maintain. A partition that
+they report as done has lost no records (promises 1 and 2, checked by the plain readers of tests/reference).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def expect(holds: bool, what: str) -> None:
         raise Wrong(what)
 
 
-# Creating them
+# Creation of damaged log dirs
 
 
 @dataclass
@@ -98,14 +97,13 @@ def make(rng: random.Random, root: Path, of: Corpus) -> Case:
     else:
         (case.logs / "recovery-point-offset-checkpoint").write_text("0\n1\nsound 0 0\n")
     strategies = [rng.choice(_SPOILERS) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
-    strategies.sort(
-        key=lambda strategy: strategy in _LAST
-    )  # last, because damaging the bytes of a pipe would take forever
+    # Files are replaced by pipes last: damaging the bytes of a pipe would wait forever.
+    strategies.sort(key=lambda strategy: strategy in _LAST)
     if any(strategy in _LAST for strategy in strategies):
         strategies = [strategy for strategy in strategies if strategy is not changing]
     for strategy in strategies:
         case.story.append(strategy.__name__)
-        with contextlib.suppress(OSError):  # one may prevent another
+        with contextlib.suppress(OSError):  # an earlier damage may make a later one impossible
             strategy(rng, case, of)
     return case
 
@@ -301,7 +299,7 @@ _SPOILERS = (spoiled_log,) * 9 + (spoiled_index,) * 3 + (spoiled_small_file, che
 _LAST = (other_kind, replaced_partition)
 
 
-# Running commands on them
+# Command lines
 
 
 @dataclass
@@ -359,7 +357,7 @@ def _meddling(meddle: Callable[[], None] | None, at: int) -> Iterator[None]:
 
 
 def tree(root: Path) -> Tree:
-    """Return everything in a tree: type, mode, size, time, contents, link targets. Huge sparse files by size."""
+    """Return type, mode, size, time, contents and link target of everything in a tree; no contents of huge files."""
     found: Tree = {}
     for directory, names, files in os.walk(os.fsencode(root)):
         for name in [*names, *files]:
@@ -368,7 +366,7 @@ def tree(root: Path) -> Tree:
             what: Any = None
             if stat.S_ISLNK(facts.st_mode):
                 what = os.readlink(path)
-            elif stat.S_ISREG(facts.st_mode) and facts.st_size < 1 << 24:
+            elif stat.S_ISREG(facts.st_mode) and facts.st_size < _GIANT_BYTES:
                 with open(path, "rb") as file:
                     what = hashlib.md5(file.read(), usedforsecurity=False).digest()
             relative = os.path.relpath(path, os.fsencode(root)).decode(errors="surrogateescape")
@@ -382,7 +380,7 @@ def hidden_keys(partition: Path) -> set[bytes | None]:
     found: set[bytes | None] = set()
     for file in partition.glob("*.log"):
         with contextlib.suppress(Exception):
-            batches = decode_any_log(file.read_bytes()) if file.is_file() and file.stat().st_size < 1 << 24 else []
+            batches = decode_any_log(file.read_bytes()) if file.is_file() and file.stat().st_size < _GIANT_BYTES else []
             found |= {rec.key for batch in batches if batch.transactional for rec in batch.records}
     return found
 
@@ -391,7 +389,8 @@ def records_of(partition: Path) -> list[tuple[int, list[Rec] | None, int]]:
     """Return base offset, records and byte size of each segment; None if the plain reader finds damage."""
     found: list[tuple[int, list[Rec] | None, int]] = []
     for file in sorted(partition.glob("*.log")):
-        if len(file.stem) != 20 or not file.stem.isdecimal() or not file.is_file() or file.stat().st_size > 1 << 24:
+        is_segment = len(file.stem) == 20 and file.stem.isdecimal() and file.is_file()
+        if not is_segment or file.stat().st_size > _GIANT_BYTES:
             continue
         data = file.read_bytes()
         try:
@@ -438,25 +437,18 @@ def _as_nobody(case: Case) -> Iterator[None]:
 def _check(rng: random.Random, case: Case) -> None:
     logs = str(case.logs)
     offset = rng.choice((0, 5, 100, 2**40, 2**63 - 1))
-    looking = [
+    read_only = [
         ["verify", "--log-dirs", logs, *COMMON],
-        [
-            "plan",
-            "--log-dirs",
-            logs,
-            "--topics-have-no-overrides",
-            "--topic-config",
-            "t:cleanup.policy=compact",
-            *COMMON,
-        ],
+        ["plan", "--log-dirs", logs, "--topics-have-no-overrides", "--topic-config", "t:cleanup.policy=compact",
+         *COMMON],
         ["rebuild-index", "--log-dirs", logs, *COMMON],
         ["describe", "--log-dirs", logs, "--records", *COMMON],
         ["lookup", "--log-dirs", logs, "--offset", str(offset), *COMMON],
         ["lookup", "--log-dirs", logs, "--timestamp", str(NOW - 9_000), *COMMON],
         ["verify", "--log-dirs", logs],
-    ]
+    ]  # fmt: skip
     before = _quietly(lambda: tree(case.root))
-    for arguments in rng.sample(looking, rng.choice((1, 1, 2, 4))):
+    for arguments in rng.sample(read_only, rng.choice((1, 1, 2, 4))):
         answer = _run(arguments, case)
         _judge(answer, arguments)
     if rng.random() < 0.3:
@@ -464,14 +456,14 @@ def _check(rng: random.Random, case: Case) -> None:
     if case.meddle is None:
         after = _quietly(lambda: tree(case.root))
         expect(before == after, f"a command that only reads changed {_difference(before, after)}")
-    acting = [
+    writing = [
         ["compact", "--log-dirs", logs, "--topics-have-no-overrides", "--topic-config", "t:cleanup.policy=compact",
          "--topic-config", "sound:cleanup.policy=compact", "--high-watermark", "log-end", "--force",
          "--map-memory", "4m", "--fan-out", "never", "--execute",
          "--grouping", rng.choice(("kafka", "measured")), *COMMON],
         ["rebuild-index", "--log-dirs", logs, "--execute", "--truncate", *COMMON],
     ]  # fmt: skip
-    for arguments in rng.sample(acting, rng.choice((1, 1, 1, 2))):
+    for arguments in rng.sample(writing, rng.choice((1, 1, 1, 2))):
         _act(arguments, case)
 
 
@@ -507,7 +499,7 @@ def _judge(answer: Answer, arguments: list[str]) -> None:
     if "json" not in arguments:
         return
     if answer.status == 2:
-        expect(bool(answer.err), f"{command}: wrong usage, and nothing said")
+        expect(bool(answer.err), f"{command}: exit status 2 without a message")
         return
     for row in answer.rows():
         text = json.dumps(row)
@@ -544,13 +536,11 @@ def _act(arguments: list[str], case: Case) -> None:
     answer = _run(arguments, case)
     _judge(answer, arguments)
     after = _quietly(lambda: tree(case.root))
-    status = (
-        {f"{row['topic']}-{row['partition']}": row["status"] for row in answer.rows()} if answer.status != 2 else {}
-    )
     rows = answer.rows() if answer.status != 2 else []
+    status = {f"{row['topic']}-{row['partition']}": row["status"] for row in rows}
     ends = {f"{row['topic']}-{row['partition']}": row.get("end_dirty_offset") for row in rows}
     if case.meddle is None:
-        _only_ours(before, after, status, arguments)
+        _check_owned(before, after, status, arguments)
         for name in (SPOILED, BYSTANDER):
             found = _quietly(lambda name=name: records_of(case.logs / name))
             if name in leftovers:  # as for a broker, a completed replacement supersedes its sources
@@ -563,14 +553,14 @@ def _act(arguments: list[str], case: Case) -> None:
     expect(not left, f"scratch files are left: {left}")
 
 
-def _only_ours(before: Tree, after: Tree, status: dict[str, str], arguments: list[str]) -> None:
+def _check_owned(before: Tree, after: Tree, status: dict[str, str], arguments: list[str]) -> None:
     for path in {*before, *after}:
         if before.get(path) == after.get(path):
             continue
         parts = path.split(os.sep)
         expect(parts[0] == "logs", f"{arguments[0]} changed {path}, outside of the log dir")
         if len(parts) == 2:
-            expect(parts[1] in OWNED, f"{arguments[0]} changed {path}, which is not its own")
+            expect(parts[1] in OWNED, f"{arguments[0]} changed {path}, which it does not maintain")
             continue
         expect(len(parts) == 3 and parts[1] in (SPOILED, BYSTANDER), f"{arguments[0]} changed {path}")
         if arguments[0] == "compact":
@@ -578,7 +568,7 @@ def _only_ours(before: Tree, after: Tree, status: dict[str, str], arguments: lis
             resolved = any(word in path for word in _STAGES)
             was_left = any(word in name for name in before for word in _STAGES)
             done = status.get(parts[1]) == "compacted"
-            expect(done or resolved or was_left, f"compact changed {path}, but says {status.get(parts[1])}")
+            expect(done or resolved or was_left, f"compact changed {path}, but reports {status.get(parts[1])}")
 
 
 Segments = list[tuple[int, list[Rec] | None, int]]
@@ -601,7 +591,7 @@ def _compacted(
         expect(recs is not None or base >= end, f"{name} was compacted, but its segment {base} is damaged")
     was = {rec.offset: rec for recs in sound for rec in recs or ()}
     offsets = [rec.offset for recs in sound for rec in recs or ()]
-    expect(offsets == sorted(set(offsets)), f"{name} was compacted, but its offsets do not rise")
+    expect(offsets == sorted(set(offsets)), f"{name} was compacted, but its offsets do not ascend")
     if any(recs is None for recs in sound):
         return
     expect(all(recs is not None for _, recs, _ in after), f"{name}: damaged by compaction")
@@ -610,8 +600,8 @@ def _compacted(
         expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: was not there before: {rec}")
     newest = {rec.key: rec for rec in was.values() if rec.key is not None}
     for rec in newest.values():
-        gone_rightly = rec.value is None or rec.key in hidden
-        expect(rec.offset in now or gone_rightly, f"{name}: lost {rec}")
+        may_be_removed = rec.value is None or rec.key in hidden
+        expect(rec.offset in now or may_be_removed, f"{name}: lost {rec}")
 
 
 def _same(item: Rec, other: Rec) -> bool:
@@ -629,8 +619,9 @@ def _rebuilt(name: str, before: Segments, after: Segments) -> None:
     for number, (base, recs, size) in enumerate(before):
         if kept.get(base) == size:
             continue
-        expect(base in kept or any(r is None for _, r, _ in before[:number]), f"{name}: segment {base} is gone")
-        expect(recs is None or any(r is None for _, r, _ in before[:number]), f"{name}: {base} was sound, and was cut")
+        after_damage = any(earlier is None for _, earlier, _ in before[:number])
+        expect(after_damage or base in kept, f"{name}: segment {base} is gone")
+        expect(after_damage or recs is None, f"{name}: segment {base} was valid, but was truncated")
 
 
 def _difference(before: Tree, after: Tree) -> list[str]:

@@ -206,16 +206,16 @@ _warm_kernels = functools.cache(warm_kernels)
 
 
 def warm(item: One, seed: int, n: int = 400) -> None:
-    """Compile all kernels before processes are forked, whose time would otherwise include it, and run some inputs
-    here.
+    """Compile all kernels and run some inputs before processes are forked, so that the time limit of these processes
+    does not include compilation.
 
-    Inputs that fail here also fail there.
+    Failures are ignored here: the forked processes report them.
     """
     _warm_kernels()
     for number in range(n):
         try:
             item(seed, number)
-        except Exception:  # reported by the run
+        except Exception:
             continue
 
 

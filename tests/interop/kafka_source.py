@@ -1,4 +1,4 @@
-"""Spark's own Kafka source in a session, for comparisons."""
+"""Adds Spark's own Kafka source to a session, for comparisons with `kafka-log`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pyspark
 
 from tests.interop.broker import Broker
 
-# Its dependencies, by name: the token provider, which is only for Kerberos, is not published in every version of the
-# others.
+# The source and its dependencies. They are listed one by one because the token provider, which only Kerberos needs, is
+# not published in every version of Spark.
 PACKAGES = (
     f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",

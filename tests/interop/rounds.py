@@ -172,7 +172,7 @@ class Case:
         return opened
 
     def _clamped(self, round_: Round, opened: Opened) -> Circumstances:
-        """Return the circumstances drawn, for a log that lost some of its traffic since."""
+        """Return the drawn circumstances, with the offsets limited to those of a log that has lost steps since."""
         now = round_.now
         assert now is not None
         start, end = opened.log_start_offset, opened.log_end_offset

@@ -147,7 +147,7 @@ def test_a_marker_waits_for_the_removal_of_its_data_then_a_round_and_a_horizon(
 
 @pytest.mark.parametrize("segment_bytes", [1, 1_000_000], ids=["each segment by itself", "one group"])
 def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir: Path, segment_bytes: int) -> None:
-    """31: data of three segments, whose markers are after them; only aborted data is removed."""
+    """31: transactions with data in three segments and markers in later ones; only aborted data is removed."""
     steps = [
         *(data(0, b"a", 7), data(1, b"b", 8), ROLL),
         *(data(2, b"c", 7, sequence=1), data(3, b"d", 8, sequence=1), one(4, b"x"), ROLL),

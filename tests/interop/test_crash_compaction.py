@@ -87,7 +87,7 @@ def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, model: 
 
 
 def check_transactions(log: Log, loaded: Loaded) -> None:
-    """Return the open transactions, the last stable offset, and what readers of committed data get."""
+    """Check the open transactions, the last stable offset, and the records that a read_committed consumer gets."""
     open_from = log.transactions.open_from
     stable = min(open_from.values(), default=log.end)
     assert loaded.last_stable_offset == stable

@@ -1,4 +1,4 @@
-"""Large tables are in private memory: shared memory gets no huge pages, and forks would write into it."""
+"""Large tables are in private memory: shared memory gets no huge pages, and forked processes would write into it."""
 
 import os
 
@@ -20,5 +20,5 @@ def test_a_large_table_is_zeroed_and_private():
     assert table[5] == 8
 
 
-def test_a_small_one_is_an_array_like_any_other():
+def test_a_small_table_is_zeroed():
     assert zeros(3, np.dtype(np.int64)).tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""`--ledger` and `history`: two processes at once on a new ledger, as operators run them, and other commands."""
+"""`--ledger` and `history`: two concurrent runs that create one ledger, runs of other commands, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def history(run: Run, ledger: Path, *more: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.spark
-@pytest.mark.soak("ledger/test_tables.py: appends that meet others")
+@pytest.mark.soak("ledger/test_tables.py: concurrent appends")
 def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dirs = [
@@ -49,8 +49,8 @@ def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) ->
     assert sorted(row["log_dirs"][0] for row in known) == sorted(map(str, log_dirs))
     for (out, err), log_dir in zip(reported, log_dirs, strict=True):
         [row] = [row for row in known if row["log_dirs"] == [str(log_dir)]]
-        assert f"--run {row['run_id']}" in err, "it says what the ledger calls it"
-        assert "found io.delta" not in err, "Ivy is not heard"
+        assert f"--run {row['run_id']}" in err, "the run prints its id in the ledger"
+        assert "found io.delta" not in err, "Ivy prints nothing"
         rows = {(row["topic"], row["partition"]): row for row in json.loads(out)}
         _, *of_run = history(run, ledger, "--run", row["run_id"].rpartition("-")[2])
         assert len(of_run) == len(rows) == 2
@@ -110,7 +110,7 @@ def test_a_ledger_in_a_log_dir_is_refused_and_a_dry_run_creates_none(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--run", "x", "--maintain"), "exclude each other"),
         (("--execute",), "require --maintain"),
@@ -118,9 +118,9 @@ def test_a_ledger_in_a_log_dir_is_refused_and_a_dry_run_creates_none(tmp_path: P
         ((), "there is no ledger"),
     ],
 )
-def test_impossible_questions_to_history_are_refused(
-    run: Run, tmp_path: Path, flags: tuple[str, ...], said: str
+def test_invalid_flags_of_history_are_refused(
+    run: Run, tmp_path: Path, flags: tuple[str, ...], message: str
 ) -> None:
     done = run("history", "--ledger", tmp_path, *flags)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert message in done.stderr

@@ -1,4 +1,4 @@
-"""Slices of a log compared with the list of appended records, for any range, size of slices and indexes."""
+"""Slices of random logs, compared with the list of appended records: any range, any slice size, damaged indexes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def single(rng: random.Random, path: Path, batches: int = 60) -> GrowingLog:
 
 
 @pytest.mark.parametrize("damage", ["none", "missing", "zeros behind", "shifted", "another offset", "beyond the file"])
-def test_whatever_the_index_is(damage: str, rng: random.Random, tmp_path: Path) -> None:
+def test_records_do_not_depend_on_the_index(damage: str, rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path)
     index = log.path / f"{0:020d}.index"
     entries = np.frombuffer(index.read_bytes(), ">i4").reshape(-1, 2).copy()
@@ -135,7 +135,7 @@ def test_whatever_the_index_is(damage: str, rng: random.Random, tmp_path: Path) 
         assert list(read(pieces)) == appended(log, start, end)
         if damage in ("none", "zeros behind", "another offset") and end - start > 30:
             assert len(pieces) > 1
-        elif damage != "another offset":  # which may also divide a short range in two
+        elif damage != "another offset":  # these entries may also divide a short range in two
             assert len(pieces) == 1
 
 
@@ -146,14 +146,14 @@ def test_a_seek_reads_little(rng: random.Random, tmp_path: Path) -> None:
     assert [item.offset for item in read([piece])] == list(range(700, 705))
 
 
-def test_a_slice_that_does_not_end_at_a_batch(rng: random.Random, tmp_path: Path) -> None:
+def test_a_slice_that_ends_inside_a_batch_is_an_error(rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path)
     first, *_ = slices(log, 0, log.end, 400)
     with pytest.raises(CorruptLog):
         list(read([module.replace(first, stop=first.stop - 1)]))
 
 
-def test_an_aborted_transaction_that_the_index_lacks(rng: random.Random, tmp_path: Path) -> None:
+def test_an_aborted_transaction_missing_in_the_index_is_an_error(rng: random.Random, tmp_path: Path) -> None:
     log = GrowingLog(rng, tmp_path)
     log.append(2)
     log.append(3, producer=1)
@@ -184,7 +184,7 @@ def test_markers_at_the_edges_of_a_range(rng: random.Random, tmp_path: Path) -> 
             assert found == [offset for offset in range(3, 7) if start <= offset < end]
 
 
-def test_a_file_that_is_another_one(rng: random.Random, tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_refused(rng: random.Random, tmp_path: Path) -> None:
     log = grown(rng, tmp_path, old=False)
     log.roll()
     log.grow(3)
@@ -204,7 +204,7 @@ def test_a_log_that_grows_is_read_as_far_as_it_was_listed(rng: random.Random, tm
 
 
 def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> None:
-    """The batch that a broker was writing may be torn; a damaged one before the wanted end is an error, not skipped."""
+    """The last batch may be incomplete, as a broker is writing it; any damaged batch before it is an error."""
     log = single(rng, tmp_path)
     file = log.path / f"{0:020d}.log"
     data = file.read_bytes()
@@ -227,7 +227,7 @@ def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> Non
     assert read_anyway < 30
 
 
-def test_a_batch_below_its_segment(rng: random.Random, tmp_path: Path) -> None:
+def test_a_batch_below_the_base_offset_is_an_error(rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path, 3)
     log.roll()
     log.append(3)

@@ -36,7 +36,7 @@ class Files:
 
 
 def at_offset(segments: Sequence[Files], log_start: int, log_end: int, offset: int) -> tuple[Batch, Rec] | str | None:
-    """Return the first record at or after `offset`, None if there is none, or a word if a broker refuses."""
+    """Return the first record at or after `offset`, None if there is none, or `out-of-range` if a broker refuses."""
     if not log_start <= offset <= log_end:
         return "out-of-range"
     for segment in segments:

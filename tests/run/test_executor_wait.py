@@ -1,4 +1,4 @@
-"""Executors that a cluster cannot give: what is refused at once, and what is reported while a run waits."""
+"""Runs on a cluster that has no room for their executors: which are refused, and what is reported while one waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backup of a partition: names, contents, times and owners, as links or copies; refusals; and its removal."""
+"""The backup of a partition: its files (names, contents, times, owners) as links or copies, refusals, its removal."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def outputs() -> list[GroupOutput]:
 
 
 def kept_of(log_dir: Path, *, copies: bool = False, groups: int = 1, fs: FileSystem = LOCAL, to: str = "") -> Path:
-    originals = Backup(to or str(log_dir.parent / "originals"), copies)
+    backup = Backup(to or str(log_dir.parent / "originals"), copies)
     return Path(
         keep(
-            fs, originals, str(log_dir / PARTITION), outputs()[:groups],
+            fs, backup, str(log_dir / PARTITION), outputs()[:groups],
             run_id="r1", source_bases=[0, 10, 20, 30], end_offset=40, next_checkpoint=40,
         )
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_manifest_lists_the_old_files_and_the_new_ones(log_dir: Path) -> Non
     manifest = read_manifest(LOCAL, str(entry))
     assert (manifest.name, manifest.partition_path) == (PARTITION, str(log_dir / PARTITION))
     assert (manifest.cleaner_checkpoint, manifest.next_checkpoint, manifest.log_start_checkpoint) == (10, 40, None)
-    assert manifest.leader_epochs == ((0, 0), (4, 25)), "the one that begins at our end is not ours"
+    assert manifest.leader_epochs == ((0, 0), (4, 25)), "without the epoch that begins at the end of the cleaned range"
     for kept, source in zip(manifest.files, sources(log_dir), strict=True):
         digest = file_digest()
         digest.update(source.read_bytes())
@@ -164,7 +164,7 @@ def test_across_file_systems_copies_are_required(log_dir: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
 
 
-def test_held_bytes_are_those_without_another_name(log_dir: Path) -> None:
+def test_held_bytes_are_those_of_files_without_another_hard_link(log_dir: Path) -> None:
     entry = kept_of(log_dir)
     [found] = entries(LOCAL, str(log_dir.parent / "originals"))
     assert (found.run_id, found.name, found.path, found.held_bytes) == ("r1", PARTITION, str(entry), 0)
@@ -302,7 +302,7 @@ def _below_a_log_dir(root: Path) -> Path:
 
 
 def _look_alike_manifest(root: Path) -> Path:
-    """For example a home directory: `~/projects/web-2/manifest.json`."""
+    """A foreign directory of the same shape, for example `~/projects/web-2/manifest.json`."""
     entry = root / "projects" / "web-2"
     entry.mkdir(parents=True)
     (entry / MANIFEST).write_text('{"version": 1, "run_id": "projects", "topic": "web", "partition": 2}')

@@ -66,7 +66,7 @@ class AuditRow(OfPartition):
     ] = ()
     first_offset: Annotated[int | None, "where the compared range begins"] = None
     end_offset: Annotated[int | None, "where it ends, not included"] = None
-    records_compared: Annotated[int | None, "that two replicas have"] = None
+    records_compared: Annotated[int | None, "those that at least two replicas have"] = None
     divergences: Annotated[dict[str, int] | None, "counts by kind"] = None
     first_divergence: Annotated[int | None, "the smallest offset of the examples"] = None
     examples: Annotated[
@@ -75,8 +75,7 @@ class AuditRow(OfPartition):
     ] = ()
     explained: Annotated[
         dict[str, int] | None,
-        "records that only some replicas have, by reason; whether `cleaning-unknown` and `unknown` are lost is not "
-        "known",
+        "records that only some replicas have, by reason; with `cleaning-unknown` and `unknown` they may be lost",
     ] = None
     dropped_early: Annotated[
         dict[str, int] | None,
@@ -89,7 +88,7 @@ class AuditRow(OfPartition):
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    problem: KeytailError | None = None  # the error of `error`
+    problem: KeytailError | None = None  # the exception with the text of `error`
 
 
 def exit_status(rows: Sequence[AuditRow], request: Request) -> int:
@@ -170,12 +169,14 @@ def _texts(row: AuditRow) -> list[str]:
             f" ({gap['path']}, byte position {gap['byte_position']})"
         )
     for kind, count in (row.dropped_early or {}).items():
-        texts.append(f"{count:,} {_EARLY[kind]}; this is no difference as long as the other one retains its {kind}s")
+        texts.append(
+            f"{count:,} {_EARLY[kind]}; this is not a difference as long as the other replica retains its {kind}s"
+        )
     return texts + list(row.notes)
 
 
 def _example(item: dict[str, Any]) -> str:
-    """Return `offset 5: a has ..., b has ...`, with only the fields that differ."""
+    """Return `offset 5: a has ..., b has ...`, with the fields that differ; if none do, with time and leader epoch."""
     if "records" not in item:
         other = {key: value for key, value in item.items() if key not in ("kind", "offset")}
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in other.items())
@@ -192,7 +193,7 @@ def _example(item: dict[str, Any]) -> str:
 AUDIT = Command(
     name="audit",
     also_called=("compare", "diff", "replicas", "divergence"),
-    help="Compare the replicas of partitions, record by record. Reads only, also beside running brokers.",
+    help="Compare the replicas of partitions, record by record. Reads only; brokers may run.",
     request=Request,
     run="keytail.audit.driver:audit",
     examples=("keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders",),

@@ -72,7 +72,7 @@ class Reporter:
                 self._bar = None
 
     def watch(self, driver: DriverAddress = HERE) -> None:
-        """Receive reports of tasks at `driver`, and show them, until the end.
+        """Receive reports of tasks at `driver` and show them until the reporter is closed.
 
         Starts threads: a caller that forks workers must do so first.
         """

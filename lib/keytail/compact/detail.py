@@ -100,7 +100,8 @@ def detail_of_result(
 
 
 def parts_of(segments: Sequence[SegmentFacts], known: Mapping[int, SourceCounts] | None = None) -> tuple[Part, ...]:
-    """Return at most MOST_PARTS parts of about as many segments each; counts are set if all segments have them."""
+    """Divide the segments into at most MOST_PARTS parts of equal numbers of segments, except the last part. A part has
+    counts if all its segments have them."""
     a_part = max(1, -(-len(segments) // MOST_PARTS))
     parts = []
     for first in range(0, len(segments), a_part):

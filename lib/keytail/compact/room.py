@@ -1,7 +1,7 @@
-"""Whether a partition that is due has room to be rewritten, decided in a plan as in the run (bundles.py).
+"""Decides in a plan, by the rules of the run (bundles.py), whether there is room to rewrite a partition that is due.
 
-Each partition is considered alone, with the space that is free now: the run tries again with what others have freed.
-Brings in the kernels, which a plan needs only if a partition is due.
+Each partition is considered alone, with the space that is free now. In the run, a partition without room is tried again
+when others have freed space. This module imports the kernels: a plan imports it only if a partition is due.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Room:
         return cls(ScratchSpace(fs, limit_bytes), Keeper(fs, backup) if backup is not None else None)
 
     def lacking(self, task: CleaningTask) -> KeytailError | None:
-        """Return why the partition cannot be rewritten even when it is alone, None if it can."""
+        """Return why the partition cannot be rewritten even if it is the only one; None if it can be."""
         if bytes_alone(task, self.space, self.keeper) is not None:
             return None
         return refusal_alone(task, self.space, self.keeper)
 
     def lacking_for(self, planned: Planned, rules: Rules, settings: TaskSettings) -> KeytailError | None:
-        """Return the same for a decision of which all facts are known."""
+        """Return the same for a planned partition."""
         return next(filter(None, map(self.lacking, cleaning_tasks([planned], rules, settings, "plan"))), None)
 
 

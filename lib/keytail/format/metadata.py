@@ -1,7 +1,7 @@
 """Decodes records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
 
 Only the types that define a topic, its configuration and the cluster's version are decoded; all others are skipped by
-their number, so that no other data of a cluster (such as credentials) are decoded. Errors are ValueError with the
+their number, so other data of a cluster, such as credentials, is not decoded. Errors are ValueError with the
 reason; `log/cluster/replay.py` computes the resulting state.
 """
 
@@ -22,6 +22,7 @@ FRAME_VERSION = 1
 MAX_NUMBER = 2**15 - 1  # the largest frame version, type or version
 _RESOURCE_TYPES = (2, 4, 8, 16, 32)  # topic, broker, broker logger, client metrics, group
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_TOPIC_ID_CHARACTERS = 22
 _SNAPSHOT_HEADER = struct.Struct(">hq")  # version, time of the last record contained
 
 
@@ -106,7 +107,7 @@ class OtherRecord:
 
     @property
     def is_known(self) -> bool:
-        """Whether this release knows the type, and so knows that it does not concern topics."""
+        """Whether `kafka_messages.py` lists the type: then it is skipped because it does not concern topics."""
         return self.record_type in METADATA
 
 
@@ -171,12 +172,12 @@ def _number(buffer: Buffer, what: str) -> int:
 def _newer(record_type: int, version: int, record: KnownRecord) -> NewerRecord:
     """Return a NewerRecord. Raises ValueError if the known fields are invalid: the newer version may have inserted
     fields before them."""
-    if not _makes_sense(record):
+    if not _is_plausible(record):
         raise ValueError(f"a record of type {record_type} has unsupported version {version}")
     return NewerRecord(record_type, version, record)
 
 
-def _makes_sense(record: KnownRecord) -> bool:
+def _is_plausible(record: KnownRecord) -> bool:
     if isinstance(record, TopicRecord):
         return _TOPIC_NAME.fullmatch(record.name) is not None
     if not isinstance(record, ConfigRecord):
@@ -229,6 +230,6 @@ def parse_topic_id(data: bytes) -> str:
     if (version[0], topic_id[0]) != ("version", "topic_id") or not version[2].strip().isdecimal():
         raise ValueError("expected two lines, version and topic_id")
     text = topic_id[2].strip()
-    if len(text) != len("AAAAAAAAAAAAAAAAAAAAAA"):
-        raise ValueError("a topic id must have 22 characters")
+    if len(text) != _TOPIC_ID_CHARACTERS:
+        raise ValueError(f"a topic id must have {_TOPIC_ID_CHARACTERS} characters")
     return text

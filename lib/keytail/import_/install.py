@@ -53,7 +53,7 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
     """Commit the tasks' segments in the first replica, copy them to the others, then move the checkpoints.
 
-    Raises Refused, for any replica, only before the first change. After a kill at any moment, the next run's plan
+    Raises Refused before the first change if any replica does not fit. After a kill at any moment, the next run's plan
     finds which replicas have the import, and `finish` completes it.
     """
     for replica in plan.replicas:

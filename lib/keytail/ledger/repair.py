@@ -40,7 +40,7 @@ def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = 
     only on one host: intents of other hosts are ignored, unless the log dirs are on `shared_storage`."""
     host = None if shared_storage else ledger.host
     if ledger.engine.session is not None:
-        name_jobs(ledger.engine.session.sparkContext, "ledger: what earlier runs left open")
+        name_jobs(ledger.engine.session.sparkContext, "ledger: missing outcomes of earlier runs")
     open_partitions = _without_outcome(ledger, "partitions", _OF_PARTITION, host)
     unfinished = [_unfinished(row) for row in open_partitions if row["log_dir"] in log_dirs]
     for item in unfinished:
@@ -55,7 +55,7 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
     segments.
 
     The cleaner's checkpoint moves after the last group of a round is durable: if it is above the offset at which the
-    round began, the whole compaction was done. For other commands nothing on the disk shows this.
+    round began, the compaction was completed. The files do not show whether another command was completed.
     """
     path = os.path.join(intended.log_dir, intended.name)
     try:

@@ -100,7 +100,7 @@ class Directory:
         return self.stat(name).size_bytes if name in self else 0
 
     def unlink(self, name: str, unlink: Callable[[str], None] | None = None) -> None:
-        """Remove the file by calling `unlink` with its path; by default that of the file system."""
+        """Remove the file by `unlink`, which is called with its path; default: the file system's `unlink`."""
         (unlink or self.fs.unlink)(os.path.join(self.path, name))
         self._remove(name)
 

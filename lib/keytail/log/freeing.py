@@ -1,8 +1,8 @@
 """Unlinks large files at once and frees their blocks and cached pages later, in a thread.
 
 An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of
-a second, during which the next group can be replaced. The names on disk, and the order in which they change, are the
-same. Small files are freed at once: a thread would not save time.
+a second, during which the next group can be replaced. Names on disk change in the
+same order as without the thread. Small files are freed at once: a thread would not save time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Freeing:
         try:
             if self._fs.stat(path).size_bytes >= LARGE_BYTES:
                 fd = self._fs.open_read(path)
-        except OSError:  # unlink it nevertheless
+        except OSError:  # the file is unlinked nevertheless, and freed at once
             pass
         if fd is None:
             self._fs.unlink(path)

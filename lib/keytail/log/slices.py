@@ -67,7 +67,7 @@ def slices_of(
 ) -> list[LogSlice]:
     """Return slices of about `slice_bytes` that cover all batches with offsets of the range, in log order.
 
-    If an index is missing, or names a byte at which its batch does not begin, its segment is one slice. `aborted` is
+    If an index is missing, or has a position at which no batch begins, its segment is one slice. `aborted` is
     the result of `read_aborted`.
     """
     slices: list[LogSlice] = []
@@ -200,11 +200,11 @@ def _chunks(reader: SegmentReader, piece: LogSlice) -> Iterator[Chunk]:
     for chunk in reader.chunks(piece.path, piece.stop, start=piece.start):
         refuse_unsupported(chunk)
         check_ends_below(chunk, piece.next_offset)
-        _check_begins(chunk, piece)
+        _refuse_below_segment(chunk, piece)
         yield chunk
 
 
-def _check_begins(chunk: Chunk, piece: LogSlice) -> None:
+def _refuse_below_segment(chunk: Chunk, piece: LogSlice) -> None:
     """Raise CorruptLog for a batch below its segment's base offset: no checksum covers the offset of a batch."""
     first = chunk.table[0]
     if first["base_offset"] < piece.segment.base_offset:

@@ -1,4 +1,4 @@
-"""Suggestions for unknown commands and flags: what their names mean, otherwise what is spelled like them."""
+"""Suggests commands and flags for unknown names: those with the same meaning, or else with a similar spelling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from keytail.cli.options import FLAGS_MEANT
 
-# Typer does not export the class of errors about unknown names; an error about a value is one of them.
+# Typer does not export this base class, which errors about unknown names have; BadParameter is derived from it.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 _DRY_RUN = ("--dry-run", "--dryrun", "--check", "--simulate", "--no-execute", "-n")
 _BROKER = ("--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zookeeper")
@@ -28,12 +28,12 @@ def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> lis
 
 
 def about_flag(flag: str, flags: Collection[str], flags_of_all: Mapping[str, Collection[str]]) -> str:
-    """Return a sentence about a flag that is not one of `flags`, those of the command; empty if there is none to make.
-    `flags_of_all` are the flags of all commands, by name."""
+    """Return a hint about a flag that is not one of the command's `flags`; empty if there is none. `flags_of_all` are
+    the flags of all commands, by command name."""
     if flag in _DRY_RUN:
         if "--execute" in flags:
             return "A dry run is the default: omit --execute"
-        return "This command changes nothing in a log dir, so that it needs no dry run"
+        return "This command changes nothing in a log dir, so it needs no dry run"
     if flag in _BROKER:
         return "keytail connects to no broker: it reads the log dirs. Give --config or --log-dirs"
     if meant := [name for name in FLAGS_MEANT.get(flag, ()) if name.split()[0] in flags]:
@@ -67,7 +67,7 @@ def _either(names: list[str], word: str) -> str:
 
 
 class Group(TyperGroup):
-    """All commands. `also_called` has other words for each command, by its name."""
+    """The group of all commands. `also_called` has other words for each command, by its name."""
 
     also_called: Mapping[str, Collection[str]] = {}
 
@@ -75,14 +75,14 @@ class Group(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as problem:
-            if not hasattr(problem, "possibilities"):  # of a flag
+            if not hasattr(problem, "possibilities"):  # only errors about flags have it
                 text = _did_you_mean(commands_meant(args[0], self.also_called))
                 problem.message = f"No such command '{args[0]}'. {text}".rstrip()
             raise
 
 
 class OneCommand(TyperCommand):
-    """One command."""
+    """A command that suggests flags for unknown ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:

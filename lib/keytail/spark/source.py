@@ -1,4 +1,4 @@
-"""`from keytail.spark.source import register`, which is in `keytail.source.data_source` now."""
+"""The former import path of `keytail.source.data_source`, for programs that still use it."""
 
 from keytail.source.data_source import KafkaLogBatchesSource, KafkaLogSource, register
 

@@ -29,7 +29,7 @@ MovedLogDirs = Annotated[list[str] | None, o.flag(
     "--log-dirs DIR[,DIR]", "Current log dirs of the partitions. Default: the log dirs that they had in the run."
 )]
 Forget = Annotated[bool, o.flag(
-    "--forget", "Remove the backup of the run, which frees its space. It cannot be undone then."
+    "--forget", "Remove the backup of the run, which frees its space. The run can then no longer be undone."
 )]
 Execute = Annotated[bool, o.flag(
     "--execute",

@@ -1,8 +1,9 @@
 """Stages 5 and 7 of a fan-out: groups of segments, each rewritten by a separate task.
 
-Kafka's groups follow from sizes alone. Measured ones depend on how much of each segment remains: `measure` rewrites one
-without keeping the output, `ranges_of` lays the outputs out as one task would, and `write` detects whether that was
-correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can make it wrong.
+Kafka's groups depend on sizes only. Measured groups depend on how much of each segment remains: `measure` rewrites a
+segment without keeping the output, `ranges_of` lays the outputs out as one task would, and `write` detects whether that
+was correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can make it
+wrong.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def _follow_log(
         for chunk in _chunks(task, reader, (0, first)):
             tracker.follow(chunk.table)
     with clock.phase("map"):
-        # Only entries from the indexes of the dirty section's segments and later ones: an entry is in the index of the
-        # segment that has its marker.
+        # The map uses only entries whose marker is in the dirty section or above it, because an entry is in the index
+        # of the segment that contains its marker.
         mapped = aborted["last_offset"] >= task.segments[first].base_offset
         mapped &= aborted["first_offset"] < task.first_uncleanable_offset
         mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
@@ -130,7 +130,7 @@ def _follow_log(
             tracker.follow(chunk.table)
             unread_records += int(chunk.table["record_count"].sum())
     transactions = tracker.finish()
-    refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # aborted data is ignored
+    refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # without those of aborted transactions
     return survivors, transactions, unread_records
 
 

@@ -63,8 +63,10 @@ class Survivors:
         return self.bits.nbytes + self.null_bits.nbytes + self.offset_map.slots.nbytes
 
     def forget_map(self) -> None:
-        """Drop the map for passes that continue in the dirty section: there bits decide, except in two cases
-        (compact/write_phase/rewrite.py), in which it is kept.
+        """Free the map for passes that continue in the dirty section, where the bits decide which records are retained.
+
+        Keep it if the map was full or the section starts inside a segment: then compact/write_phase/rewrite.py needs
+        it there.
         """
         if not (self.full or self.starts_inside_segment):
             self.offset_map = OffsetMap(0)

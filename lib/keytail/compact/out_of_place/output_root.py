@@ -29,8 +29,8 @@ STARTING = (names.META_PROPERTIES, names.CLEAN_SHUTDOWN)
 
 @dataclass
 class Root:
-    """One log dir: `records` are of the partitions that are in the target as the source is now; `lacking` has the
-    reason for each other one.
+    """One log dir. `records` has the partitions whose copy in the target corresponds to the present source; `lacking`
+    has the reason for each other partition.
     """
 
     facts: LogDirFacts

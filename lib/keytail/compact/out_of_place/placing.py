@@ -1,4 +1,4 @@
-"""The driver of a compaction out of place: puts the output of tasks in the target, and makes the row of each partition.
+"""The driver of a compaction out of place: puts the output of tasks into the target, and creates each partition's row.
 
 Tasks write scratch files in the target or, if that is an object store, send them there; the driver renames them, writes
 the record of the contents, and never changes the source (compact/out_of_place/OUT_OF_PLACE.md).
@@ -64,7 +64,7 @@ class Tree(Protocol):
 class Intended:
     """The driver's decision for one partition: where it is placed, and the row that gives the reason if it is copied.
 
-    `entries` are those of the source's checkpoints, `repaired` is the cleaner's if that is outside the log.
+    `entries` are those of the source's checkpoints; `repaired` replaces the cleaner's entry if that is outside the log.
     """
 
     tree: Tree
@@ -76,7 +76,7 @@ class Intended:
 
 @dataclass
 class Placing:
-    """The placing of one partition in the target, in place of compact/replacing.py's Replacing."""
+    """Puts one partition into the target: the equivalent of `Replacing` in compact/replacing.py."""
 
     target: InTarget
     task: CleaningTask
@@ -227,8 +227,8 @@ class Worker:
 
 @dataclass
 class InTarget:
-    """The destination of a run that changes no source, as replacing.py's `InPlace` is of others. `intended` returns the
-    driver's decision for a task; `placed` maps the path of a source to what was placed.
+    """The destination of a run that does not change its source: the equivalent of `InPlace` in replacing.py. `intended`
+    returns the driver's decision for a task; `placed` maps the path of a source partition to its record in the target.
     """
 
     fs: FileSystem
@@ -251,7 +251,7 @@ class InTarget:
         return Placing(self, task, row, self.intended(task))
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Move none: output_root.py writes those of the target when the run has ended."""
+        """Do nothing: output_root.py writes the checkpoints of the target when the run has ended."""
         return iter(())
 
     def finish(self, task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:

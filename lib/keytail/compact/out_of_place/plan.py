@@ -183,7 +183,7 @@ def _unusable(there: TargetEntry) -> KeytailError | None:
 
 
 def _unchanged(at: PlannedPartition, there: TargetEntry | None, clean_shutdown: bool) -> OutputRecord | None:
-    """Return the target's record, if the source is the same as when that was written."""
+    """Return the record in the target if the source has not changed since it was written, else None."""
     if there is None or there.record is None or not there.is_done:
         return None
     record = there.record

@@ -1,7 +1,7 @@
 """Prepares compactions: all but the commit, beside a running broker or on a stopped one.
 
-Takes no lock of a broker, only keytail's own, so that one run at a time prepares in a log dir. Nothing of a partition
-is changed but scratch files, which brokers ignore (PREPARED.md in this directory).
+Takes keytail's own lock, not that of a broker, so that one run at a time prepares in a log dir. In a partition only
+scratch files are written, which brokers ignore (PREPARED.md in this directory).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from keytail.run.storage import ScratchSpace
 
 # A broker renames the `.swap` files of a segment within milliseconds.
 _RENAMING_S = 0.5
-# A broker's cleaner replaces a few segments a minute: one that comes in between twice is at work on this partition.
+# A broker's cleaner replaces a few segments a minute: if they change in every attempt, it is cleaning this partition.
 _ATTEMPTS = 3
 
 _Chosen = tuple[LogDirFacts, PartitionEntry]
@@ -56,7 +56,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         choose(fs, request.choice)  # report invalid flags before taking locks
         steps.submitted_session()
         steps.lock(request.choice.log_dirs, names.PREPARE_LOCK)
-        # A run that has begun before this lock file existed does not hold it, and removes scratch files.
+        # A run that holds Kafka's lock may have begun before the prepare lock existed: it removes scratch files.
         refuse_other_run(request.choice.log_dirs, fs)
         chosen, configuration = steps.choose(rules.now_ms)
         rows: dict[str, ResultRow] = {}
@@ -76,7 +76,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 break
             try:
                 chosen_again, configuration = steps.choose(rules.now_ms)
-            except (KeytailError, OSError):  # a chosen topic has been deleted: the rows have a reason already
+            except (KeytailError, OSError):  # a chosen topic was deleted: its rows already have a reason
                 break
             wanted = {entry.path for _, entry in left}
             left = [item for item in chosen_again.partitions if item[1].path in wanted]
@@ -92,13 +92,13 @@ def _plan(
     *,
     drop_keyless: bool,
 ) -> Planned:
-    """Plan a partition. What an earlier run prepared is kept if it can still be committed and ends where this run's
-    would end, and is discarded otherwise."""
+    """Plan a partition. Keep what an earlier run prepared if it can still be committed and ends at the offset at which
+    this run would end; discard it otherwise."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     for _ in range(_ATTEMPTS - 1):
         if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
             break
-        time.sleep(_RENAMING_S)  # a running broker's cleaner is at work; otherwise they stay, and the row says so
+        time.sleep(_RENAMING_S)  # renamed soon if a broker runs; otherwise the row reports them
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
     if not prepared or planned.decision.status == "refused":
@@ -115,7 +115,7 @@ def _plan(
                 f"it ended at offset {record.result.end_offset}, and offset {selection.first_uncleanable_offset} can "
                 "be reached now"
             )
-    with contextlib.suppress(OSError):  # left for the run that commits
+    with contextlib.suppress(OSError):  # the run that commits discards it then
         discard(fs, entry.path)
     return replace(planned, discarded=reason)
 

@@ -1,4 +1,4 @@
-"""The proof's keys: notes that the walk fills, and the table into which a second thread puts them.
+"""The table of the proof's keys. The walk over the batches collects keys in notes; a second thread puts them into it.
 
 Hashing every key of the dirty section is half of the proof's work and depends only on the keys: while the walk fills
 one set of notes, a thread hashes and puts the previous set.
@@ -74,7 +74,7 @@ class Keys:
         return self._used
 
     def expect(self, keys: int) -> None:
-        """Announce about this many keys, so that the table need not grow step by step. Another number does no harm."""
+        """Announce the approximate number of keys, so that the table grows in one step. A wrong number is harmless."""
         self._expected = keys
 
     def take_memory(self, n_bytes: int) -> None:
@@ -83,7 +83,7 @@ class Keys:
         self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
 
     def put(self, n: int, records: int = 0, key_bytes: int = 0) -> None:
-        """Pass on the first `n` notes; the next ones have room for `records` keys of `key_bytes` in total.
+        """Put the first `n` notes into the table; the next notes have room for `records` keys of `key_bytes` in total.
 
         Raises KeytailError if the table cannot grow as far as necessary.
         """
@@ -93,7 +93,7 @@ class Keys:
             notes = self._notes[0]
             if self._digests.shape[1] < n:
                 self._digests = np.empty((2, n), dtype=np.uint64)
-            if self._spill is not None and n > self._limit:  # of one batch: more than an empty table takes
+            if self._spill is not None and n > self._limit:  # more keys of one batch than an empty table has room for
                 self._put_in_parts(notes, n)
                 n = 0
         if n:
@@ -158,7 +158,7 @@ class Keys:
 
 
 def table_bytes(keys: int) -> int:
-    """Return about the bytes that a table of this many keys takes; as it grows by doubling, at most twice that."""
+    """Return the approximate size of a table of `keys` keys. It grows by doubling, so it may have twice that size."""
     return int(keys / _LOAD) * SLOT_BYTES
 
 
@@ -168,7 +168,7 @@ def most_keys(memory_bytes: int) -> int:
 
 
 def _most_slots(memory_bytes: int) -> int:
-    # As in the offset map: during the last doubling one and a half tables exist at once.
+    # As in the offset map: during the last doubling, the old table of half the size exists beside the new one.
     return memory_bytes * 2 // (3 * SLOT_BYTES)
 
 

@@ -27,19 +27,19 @@ def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
     view = memoryview(data)
     if not view:
         raise ValueError("snappy: empty input")
-    portions = snappy_chunks(view)
+    blocks = snappy_chunks(view)
     try:
-        sizes = [cramjam.snappy.decompress_raw_len(portion) for portion in portions]
+        sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)
         if total > limit_bytes:
             too_long(limit_bytes)
-        if len(portions) == 1:
-            return memoryview(cramjam.snappy.decompress_raw(portions[0]))
+        if len(blocks) == 1:
+            return memoryview(cramjam.snappy.decompress_raw(blocks[0]))
         out = bytearray(total)
         window, at = memoryview(out), 0
-        for portion, size in zip(portions, sizes, strict=True):
+        for block, size in zip(blocks, sizes, strict=True):
             if size:
-                cramjam.snappy.decompress_raw_into(portion, window[at : at + size])
+                cramjam.snappy.decompress_raw_into(block, window[at : at + size])
             at += size
     except cramjam.DecompressionError as problem:
         raise ValueError(str(problem)) from problem
@@ -47,10 +47,10 @@ def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
 
 
 def snappy_chunks(view: memoryview) -> list[memoryview]:
-    """Return the raw snappy blocks of the chunks, or all of `view` if it is not framed."""
+    """Return the raw snappy block of each chunk; of data without Kafka's framing, all of it as one block."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
-    portions, at, end = [], _XERIAL_HEADER_BYTES, len(view)
+    blocks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
     while at + 4 <= end:  # an incomplete length at the end is ignored
         size = int.from_bytes(view[at : at + 4], "big")
         if size == _XERIAL_FIRST_WORD:  # an appended frame: only these 4 bytes of its header are checked
@@ -61,6 +61,6 @@ def snappy_chunks(view: memoryview) -> list[memoryview]:
         at += 4
         if not 0 < size <= end - at:
             raise ValueError(f"snappy: invalid chunk of {size} bytes with {end - at} bytes left")
-        portions.append(view[at : at + size])
+        blocks.append(view[at : at + size])
         at += size
-    return portions
+    return blocks

@@ -96,8 +96,8 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
 
     `layout` (int64[2, 6]: parents, children) contains for each kind of row: the first and the end of its operations in
     `ops` (int64[k, 4]); where its number columns begin in `numbers` (int64), and its span columns in `where` (int8),
-    `starts` and `sizes` (int64); the number of rows, which is the length of each column; and the most bytes of a line
-    without its spans. `first_child` is int64[parents + 1]; `buffers` are the arrays that contain the spans. `state` is
+    `starts` and `sizes` (int64); the number of rows, which is the length of each column; and the maximum size of a
+    line without spans. `first_child` is int64[parents + 1]; `buffers` are the arrays that contain the spans. `state` is
     int64[4]: the next parent row, its next child (-1: the parent's own line), bytes used, and, if the next line might
     not fit, the bytes it may need (call again, with `out` empty), else 0. `literal_ends` (int64) has one more item than
     there are literals.

@@ -119,7 +119,7 @@ def _next_output(output, indexes, state):
 
 @_inlined
 def _place(source, p, output, q_size, producers, state):
-    """Return (code, index of the output of the source batch at `p`, -1: dropped)."""
+    """Return (code, index in the output of the batch written for the source batch at `p`; -1 if it was dropped)."""
     q, base = state.output.at, be_64(source, p)
     dropped = np.int64(-1)
     if base >= state.output.next_base:
@@ -157,7 +157,7 @@ def _open_blocks(windows, size, q_size, tools, state):
     if state.source.block_bytes < 0 and _is_compressed(source, p):
         n = np.int64(NOT_PLAIN)
         codec = be_16(source, p + v2.ATTRIBUTES) & 7
-        if codec != SNAPPY:  # its decoder is keytail's own and the writer's: an error would affect both
+        if codec != SNAPPY:  # keytail's own decoder, which the writer uses too: the proof would repeat its errors
             begin, block_bytes = p + v2.HEADER_BYTES, size - v2.HEADER_BYTES
             n = decompress_plain(tools, codec, source, begin, block_bytes, windows.source_block, np.int64(0))
         if n < 0:

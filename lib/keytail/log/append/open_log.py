@@ -49,13 +49,15 @@ class OpenLog:
         self.segments.create(start, now_ms)
         self.active.open_indexes()  # a broker creates those of a log's initial segment at once
         self.producers = ProducerState.new(self._fs, self.path, self._like, start)
-        self._fs.fsync_dir(self.path)  # without the file's name a broker would begin the log at 0 after a crash
+        self._fs.fsync_dir(self.path)  # after a crash, a broker that finds no segment would begin the log at 0
 
     def load(self, facts: PartitionFacts, now_ms: int) -> None:
-        """Load the log as a broker does after a clean shutdown, removing what it removes."""
+        """Load the log as a broker does after a clean shutdown, and remove the files that a broker removes."""
         self.segments.reopen(facts.segments, now_ms)
-        kept_ms = self.config.producer_id_expiration_ms
-        self.producers = ProducerState.loaded(self._fs, self._like, facts, expiration_ms=kept_ms, now_ms=now_ms)
+        expiration_ms = self.config.producer_id_expiration_ms
+        self.producers = ProducerState.loaded(
+            self._fs, self._like, facts, expiration_ms=expiration_ms, now_ms=now_ms
+        )
         self.epochs.load(self.log_start_offset, self.log_end_offset)
 
     @property

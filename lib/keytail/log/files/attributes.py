@@ -56,7 +56,7 @@ class FileStat:
     is_dir: bool
     is_regular: bool
     attributes: tuple[tuple[str, bytes], ...] = ()
-    links: int = 1  # names that the file has
+    links: int = 1  # the number of hard links
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.chunk import Chunk, OpenedRows
 
-# About as many as a chunk has with records of 64 bytes: waking the thread that looks them up takes as long as looking
-# up thousands.
+# Keys of a portion: those of a chunk with records of 64 bytes. Fewer would cost time: waking the thread that looks them
+# up takes as long as looking up thousands.
 _KEYS = 1 << 17
-_RECORDS_AT_ONCE = 1 << 10  # with their bytes they stay in a core's own cache
+_RECORDS_AT_ONCE = 1 << 10  # so few that they and their bytes remain in the private cache of a core
 
 
 class _Columns:
@@ -29,7 +29,7 @@ class KeyPortion:
     """The hashed keys of the records in the opened rows of a chunk from `first_row` to before `end_row`.
 
     `ordinals[i]` is `first_ordinal` of the record's row plus the record's number in the batch; or -1 if the record does
-    not belong into the map, because it has no key or is below the start offset. `keyless` is the number of records from
+    not belong in the map, because it has no key or is below the start offset. `keyless` is the number of records from
     that offset on without a key; the first of them is at `first_keyless_offset`. The portion after the next one
     overwrites the arrays.
     """
