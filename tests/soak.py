@@ -25,7 +25,8 @@ REAL_KILLS = os.environ.get("KEYTAIL_REAL_KILLS", "200")
 LOGS = os.environ.get("KEYTAIL_FUZZ_LOGS", "1000")
 DRAWS = os.environ.get("KEYTAIL_DRAWS", "20")
 DRAWING = tuple(f"tests/{name}" for name in (
-    "clean", "config", "format", "inspection", "kernels", "log", "maintenance", "reference",
+    "audit", "compact", "dump", "expire", "format", "golden", "kernels", "log", "rebuild_index", "reference", "salvage",
+    "undo", "verify",
 ))  # fmt: skip
 PYTEST = (sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-o", "timeout=0")
 
@@ -82,8 +83,8 @@ def parts() -> list[Part]:
         Part("faults", (*PYTEST, "tests/crash", "tests/log/test_checkpoint.py", "tests/ledger/test_tables.py"),
              {"KEYTAIL_FAULTS": "all", "KEYTAIL_SOAK": "1"},
              _of_table("protocol", "stops", "faults", "states", "distinct")),
-        Part("draws", (*PYTEST, *DRAWING), {"KEYTAIL_DRAWS": DRAWS, "KEYTAIL_SOAK": "1"},
-             _always(f"random cases, {DRAWS} times each number")),
+        Part("draws", (*PYTEST, "-m", "not spark and not interop", *DRAWING),
+             {"KEYTAIL_DRAWS": DRAWS, "KEYTAIL_SOAK": "1"}, _always(f"random cases, {DRAWS} times each number")),
         Part("steps", (*PYTEST, "tests/kills/test_random_steps.py"),
              {"KEYTAIL_STEPS": "60", "KEYTAIL_LIVES": "20"}, _always("20 partitions of 60 random steps")),
         Part("owner", (*PYTEST, "tests/hostile/test_owner_attack.py"), {"KEYTAIL_ATTACKS": "40"},
@@ -92,8 +93,8 @@ def parts() -> list[Part]:
              _always("the tests with the marks `soak` and `one_of`")),
         Part("inputs", (*hostile, "--inputs", str(N)), {}, _of_hostile),
         Part("directories", (*hostile, "--directories", str(N // 100)), {}, _of_hostile),
-        Part("interop", (*PYTEST, "tests/interop/test_differential.py"), {"KEYTAIL_FUZZ_LOGS": LOGS},
-             _always(f"{LOGS} random logs")),
+        Part("interop", (*PYTEST, "tests/interop/test_differential.py", "tests/interop/test_audit.py"),
+             {"KEYTAIL_FUZZ_LOGS": LOGS, "KEYTAIL_AUDIT_LOGS": LOGS}, _always(f"{LOGS} random logs")),
         Part("versions-of-kafka", (*PYTEST, "tests/versions_of_kafka"),
              {"KEYTAIL_KAFKA_VERSIONS": "soak", "KEYTAIL_SOAK": "1"},
              _always("brokers of 2.4.1, 3.0.2, 4.0.0 and 4.1.1")),
