@@ -27,6 +27,14 @@ from tests.interop.kafka import VERSION, jar_folder
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "interop" / "target" / "archives"
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
+# As in a session of ours on one machine: a JVM of the tests only distributes ids and collects small cells.
+LEAN_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+# Settings of a driver, as in the shared session (tests/run/shared.py): compiling a query takes more time than
+# interpreting it for a few rows.
+_INTERPRETED = (
+    "-Dspark.sql.codegen.wholeStage=false", "-Dspark.sql.codegen.factoryMode=NO_CODEGEN",
+    "-Dspark.sql.shuffle.partitions=2", "-Dspark.ui.enabled=false",
+)  # fmt: skip
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 _SPARK = """
@@ -62,9 +70,19 @@ def options(name: str) -> tuple[str, ...]:
     return (f"-XX:SharedArchiveFile={path}", *_QUIET) if path.exists() else ()
 
 
+def java_options() -> str:
+    """Return the options of any JVM of Spark, which save time."""
+    return " ".join([*LEAN_JAVA, *options("spark")])
+
+
+def submit_options() -> str:
+    """Return a value for SPARK_SUBMIT_OPTS: options of a driver's JVM, which save time."""
+    return " ".join([java_options(), *_INTERPRETED])
+
+
 def use_for_spark() -> None:
     """Set the options for Spark sessions of this process and its children; only the driver's JVM receives them."""
-    os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *options("spark")]).strip()
+    os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), submit_options()]).strip()
 
 
 def path_of(name: str) -> Path:

@@ -92,13 +92,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that are left out because another test with the same mark `one_of` is run."""
-    groups: dict[str, list[pytest.Item]] = {}
+    """Return the tests that are left out because another test with the same mark `one_of` is run.
+
+    A test is drawn first, then one of its cases: a test with many cases is not drawn more often than others.
+    """
+    groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
         if item not in left_out and (mark := item.get_closest_marker("one_of")):
-            groups.setdefault(mark.args[0] if mark.args else item.nodeid.partition("[")[0], []).append(item)
-    drawn = {random.Random(f"{SEED} {name}").choice(group) for name, group in groups.items()}
-    return {item for group in groups.values() for item in group} - drawn
+            test = item.nodeid.partition("[")[0]
+            groups.setdefault(mark.args[0] if mark.args else test, {}).setdefault(test, []).append(item)
+    drawn = set()
+    for name, tests in groups.items():
+        rng = random.Random(f"{SEED} {name}")
+        drawn.add(rng.choice(rng.choice(list(tests.values()))))
+    return {item for tests in groups.values() for cases in tests.values() for item in cases} - drawn
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.airflow_dags.rolls import write_inventory
-from tests.run.cluster import java_options
+from tests.class_archives import submit_options
 
 ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "airflow_dags"
@@ -64,7 +64,7 @@ def environment(
         "KEYTAIL_HOME": str(keytail_home),
         "KEYTAIL_ROLL_RETRY_SECONDS": "0",
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": java_options(),  # short, for tests
+        "SPARK_SUBMIT_OPTS": submit_options(),
     }
 
 

@@ -28,7 +28,8 @@ HARMLESS = (
 )
 # The quorum and the network, which do not concern logs, and warn when a machine is slow or a node stops.
 ELSEWHERE = re.compile(
-    r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager|RequestSendThread|network\.Processor)$"
+    r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager|RequestSendThread|network\.Processor"
+    r"|EventPerformanceMonitor)$"
     r"|\.raft\.|Raft"
 )
 REPAIRS = re.compile(

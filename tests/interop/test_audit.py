@@ -23,7 +23,7 @@ from tests.interop.traffic import Traffic, random_traffic
 
 pytestmark = pytest.mark.interop
 
-LOGS = int(os.environ.get("KEYTAIL_AUDIT_LOGS", "10"))
+LOGS = int(os.environ.get("KEYTAIL_AUDIT_LOGS", "6"))
 ENOUGH_LOGS = 50
 
 

@@ -29,7 +29,6 @@ from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import complaints, newest_of, repairs, start_client, state_of
 from tests.reference.murmur2 import partition as partition_of
-from tests.run.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -94,7 +93,7 @@ def partitions(topic: str) -> list[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
     reported = Story(from_ms=time.time_ns() // 1_000_000)
     with start_client() as client, pytest.MonkeyPatch.context() as patch:
@@ -108,7 +107,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             records = [(reported.from_ms, b"key-before", b"value")] * 7
             client.produce("kept", LED_BEFORE, 0, records, idempotent=True)
             reported.before = client.consume(partitions(LED_BEFORE))
-        patch.setattr(import_, "session_of_run", lambda *_, **__: SparkEngine(shared_session()))
+        patch.setattr(import_, "session_of_run", lambda *_, **__: SparkEngine(spark))
         _import(reported, topics, root)
         reported.to_ms = time.time_ns() // 1_000_000
         with broker:

@@ -94,12 +94,11 @@ def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -
             wait_for_high_watermarks(broker, client)
             uncommitted, committed = (check_same(spark, broker, TOPIC, level) for level in LEVELS)
             assert len(uncommitted) > len(committed) > 0
-            assert {len(check_same(spark, broker, BY_BROKER, level)) for level in LEVELS} == {3}
+            assert len(check_same(spark, broker, BY_BROKER, rng.choice(LEVELS))) == 3
             ends = {str(n): rng.randrange(1, 200) for n in range(PARTITIONS)}
             starts = {str(n): rng.choice([-2, rng.randrange(ends[str(n)])]) for n in range(PARTITIONS)}
             ranges = {"startingOffsets": json.dumps({TOPIC: starts}), "endingOffsets": json.dumps({TOPIC: ends})}
-            for level in LEVELS:
-                check_same(spark, broker, TOPIC, level, **ranges)
+            check_same(spark, broker, TOPIC, rng.choice(LEVELS), **ranges)
             part = check_same(spark, broker, TOPIC, "read_committed", startingTimestamp=between_ms)
             assert 0 < len(part) < len(committed)
             other = check_same(spark, broker, TOPIC, "read_uncommitted", endingTimestamp=between_ms + 500)
@@ -113,5 +112,4 @@ def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -
             wait_for_high_watermarks(broker, client)
             cleaned = check_same(spark, broker, TOPIC, "read_committed")
             assert len(cleaned) < len(committed)
-            expected = [rows(theirs(spark, broker, TOPIC, level)) for level in LEVELS]
-        assert [rows(ours(spark, broker, TOPIC, level)) for level in LEVELS] == expected, "of the stopped broker"
+        assert rows(ours(spark, broker, TOPIC, "read_committed")) == cleaned, "of the stopped broker"

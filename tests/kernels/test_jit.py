@@ -66,6 +66,25 @@ def test_a_second_process_takes_the_code_from_the_folder(tmp_path):
 
 
 @pytest.mark.long
+def test_another_installation_of_the_same_version_takes_the_code_from_the_folder(tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        from keytail.kernels import append, jit
+        append.count(np.zeros(9, np.uint8), 9)
+        print(append.__file__, sum(append.count.stats.cache_hits.values()), *jit.names_in_cache())
+    """
+    found = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keytail").symlink_to(Path(jit.__file__).parents[1])
+        done = _run(code, PYTHONPATH=str(tmp_path / name), KEYTAIL_CACHE_DIR=str(tmp_path / "cache"))
+        found.append(done.stdout.split())
+    in_package = "keytail/kernels/append.py"
+    assert found[0] == [str(tmp_path / "one" / in_package), "0", "append:count"]
+    assert found[1] == [str(tmp_path / "other" / in_package), "1", "append:count"]
+
+
+@pytest.mark.long
 def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
     a_file = tmp_path / "file"
     a_file.write_bytes(b"")

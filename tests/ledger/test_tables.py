@@ -378,7 +378,7 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
             read_rows(f"{path}/nowhere", "runs", {}, reader)
 
 
-@pytest.mark.one_of()
+@pytest.mark.one_of("Spark and deltalake with one ledger")
 @pytest.mark.parametrize("by_spark", [True, False], ids=["Spark first", "deltalake first"])
 def test_spark_and_deltalake_write_the_same_tables(
     engine: SparkEngine, spark: Any, tmp_path: Path, by_spark: bool
@@ -414,6 +414,7 @@ def test_spark_and_deltalake_write_the_same_tables(
         assert partitions(path, f"run-{number}")[f"t-{number}"].repaired_by == f"run-{number + 1}"
 
 
+@pytest.mark.one_of("Spark and deltalake with one ledger")
 def test_spark_maintains_what_deltalake_wrote_and_deltalake_continues(
     spark: Any, engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

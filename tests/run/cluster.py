@@ -25,7 +25,7 @@ import pyspark
 
 import keytail
 from keytail.run.java import require_java
-from tests import class_archives
+from tests.class_archives import java_options, submit_options
 from tests.ports import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -35,8 +35,6 @@ HOSTS = ("127.0.0.1", "localhost")
 LONGEST_START_S = 120.0
 # The host name of the second worker.
 ELSEWHERE = "elsewhere"
-# As in a session of ours on one machine: here too a JVM only distributes ids and collects small cells.
-LEAN_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXECUTOR = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
@@ -51,10 +49,6 @@ SECURE = {
 # Other users than root are root in a user namespace of their own.
 _AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
 _APART = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private", "--uts"]
-
-
-def java_options() -> str:
-    return " ".join([LEAN_JAVA, *class_archives.options("spark")])
 
 
 def _executor() -> dict[str, str]:
@@ -86,7 +80,7 @@ class Cluster:
         """Return the environment of a driver; `settings` are those of a spark-defaults.conf."""
         conf = self._conf("driver", {**_executor(), **self._secure, **(settings or {})})
         arguments = f"--properties-file {conf} pyspark-shell"
-        return self._environment() | {"PYSPARK_SUBMIT_ARGS": arguments, "SPARK_SUBMIT_OPTS": java_options()}
+        return self._environment() | {"PYSPARK_SUBMIT_ARGS": arguments, "SPARK_SUBMIT_OPTS": submit_options()}
 
     @property
     def _secure(self) -> dict[str, str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.class_archives import submit_options
 from tests.documentation.pages import ROOT, blocks, find_in_order, squeezed
-from tests.run.cluster import java_options
 
 pytestmark = pytest.mark.spark
 
@@ -35,7 +35,7 @@ def test_every_block(tmp_path: Path) -> None:
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Saves time; the page prints the same without it.
     environment["PYSPARK_SUBMIT_ARGS"] = "--conf spark.sql.shuffle.partitions=2 pyspark-shell"
-    environment["SPARK_SUBMIT_OPTS"] = java_options()
+    environment["SPARK_SUBMIT_OPTS"] = submit_options()
     run = subprocess.run(
         ["bash", "-c", "\n".join(lines)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False,

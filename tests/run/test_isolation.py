@@ -19,7 +19,7 @@ import pytest
 from keytail.errors import KeytailError
 from keytail.run import isolation
 from keytail.run.isolation import LocalDirs, configured_parents, remove_abandoned
-from tests import class_archives
+from tests.class_archives import submit_options
 from tests.log_dirs import random_records, write_log_dir
 from tests.run.cluster import PACKAGES, Cluster
 from tests.run.test_submit import JOB, submit
@@ -49,7 +49,7 @@ with contextlib.ExitStack() as run:
 
 def environment(temporary: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "PYTHONSAFEPATH"))}
-    clean["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # saves time
+    clean["SPARK_SUBMIT_OPTS"] = submit_options()  # saves time
     return clean | {"TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGES)}
 
 

@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests import class_archives
+from tests.class_archives import submit_options
 from tests.log_dirs import random_records, write_log_dir
 from tests.owned import (
     BROKER,
@@ -209,7 +209,7 @@ def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
 def test_a_job_of_spark_submit_works_as_the_owner(case: Case) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # saves time
+    environment["SPARK_SUBMIT_OPTS"] = submit_options()  # saves time
     submit = Path(sys.executable).with_name("spark-submit")
     command = [submit, "--master", "local[2]", REPOSITORY / "jobs" / "compact.py", "--log-dirs", case.log_dir, *COMPACT]
     command += ["--execute", "--output", "json", "--rows-file", case.private / "rows.json"]

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
+from tests.class_archives import submit_options
 from tests.log_dirs import newest_by_key, random_records, records_of, write_log_dir
 from tests.reference.murmur2 import partition as partition_of
-from tests.run.cluster import java_options
 
 pytestmark = pytest.mark.spark
 
@@ -31,7 +31,7 @@ def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> 
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment |= {"SPARK_SUBMIT_OPTS": java_options()}  # saves time
+    environment |= {"SPARK_SUBMIT_OPTS": submit_options()}  # saves time
     folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(SUBMIT.parent)]
     if activated:
         folders.insert(0, str(SUBMIT.parent))

@@ -108,7 +108,7 @@ def topic_settings(version: str, retention_ms: int) -> dict[str, str]:
     return settings | ({"message.format.version": "0.10.2"} if has_zookeeper(version) else {})
 
 
-@pytest.mark.one_of()
+@pytest.mark.one_of("old messages on an old broker")
 @pytest.mark.parametrize("version", [v for v in VERSIONS if v < "4"], indirect=True)  # 4.0 on writes version 2
 @pytest.mark.parametrize("retention_ms", [0, 10**11])
 def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_path: Path, retention_ms: int) -> None:
@@ -163,6 +163,7 @@ def latest(records: list[Served]) -> dict[tuple[str, bytes | None], Served]:
     return {(record.topic, record.key): record for record in records}
 
 
+@pytest.mark.one_of("old messages on an old broker")
 def test_an_old_client_reads_the_same_latest_records(tmp_path: Path) -> None:
     """On a 2.8.2 broker whose topics have an old format; written as version 2, nothing could be read any more."""
     version = "2.8.2"

@@ -51,6 +51,7 @@ def send(client: BrokerClient, topic: str, rng: random.Random) -> None:
         client.produce(f"{topic} {codec}", topic, 0, records, codec=codec)
 
 
+@pytest.mark.one_of("a broker starts on its compacted log dir")
 @pytest.mark.parametrize("is_cleaned", [pytest.param(False, marks=pytest.mark.soak("test_story.py")), True])
 def test_what_a_broker_wrote_is_sound_and_can_be_compacted(
     run: Run, version: str, tmp_path: Path, is_cleaned: bool

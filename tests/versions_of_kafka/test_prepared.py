@@ -32,7 +32,7 @@ from tests.versions_of_kafka.test_story import (
 
 pytestmark = [pytest.mark.interop]
 
-ROUNDS = 100 if os.environ.get("KEYTAIL_SOAK") == "1" else 2
+ROUNDS = 100 if os.environ.get("KEYTAIL_SOAK") == "1" else 1
 BROKER = {
     "log.cleaner.enable": "true",
     "log.cleaner.backoff.ms": "100",

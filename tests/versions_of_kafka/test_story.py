@@ -93,6 +93,7 @@ def _cleaned_to(log_dir: Path) -> dict[str, int]:
     return {topic: int(offset) for topic, _, offset in map(str.split, lines)}
 
 
+@pytest.mark.one_of("a broker starts on its compacted log dir")
 def test_a_broker_of_each_version_goes_on_with_a_compacted_log_dir(version: str, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     broker = broker_of(version, log_dir, tmp_path / "work", properties=BROKER)

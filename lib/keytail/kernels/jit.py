@@ -164,7 +164,17 @@ class _TrustedFiles(caching.IndexDataCacheFile):
             yield file
 
 
-class _Folder(caching.UserProvidedCacheLocator):
+class _Locator(caching.UserProvidedCacheLocator):
+    @classmethod
+    def get_suitable_cache_subpath(cls, py_file: str) -> str:
+        """Return one name for all installations of this package: the cache's folder is a digest of its kernels."""
+        package = os.path.dirname(os.path.abspath(__file__))
+        path = os.path.abspath(py_file)
+        is_own = path.startswith(package + os.sep)
+        return super().get_suitable_cache_subpath("/kernels" + path.removeprefix(package) if is_own else path)
+
+
+class _Folder(_Locator):
     def ensure_cache_path(self) -> None:
         os.makedirs(self.get_cache_path(), 0o755, exist_ok=True)
 
@@ -279,7 +289,7 @@ class _TrustedCache(caching.FunctionCache):
             super().save_overload(sig, data)
 
 
-class _NothingToMake(caching.UserProvidedCacheLocator):
+class _NothingToMake(_Locator):
     """Skips Numba's check that it can write to a folder, which it makes even before reading there."""
 
     def ensure_cache_path(self) -> None:
