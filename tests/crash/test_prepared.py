@@ -22,7 +22,7 @@ from keytail.compact.planning import Planned
 from keytail.compact.prepared.preparing import Found as FoundBefore
 from keytail.compact.prepared.preparing import Prepare
 from keytail.compact.prepared.record import see_sources
-from keytail.compact.prepared.takeover import basis_of, read_record, taken_over
+from keytail.compact.prepared.takeover import basis_of, checked, read_record, taken_over
 from keytail.compact.replacing import InPlace
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.steps import cleaning_tasks
@@ -129,7 +129,10 @@ class InTwoSteps(LogDir):
         selection = select(facts, self.config, NOW, unstable=unstable, force=True)
         decision = Decision("would-compact" if selection.eligible else "clean", NO_ERROR, selection)
         planned = Planned(facts, self.config, decision, settings_known=True)
-        return taken_over(fs, planned, record, RULES, by_file_time=False, drop_keyless=False) if record else planned
+        if record is None:
+            return planned
+        reason = checked(fs, record, planned, RULES, by_file_time=False, drop_keyless=False)
+        return taken_over(fs, planned, record, reason)
 
 
 def _is_not_run(task: CleaningTask, attempt: str) -> None:
