@@ -119,10 +119,12 @@ class InTwoSteps(LogDir):
 
     def _plan(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, *, recovers: bool) -> Planned:
         record = None
-        if recovers:
-            record, _ = read_record(fs, entry.path, [found.name for found in fs.scan(entry.path)])
-            recover(fs, entry.path, record.files if record else ())
         facts = survey_partition(fs, listing, entry)
+        if recovers and facts.leftovers:
+            record, _ = read_record(fs, entry.path, facts.leftovers)
+            if record is None or not record.files.issuperset(facts.leftovers):  # as in compact/steps.py
+                recover(fs, entry.path, record.files if record else ())
+                facts = survey_partition(fs, listing, entry)
         if facts.problems:
             raise Refused("; ".join(facts.problems))
         unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
