@@ -114,7 +114,7 @@ def test_many_partitions_are_committed_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.one_of()
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_commit_that_is_stopped_loses_nothing(ending: signal.Signals, tmp_path: Path) -> None:
-    partitions = 150
+    partitions = 60
     log_dir = prepared_log_dir(tmp_path / "logs", partitions)
     before = {path.name: newest_by_key(records_of(path)) for path in log_dir.glob("orders-*")}
     command = [sys.executable, "-m", "keytail", "compact", "--log-dirs", str(log_dir), "--topics-have-no-overrides",
