@@ -112,7 +112,7 @@ def test_many_partitions_are_committed_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.one_of()
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
 def test_a_commit_that_is_stopped_loses_nothing(ending: signal.Signals, tmp_path: Path) -> None:
     partitions = 60
     log_dir = prepared_log_dir(tmp_path / "logs", partitions)
@@ -121,14 +121,14 @@ def test_a_commit_that_is_stopped_loses_nothing(ending: signal.Signals, tmp_path
                "--topic-config", *SETTINGS, "--force", "--execute", "--prepared-only", "--output", "json"]  # fmt: skip
     errors = tmp_path / "errors"
     with errors.open("wb") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
-        wanted = chance().randrange(1, partitions // 2)
+        wanted = chance().randrange(1, partitions // 3)
         while process.poll() is None and _records(log_dir) > partitions - wanted:
             time.sleep(0.001)
         process.send_signal(ending)
         output, _ = process.communicate(timeout=600)
     offsets = read_offsets(LOCAL, str(log_dir / names.CLEANER_CHECKPOINT))
     if ending != signal.SIGKILL:
-        assert process.returncode == 128 + ending, errors.read_text()
+        assert process.returncode in (0, 128 + ending), errors.read_text()  # 0: the signal came too late
         rows = {f"orders-{row['partition']}": row for row in json.loads(output)}
         for name, row in rows.items():
             is_done = row["status"] == "compacted"
