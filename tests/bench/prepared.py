@@ -3,7 +3,8 @@
     .venv/bin/python -m tests.bench.prepared 2000 10
 
 Writes a log dir of so many partitions with so many segments each, prepares all of them, and times the commit as a user
-runs it, and once more the same compaction in one go. Prints operations on the log dir per partition.
+runs it, and once more the same compaction in one go. Prints operations on the log dir per partition, and how long a
+sync of a directory takes there, in one thread and in as many as commit.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import execution
+from keytail.compact.bundles import MOST_COMMITS
 from keytail.compact.prepared import driver
+from keytail.log.fs import LOCAL
 from tests.bench.commits import SETTINGS, Counting
 from tests.log_dirs import random_records, write_log_dir
 
@@ -52,6 +56,21 @@ def counted(root: Path, segments: int) -> Counter[str]:
     return Counter({name: round(number / COUNTED_PARTITIONS) for name, number in fs.counts.items()})
 
 
+def sync_ms(root: Path, threads: int, times: int = 50) -> float:
+    """Return the mean time in ms for which each of these threads waits for a sync of its directory with a new name."""
+
+    def sync(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for number in range(times):
+            (folder / str(number)).touch()
+            LOCAL.fsync_dir(str(folder))
+
+    start_s = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(sync, [root / f"{threads}-{number}" for number in range(threads)]))
+    return (time.perf_counter() - start_s) * 1000 / times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("partitions", type=int)
@@ -60,6 +79,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
         root = Path(folder)
+        syncs = [f"{sync_ms(root / 'syncs', threads):.1f} ms in {threads} threads" for threads in (1, MOST_COMMITS)]
+        print(f"sync of a directory:  {', '.join(syncs)}", flush=True)
         print(f"operations per partition: {dict(counted(root / 'few', options.segments))}", flush=True)
         prepared = make(root / "prepared", options.partitions, options.segments)
         shutil.copytree(prepared, root / "in-one-go")

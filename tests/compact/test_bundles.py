@@ -7,19 +7,29 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.compact import bundles
-from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, bundles_in_flight
+from keytail.compact.bundles import (
+    BUNDLE_BYTES,
+    MOST_COMMITS,
+    BundleSize,
+    Schedule,
+    Waiting,
+    bundles_in_flight,
+    commits_in_flight,
+)
+from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase import passes
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import LockLost
 from keytail.log.partition import SegmentFacts
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
@@ -173,3 +183,48 @@ def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
     queue = Waiting(tasks, BundleSize(), Counting(Storage()))
     assert len(taken(queue)) == len(tasks)
     assert examined <= 2 * len(tasks)
+
+
+@given(prepared=st.integers(0, 700), others=st.integers(0, 5))
+def test_what_was_prepared_is_taken_once_in_bundles_that_keep_all_commits_busy(prepared: int, others: int) -> None:
+    done = cast("Any", SimpleNamespace())
+    tasks = [task_of(number, 10, prepared=done if number < prepared else None) for number in range(prepared + others)]
+    queue = waiting(tasks)
+    sizes = []
+    while bundle := queue.take_prepared():
+        assert bundle.cleans == 0
+        assert [task.partition for task in bundle.tasks] == list(range(sum(sizes), sum(sizes) + len(bundle.tasks)))
+        sizes.append(len(bundle.tasks))
+    assert sum(sizes) == prepared
+    assert max(sizes, default=0) <= 16
+    assert commits_in_flight(tasks) == min(len(sizes), MOST_COMMITS)
+    assert len(sizes) >= min(prepared, 2 * MOST_COMMITS)
+    assert sorted(number for bundle in taken(queue) for number in bundle) == list(range(prepared, prepared + others))
+
+
+def test_threads_for_commits_begin_no_other_partition() -> None:
+    done = cast("Any", SimpleNamespace())
+    changed = threading.Condition()
+    queue = waiting([task_of(0, 10, prepared=done), task_of(1, 10)])
+    stop = Stop()
+    schedule = Schedule(queue, Rows(lambda row: None, changed), stop, changed, most_cleaning=1)
+    first = schedule.next_prepared()
+    assert first is not None
+    assert [task.partition for task in first.tasks] == [0]
+    assert schedule.next_prepared() is None
+    second = schedule.next_bundle()
+    assert second is not None
+    assert [task.partition for task in second.tasks] == [1]
+    for bundle in (first, second):
+        schedule.cleaned(bundle)
+        schedule.release(bundle)
+    assert (schedule.cleaning, schedule.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize("ends", [{"asked": True}, {"deadline_s": 0.0}, {"lock_lost": LockLost("lost")}])
+def test_a_run_that_ends_begins_no_commit(ends: dict[str, Any]) -> None:
+    changed = threading.Condition()
+    queue = waiting([task_of(0, 10, prepared=cast("Any", SimpleNamespace()))])
+    schedule = Schedule(queue, Rows(lambda row: None, changed), Stop(**ends), changed, most_cleaning=1)
+    assert schedule.next_prepared() is None
+    assert [task.partition for task in queue.take_all()] == [0]

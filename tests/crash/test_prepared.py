@@ -22,7 +22,7 @@ from keytail.compact.planning import Planned
 from keytail.compact.prepared.preparing import Found as FoundBefore
 from keytail.compact.prepared.preparing import Prepare
 from keytail.compact.prepared.record import see_sources
-from keytail.compact.prepared.takeover import basis_of, read_record, taken_over
+from keytail.compact.prepared.takeover import basis_of, checked, read_record, taken_over
 from keytail.compact.replacing import InPlace
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.steps import cleaning_tasks
@@ -119,17 +119,22 @@ class InTwoSteps(LogDir):
 
     def _plan(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, *, recovers: bool) -> Planned:
         record = None
-        if recovers:
-            record, _ = read_record(fs, entry.path, [found.name for found in fs.scan(entry.path)])
-            recover(fs, entry.path, record.files if record else ())
         facts = survey_partition(fs, listing, entry)
+        if recovers and facts.leftovers:
+            record, _ = read_record(fs, entry.path, facts.leftovers)
+            if record is None or not record.files.issuperset(facts.leftovers):  # as in compact/steps.py
+                recover(fs, entry.path, record.files if record else ())
+                facts = survey_partition(fs, listing, entry)
         if facts.problems:
             raise Refused("; ".join(facts.problems))
         unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
         selection = select(facts, self.config, NOW, unstable=unstable, force=True)
         decision = Decision("would-compact" if selection.eligible else "clean", NO_ERROR, selection)
         planned = Planned(facts, self.config, decision, settings_known=True)
-        return taken_over(fs, planned, record, RULES, by_file_time=False, drop_keyless=False) if record else planned
+        if record is None:
+            return planned
+        reason = checked(fs, record, planned, RULES, by_file_time=False, drop_keyless=False)
+        return taken_over(fs, planned, record, reason)
 
 
 def _is_not_run(task: CleaningTask, attempt: str) -> None:

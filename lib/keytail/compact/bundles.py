@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from keytail.compact.keeper import Keeper
@@ -31,6 +32,11 @@ BUNDLE_PARTITIONS = 64
 _BUNDLES_A_CORE = 8
 # In flight. Each uses a driver thread and two sockets, of the 1,024 descriptors that a process usually has.
 MOST_BUNDLES = 256
+# Of prepared partitions. Their commits mostly wait for syncs of directories, and a file system completes those of many
+# directories together.
+MOST_COMMITS = 16
+# Partitions that a killed run has committed, but whose checkpoints it has not moved, are read and cleaned again.
+_COMMITS_A_BUNDLE = 16
 
 
 @dataclass(frozen=True)
@@ -54,16 +60,32 @@ def bundles_in_flight(partitions: int, parallel: int) -> int:
     return min(_in_flight(parallel), partitions, MOST_BUNDLES)
 
 
+def commits_in_flight(tasks: Sequence[CleaningTask]) -> int:
+    """Return how many bundles of prepared partitions are committed at a time."""
+    prepared = sum(task.prepared is not None for task in tasks)
+    return min(MOST_COMMITS, -(-prepared // _commits_a_bundle(prepared)))
+
+
+def _commits_a_bundle(prepared: int) -> int:
+    return max(1, min(_COMMITS_A_BUNDLE, prepared // (2 * MOST_COMMITS)))
+
+
 def _in_flight(parallel: int) -> int:
     return parallel + parallel // 4 + 1
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Partitions that run together. `needs`: the bytes reserved for them, by file system."""
+    """Partitions that run together: all were prepared, or none. `needs`: the bytes reserved for them, by file system.
+    """
 
     tasks: list[CleaningTask]
     needs: Mapping[int, int]
+
+    @property
+    def cleans(self) -> int:
+        """The number of partitions that tasks clean."""
+        return 0 if self.tasks[0].prepared is not None else len(self.tasks)
 
 
 class Waiting:
@@ -78,7 +100,8 @@ class Waiting:
     ) -> None:
         self._size, self._space, self._keeper = size, space, keeper
         tasks = list(tasks)
-        self._prepared = [task for task in tasks if task.prepared is not None]
+        self._prepared = deque(task for task in tasks if task.prepared is not None)
+        self._commits_a_bundle = _commits_a_bundle(len(self._prepared))
         sized = [(scratch_bytes(task), task) for task in tasks if task.prepared is None]
         self._tasks = sorted(sized, key=lambda item: item[0], reverse=True)
 
@@ -90,10 +113,12 @@ class Waiting:
 
         Those that were prepared are first: their commits take seconds, and free space.
         """
-        bundle = self._of_prepared() or self._fitting() or self._in_passes()
-        if bundle is not None:
-            self._space.reserve(bundle.needs)
-        return bundle
+        return self.take_prepared() or self._reserved(self._fitting() or self._in_passes())
+
+    def take_prepared(self) -> Bundle | None:
+        """Return some of those that were prepared, with their space reserved; None if there is no room, or none is
+        left."""
+        return self._reserved(self._of_prepared())
 
     def release(self, bundle: Bundle) -> None:
         self._space.release(bundle.needs)
@@ -101,25 +126,31 @@ class Waiting:
     def take_all(self) -> list[CleaningTask]:
         """Remove and return all waiting partitions; they will not be started."""
         tasks = [*self._prepared, *(task for _, task in self._tasks)]
-        self._prepared, self._tasks = [], []
+        self._prepared.clear()
+        self._tasks = []
         return tasks
 
     def refusal(self, task: CleaningTask) -> KeytailError:
         """Return why a partition cannot be rewritten even when it is alone."""
         return refusal_alone(task, self._space, self._keeper)
 
+    def _reserved(self, bundle: Bundle | None) -> Bundle | None:
+        if bundle is not None:
+            self._space.reserve(bundle.needs)
+        return bundle
+
     def _of_prepared(self) -> Bundle | None:
         needs: dict[int, int] = {}
         taken: list[CleaningTask] = []
-        for task in self._prepared[: self._size.most]:
+        while self._prepared and len(taken) < self._commits_a_bundle:
+            task = self._prepared[0]
             more = self._needs(task, 0, needs)  # of copies for a backup
             fits = self._space.fits(more)
             if fits or (not taken and self._copies_fit_alone(task)):
-                taken.append(task)
+                taken.append(self._prepared.popleft())
                 needs = more
             if not fits:
                 break
-        del self._prepared[: len(taken)]
         return Bundle(taken, needs) if taken else None
 
     def _copies_fit_alone(self, task: CleaningTask) -> bool:
@@ -256,12 +287,12 @@ class Schedule:
                 if self.stop.lock_lost is not None:
                     self._refuse_waiting(self.stop.lock_lost)
                     break
-                if self.stop.deadline_s is not None and time.monotonic() >= self.stop.deadline_s:
+                if self._is_past_deadline():
                     self._give_up_waiting()
                     break
                 bundle = self.waiting.take() if self.cleaning < self.most_cleaning else None
                 if bundle is not None:
-                    self.cleaning += len(bundle.tasks)
+                    self.cleaning += bundle.cleans
                     self.in_flight += 1
                     return bundle
                 if self.in_flight == 0:
@@ -269,6 +300,16 @@ class Schedule:
                     break
                 self.changed.wait(timeout=1.0)
         return None
+
+    def next_prepared(self) -> Bundle | None:
+        """Return a bundle of partitions that were prepared, or None if none can begin now: `next_bundle` is called by
+        other threads, too, and returns those that are left."""
+        with self.changed:
+            if self.stop.asked or self.stop.lock_lost is not None or self._is_past_deadline():
+                return None
+            bundle = self.waiting.take_prepared()
+            self.in_flight += bundle is not None
+            return bundle
 
     def begin(self) -> int:
         """Return the number of a bundle that begins, from 1."""
@@ -279,7 +320,7 @@ class Schedule:
     def cleaned(self, bundle: Bundle) -> None:
         """Let the next bundle begin, while this one is installed."""
         with self.changed:
-            self.cleaning -= len(bundle.tasks)
+            self.cleaning -= bundle.cleans
             self.changed.notify_all()
 
     def release(self, bundle: Bundle) -> None:
@@ -288,6 +329,9 @@ class Schedule:
             self.in_flight -= 1
             self.waiting.release(bundle)
             self.changed.notify_all()
+
+    def _is_past_deadline(self) -> bool:
+        return self.stop.deadline_s is not None and time.monotonic() >= self.stop.deadline_s
 
     def _refuse_waiting(self, lost: LockLost | None = None) -> None:
         for task in self.waiting.take_all():

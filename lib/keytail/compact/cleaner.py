@@ -29,7 +29,7 @@ from keytail.format import names
 from keytail.kernels.native import HASH_NAME
 from keytail.log.chunk import SegmentReader
 from keytail.log.directory import Directory
-from keytail.log.freeing import Freeing
+from keytail.log.freeing import LARGE_BYTES, Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.replace import CleanFile, GroupOutput, commit_group
@@ -116,11 +116,14 @@ def install(
     """
     check_sources(fs, task)
     directory = Directory(fs, task.partition_path)
-    with Freeing(fs) as freeing:
+    with contextlib.ExitStack() as end:
+        unlink = None
+        if any(segment.log_bytes >= LARGE_BYTES for segment in task.segments):
+            unlink = end.enter_context(Freeing(fs)).unlink
         for group in result.groups:
             if stopped():
                 return
-            commit_group(fs, task.partition_path, group, freeing.unlink, directory)
+            commit_group(fs, task.partition_path, group, unlink, directory)
             on_group()
 
 
@@ -128,9 +131,15 @@ def check_sources(fs: FileSystem, task: CleaningTask) -> None:
     """Check that the segments not replaced yet are the files that were planned with; those that the output of a
     preparation does not replace may have changed."""
     _, end = segments_between(task.segments, 0, task.first_uncleanable_offset)
+    found: dict[str, tuple[int, int]] = {}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # reported for the first segment
+        listed = fs.scan_sizes(task.partition_path, names.LOG).sized
+        found = {name: (log_bytes, mtime_ns) for name, log_bytes, mtime_ns in listed}
     for segment in task.segments[task.first_segment : end if task.prepares else None]:
-        path = task.path(segment.base_offset, names.LOG)
-        refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
+        name = names.segment_file(segment.base_offset, names.LOG)
+        if found.get(name) != (segment.log_bytes, segment.log_mtime_ns):
+            path = os.path.join(task.partition_path, name)
+            refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
 
 
 def check_hash(task: CleaningTask) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from keytail.cli.stopping import Stopped
-from keytail.compact.bundles import Bundle, BundleSize, Schedule, Waiting, bundles_in_flight
+from keytail.compact.bundles import Bundle, BundleSize, Schedule, Waiting, bundles_in_flight, commits_in_flight
 from keytail.compact.replacing import Destination, planned_row, remove_unneeded
 from keytail.compact.run_state import SILENT, Events, Rows, Stop
 from keytail.compact.running import Answer, Installer, TaskRunner
@@ -38,8 +38,9 @@ class Compaction:
 
     Partitions run in bundles (bundles.py), one Spark job each. The groups of a bundle are installed, then its
     checkpoints move together, in one replacement of the file of each log dir. A run that is killed before that cleans
-    those partitions again. A partition that does not fit into the scratch space is written in passes, alone on its file
-    system: one job per pass, whose groups are installed before the next. Its checkpoint moves after the last.
+    those partitions again. Bundles of prepared partitions need no job, and more of them are in flight. A partition that
+    does not fit into the scratch space is written in passes, alone on its file system: one job per pass, whose groups
+    are installed before the next. Its checkpoint moves after the last.
 
     A `ledger` is notified of each bundle before it begins, and after its last commit; a bundle does not begin if the
     ledger cannot be written. `deadline_s`: see `Stop`.
@@ -72,9 +73,11 @@ class Compaction:
         # Not joined: if a signal interrupts a join, Python 3.11 marks a thread that still runs as finished.
         ends: list[threading.Event] = []
         try:
-            for number in range(bundles_in_flight(len(self.tasks), parallel)):
+            bundles = bundles_in_flight(len(self.tasks), parallel)
+            for number in range(max(bundles, commits_in_flight(self.tasks))):
                 ends.append(threading.Event())
-                work = inheriting(partial(self._work, schedule, ends[-1]))
+                following = schedule.next_bundle if number < bundles else schedule.next_prepared
+                work = inheriting(partial(self._work, schedule, following, ends[-1]))
                 threading.Thread(target=work, name=f"bundles-{number}", daemon=True).start()
             for end in ends:
                 end.wait()
@@ -113,9 +116,9 @@ class Compaction:
         row = self.rows.by_path.get(task.partition_path)
         return row is not None and row.status == "prepared"
 
-    def _work(self, schedule: Schedule, end: threading.Event) -> None:
+    def _work(self, schedule: Schedule, following: Callable[[], Bundle | None], end: threading.Event) -> None:
         try:
-            while bundle := schedule.next_bundle():
+            while bundle := following():
                 try:
                     self._run(schedule, bundle)
                 finally:

@@ -21,12 +21,12 @@ from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import Decision
 from keytail.compact.planned_rows import row_of, with_detail, with_limits, with_preparation
-from keytail.compact.planning import Planned, plan_to_compact, report_assumptions, report_version_rules
+from keytail.compact.planning import Planned, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
 from keytail.compact.rules import Rules
 from keytail.compact.run_state import Events
-from keytail.compact.steps import Steps, cleaning_tasks, resolve_leftovers
+from keytail.compact.steps import Steps, cleaning_tasks, find_prepared, resolve_leftovers
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.console import print_message
@@ -122,7 +122,9 @@ def _plan_resolved(
 ) -> list[Planned]:
     """Return the decisions, after resolving leftovers of interrupted runs in partitions of compacted topics."""
     found = of_each(
-        chosen.partitions, lambda log_dir, entry: plan_to_compact(fs, log_dir, entry, configuration, rules), fs
+        chosen.partitions,
+        lambda log_dir, entry: find_prepared(fs, log_dir, entry, configuration, rules, drop_keyless=drop_keyless),
+        fs,
     )
     planned = []
     for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):

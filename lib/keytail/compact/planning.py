@@ -61,6 +61,7 @@ class Planned:
     counted: tuple[int, int] | None = None  # segments and their bytes, if `facts` has none any more
     removal_limit: RemovalLimit | None = None  # of a due partition, if other replicas were named
     message_format: MessageFormat = "unknown"
+    by_listing: bool = False  # the facts are those of `list_partition`
     prepared: Record | None = None  # what an earlier run has prepared, and this one commits
     discarded: ErrorText = NO_ERROR  # why such a preparation was discarded
 
@@ -130,11 +131,11 @@ def plan_partition_of(
     `by_listing`: use the facts of `list_partition` if they are enough to decide. It reads nothing of a segment except
     the end of the last one, so damage at the start of a segment is not detected; a task detects it.
     """
-    facts = None
+    facts = listed = None
     try:
         resolved, config = configuration.for_compaction(entry.topic)
         if by_listing and not _needs_times(config):
-            facts = list_partition(fs, log_dir, entry)
+            facts = listed = list_partition(fs, log_dir, entry)
         facts = facts or survey_partition(fs, log_dir, entry)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
@@ -165,7 +166,15 @@ def plan_partition_of(
         error = joined([decision.error, *doubts])
         decision = replace(decision, error=error, remedy=_IF_IN_DOUBT if decision.remedy else "")
     of_old = configuration.message_format_of(entry.topic)
-    return Planned(facts, config, decision, settings_known=not unknown, removal_limit=held, message_format=of_old)
+    return Planned(
+        facts,
+        config,
+        decision,
+        settings_known=not unknown,
+        removal_limit=held,
+        message_format=of_old,
+        by_listing=listed is not None,
+    )
 
 
 # If shorter than the broker's values, records are removed earlier than by its own cleaner.
@@ -211,11 +220,11 @@ def _needs_times(config: CompactionConfig) -> bool:
 def plan_to_compact(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Same as `plan_partition_of`, with all facts if there is something to do, and without segments otherwise."""
+    """Same as `plan_partition_of`, with all facts if there may be something to do, and without segments otherwise."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=True)
-    if planned.wanted:
+    if planned.wanted and planned.by_listing:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-    return planned if planned.wanted else planned.without_segments()
+    return planned if planned.wanted or planned.facts.leftovers else planned.without_segments()
 
 
 def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:

@@ -141,6 +141,8 @@ class Installer:
         if outcome.trace:
             self.events.on_trace(outcome.trace)
         result = value_of(outcome)
+        if task.prepared is not None:  # no task has run, and the files have been compared with their record
+            return result
         refuse_unseen(self.destination.fs, task.scratch_path, sorted(written(result)), outcome.host)
         remove_unneeded(self.destination.fs, task, result)
         return result

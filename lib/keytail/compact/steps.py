@@ -15,11 +15,12 @@ from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
-from keytail.compact.planning import Planned, plan_partition_of
-from keytail.compact.prepared.takeover import read_record, taken_over, without_compaction
+from keytail.compact.planning import Planned, plan_partition_of, plan_to_compact
+from keytail.compact.prepared.record import Record
+from keytail.compact.prepared.takeover import checked, read_record, taken_over, without_compaction
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
-from keytail.errors import KeytailError, Refused, in_words
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words
 from keytail.extras import SPARK
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -110,9 +111,41 @@ class Steps:
         return None if minutes is None else self.started_s + minutes * 60
 
 
+@dataclass(frozen=True)
+class Found:
+    """A partition as planned; and what was prepared for it, if nothing else is left over there, with the reason against
+    its commit, if there is one."""
+
+    planned: Planned
+    record: Record | None = None
+    reason: ErrorText = NO_ERROR
+
+
+def find_prepared(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    *,
+    drop_keyless: bool,
+) -> Found:
+    """Plan a partition, and check what was prepared for it. Changes nothing."""
+    planned = plan_to_compact(fs, log_dir, entry, configuration, rules)
+    leftovers = planned.facts.leftovers
+    if not leftovers or entry.problems or not planned.is_compacted_topic:
+        return Found(planned)
+    record, _ = read_record(fs, entry.path, leftovers)
+    if record is None or not record.files.issuperset(leftovers):
+        return Found(planned)
+    by_file_time = configuration.by_file_time
+    reason = checked(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
+    return Found(planned, record, reason)
+
+
 def resolve_leftovers(
     fs: FileSystem,
-    planned: Planned,
+    found: Found,
     log_dir: LogDirFacts,
     entry: PartitionEntry,
     configuration: Configuration,
@@ -120,11 +153,12 @@ def resolve_leftovers(
     *,
     drop_keyless: bool,
 ) -> tuple[Planned, list[str]]:
-    """Finish or undo what an interrupted run or broker left, then plan again.
+    """Finish or undo what an interrupted run or broker left, then plan again; take over or discard what was prepared.
 
     A refused partition, or one whose topic is not known to be compacted, is left unchanged. A partition that would be
     changed by a user who cannot create files like its own is refused here, before anything is written.
     """
+    planned = found.planned
     facts = planned.facts
     if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.repaired_checkpoint is not None):
         try:
@@ -135,6 +169,8 @@ def resolve_leftovers(
         return planned, []
     if not planned.is_compacted_topic:
         return without_compaction(fs, planned), []
+    if found.record is not None:
+        return taken_over(fs, planned, found.record, found.reason), []
     record, reason = read_record(fs, facts.path, facts.leftovers)
     try:
         done = recover(fs, facts.path, record.files if record else ())
@@ -145,7 +181,8 @@ def resolve_leftovers(
     if record is None:
         return replace(planned, discarded=reason), done
     by_file_time = configuration.by_file_time
-    return taken_over(fs, planned, record, rules, by_file_time=by_file_time, drop_keyless=drop_keyless), done
+    reason = checked(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
+    return taken_over(fs, planned, record, reason), done
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:

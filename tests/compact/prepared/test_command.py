@@ -486,3 +486,11 @@ def test_a_run_without_drop_keyless_does_not_commit_what_was_prepared_with_it(ru
         assert row["status"] == status
         assert row["prepared"].startswith("committed" if flags else "discarded: it was prepared with --drop-keyless")
         assert (records[20] in records_of(log_dir / "orders-0")) == (not flags)
+
+
+def test_what_is_prepared_is_committed_although_no_round_is_due(run: Run, log_dir: Path) -> None:
+    never = ("--topic-config", "orders:min.cleanable.dirty.ratio=1")
+    compact(run, log_dir, "--prepare", "--force", *never)
+    rows = compact(run, log_dir, "--execute", *never)
+    assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}
+    assert {rows[name]["status"] for name in PARTITIONS} == {"compacted"}

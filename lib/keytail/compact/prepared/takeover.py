@@ -101,15 +101,13 @@ def checked(
     return reason_to_discard(record, now)
 
 
-def taken_over(
-    fs: FileSystem, planned: Planned, record: Record, rules: Rules, *, by_file_time: bool, drop_keyless: bool
-) -> Planned:
-    """Return the plan by which the run commits what was prepared; or, once that is discarded, as it was, with the
-    reason. For a refused partition, perhaps only because a flag was forgotten, it is kept."""
+def taken_over(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
+    """Return the plan by which the run commits what was prepared; or, if `checked` returned a reason, once that is
+    discarded, as it was, with the reason. For a refused partition, perhaps only because a flag was forgotten, it is
+    kept."""
     if planned.decision.status == "refused":
         text = joined([planned.decision.error, "what was prepared is kept"])
         return replace(planned, decision=replace(planned.decision, error=text))
-    reason = checked(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
     if reason:
         try:
             discard(fs, planned.facts.path)

@@ -119,15 +119,29 @@ def set_mtime_ns(path: str, mtime_ns: int) -> None:
         os.close(fd)
 
 
+def _in_two_directories(source: str, target: str, act: Callable[[int, str, int, str], T]) -> T:
+    """Call `act` with a descriptor of the directory and the last name of each path; return its result. A directory that
+    contains both is opened once."""
+    (directory, name), (new_directory, new_name) = split(source), split(target)
+    if directory == new_directory:
+        return in_directory(source, lambda at, _: act(at, name, at, new_name))
+    return in_directory(source, lambda at, _: in_directory(target, lambda to, _: act(at, name, to, new_name)))
+
+
 def rename(source: str, target: str) -> None:
-    in_directory(source, lambda at, name: in_directory(
-        target, lambda to, new_name: os.replace(name, new_name, src_dir_fd=at, dst_dir_fd=to)))  # fmt: skip
+    _in_two_directories(
+        source, target, lambda at, name, to, new_name: os.replace(name, new_name, src_dir_fd=at, dst_dir_fd=to)
+    )
 
 
 def link(source: str, target: str) -> None:
-    in_directory(source, lambda at, name: in_directory(
-        target, lambda to, new_name: os.link(
-            name, new_name, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False)))  # fmt: skip
+    _in_two_directories(
+        source,
+        target,
+        lambda at, name, to, new_name: os.link(
+            name, new_name, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False
+        ),
+    )
 
 
 def read_all(fd: int) -> bytes:
