@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -43,9 +44,11 @@ def downtime(request: Request, now_ms: int | None = None) -> list[DowntimeRow]:
         run_id = history.run(flags, request.run_id, master=request.master)[0].run_id
     with contextlib.ExitStack() as run:
         assert flags.path is not None
-        ledger = Ledger(_engine(run, flags, request.master), flags.path, run_id, "downtime")
+        # Appends are numbered for each writer: as the run, this one would seem to repeat the run's first append.
+        writer = f"downtime-{secrets.token_hex(4)}"
+        ledger = Ledger(_engine(run, flags, request.master), flags.path, writer, "downtime")
         ledger.open()
-        ledger.record_downtime(broker=request.broker, status="done", **times)
+        ledger.record_downtime(run_id, broker=request.broker, **times)
     return [DowntimeRow(run_id, request.broker, "recorded", **times)]
 
 

@@ -198,9 +198,11 @@ class Ledger:
         self._started = run
         self._append_to_runs(INTENT, run, "nothing was started")
 
-    def record_downtime(self, **columns: Any) -> None:
-        """Write the downtime of a broker: columns of `runs`. Raises KeytailError if it cannot be written."""
-        self._append_to_runs(DOWNTIME, columns, "the downtime is not recorded")
+    def record_downtime(self, run_id: str, **columns: Any) -> None:
+        """Write the downtime of a broker, with the id of the run that was made meanwhile: columns of `runs`. Raises
+        KeytailError if it cannot be written."""
+        row = {"run_id": run_id, "status": "done", **columns}
+        self._append_to_runs(DOWNTIME, row, "the downtime is not recorded")
 
     def _append_to_runs(self, event: str, columns: Row, so: str) -> None:
         try:
