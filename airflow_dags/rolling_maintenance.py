@@ -1,4 +1,5 @@
-"""DAG that stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is in sync.
+"""DAG that prepares, stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is
+in sync.
 
 The steps of a broker are a task group, created from the inventory when this file is parsed. Decisions on the output of
 commands are in keytail_rolling.py; the commands and the order of tasks are here.
@@ -14,13 +15,13 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param, TriggerRule, get_current_context, task, task_group
+from airflow.sdk import TriggerRule, chain, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
@@ -29,75 +30,36 @@ import keytail_brokers as inventory
 import keytail_commands as commands
 import keytail_rolling as rolling
 import keytail_steps as steps
+from keytail_rolling_params import PARAMS
 
 DAG_ID = "keytail_rolling_maintenance"
-DOC = """Stops each broker of the inventory (`KEYTAIL_BROKERS`) in turn, compacts and verifies its logs, starts it and
-waits until it is in sync; then continues with the next one. A broker that was stopped is always started again, whatever
-the result of its compaction, unless `verify` reports that a start would lose records. At any problem the roll stops,
-and `roll` fails with the broker, the step, and what to do. Details: `airflow_dags/ROLLING.md`.
+DOC = """Prepares the compaction of each broker of the inventory (`KEYTAIL_BROKERS`) in turn while it runs, stops it,
+commits and verifies the compaction, starts it and waits until it is in sync; then continues with the next one. A broker
+that was stopped is always started again, whatever the result of its compaction, unless `verify` reports that a start
+would lose records. At any problem the roll stops, and `roll` fails with the broker, the step, and what to do. Details:
+`airflow_dags/ROLLING.md`.
 
 | Task | What it does |
 |---|---|
 | `choose` | selects the brokers; fails if the inventory lacks a command |
 | `inventory_is_missing` | the only task if there is no inventory |
-| `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is changed before |
+| `prepare` | waits as `precheck`, then `keytail compact --prepare` beside the running broker; nothing is replaced |
+| `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is stopped before |
 | `begin` | from here on the broker may be down: `start` runs, whatever happens |
 | `stop` | runs the inventory's command |
 | `stopped` | waits for `.kafka_cleanshutdown` in every log dir and for free locks; otherwise nothing is compacted |
-| `compact` | `keytail compact --deadline --execute`; a partial result (status 3) is recorded, nothing is retried |
-| `verify` | `keytail verify`, whatever the result of the compaction |
+| `compact` | `keytail compact --execute` commits what is prepared and compacts the rest; nothing is retried |
+| `verify` | `keytail verify --only-ends` of what was compacted, whatever the result of the compaction |
 | `start` | runs the inventory's command, many times if necessary, unless `verify` reports that this loses records |
 | `in_sync` | waits until the broker is reachable and no partition is under-replicated or unavailable |
+| `downtime` | returns how long the broker was down, and records it in the ledger, if there is one |
 | `go_on` | decides whether the next broker may follow |
 | `roll` | last task: returns the state of each broker, or fails with the alert |
 """
-PARAMS = {
-    "only_brokers": Param(
-        [], type="array", items={"type": "string"}, title="Only these brokers",
-        description="Names of the inventory, one per line. Empty: all, in its order.",
-    ),
-    "topic": Param(
-        None, type=["null", "string"], minLength=1, title="Topics by pattern",
-        description="Regular expression of whole names (--topic). Empty: all that the inventory's flags allow.",
-    ),
-    "deadline_minutes": Param(
-        60, type="number", exclusiveMinimum=0, title="Deadline",
-        description="Minutes after which a compaction starts nothing new (--deadline); the next roll continues.",
-    ),
-    "overrun_minutes": Param(
-        60, type="number", minimum=0, title="Overrun",
-        description="Minutes after the deadline that a compaction may take to finish. Then it is stopped in order.",
-    ),
-    "verify_minutes": Param(
-        240, type="number", exclusiveMinimum=0, title="Verify",
-        description="Minutes after which verify is stopped. Then the broker is started, and the roll stops.",
-    ),
-    "stop_minutes": Param(
-        10, type="number", exclusiveMinimum=0, title="Stop",
-        description="Minutes within which a broker must have stopped cleanly.",
-    ),
-    "wait_for_sync_minutes": Param(
-        60, type="number", exclusiveMinimum=0, title="Wait for sync",
-        description="Minutes to wait, before a broker is stopped and after it was started, until no partition is "
-        "under-replicated or unavailable.",
-    ),
-    "stop_on_damage": Param(
-        True, type="boolean", title="Stop on damage",
-        description="Stop the roll at damage by which a start loses nothing; otherwise the roll continues. The broker "
-        "is started either way. Verify cannot distinguish new damage from old damage.",
-    ),
-    "dry_run": Param(
-        False, type="boolean", title="Dry run",
-        description="Stop nothing: check once, print each broker's commands and what is due there.",
-    ),
-    "poll_seconds": Param(
-        15, type="number", exclusiveMinimum=0, title="Poll", description="Seconds between two checks while waiting."
-    ),
-}  # fmt: skip
-
 ALERT, RETRY = "KEYTAIL_ALERT", "KEYTAIL_ROLL_RETRY_SECONDS"
 START_TRIES = 5  # attempts of the command in one try of the task
-CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir
+CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir, and as long until it answers
+MOST_PAUSE_S = 1.0  # between two checks whether a broker that was started answers
 ASK_S = 300.0  # time that a check, or doctor, may take
 
 
@@ -117,15 +79,27 @@ def _explained(*, retry_inventory: bool = False) -> Iterator[None]:
         raise
 
 
-def words_of(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the commands that a run executes for a broker, as lists of words, by step."""
+def words_of(
+    one: inventory.Broker, values: Mapping[str, Any], committed: Sequence[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """Return the commands that a run executes for a broker, as lists of words, by step. `committed` are partitions by
+    name, if only those are to be verified."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
+    throttle = ("--throttle", values["prepare_throttle"]) if values["prepare_throttle"] else ()
+    ledger = ("--ledger", values["ledger"]) if values["ledger"] else ()
+    only = ("--prepared-only",) if values["prepared_only"] else ()
+    ends = () if values["verify_everything"] else ("--only-ends",)
+    named = ("--partitions", ",".join(committed)) if committed and ends else ()
+    until = f"{values['prepare_minutes']:g}"
     return {
+        "prepare": one.command("compact", *topic, "--deadline", until, *throttle, "--prepare"),
         "doctor": _doctor_words(one),
         "plan": one.command("compact", *topic),
         "stop": one.commands["stop"],
-        "compact": one.command("compact", *topic, "--deadline", f"{values['deadline_minutes']:g}", "--execute"),
-        "verify": one.command("verify", *topic),
+        "compact": one.command(
+            "compact", *topic, "--deadline", f"{values['deadline_minutes']:g}", *ledger, "--execute", *only
+        ),
+        "verify": one.command("verify", *topic, *ends, *named),
         "start": one.commands["start"],
         **{name: one.commands[name] for name in rolling.KNOWN if name in one.commands},
     }
@@ -143,8 +117,9 @@ def _doctor(one: inventory.Broker) -> commands.Ended:
         return commands.Ended(1, words=str(problem))
 
 
-def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
-    """Return the output of the first check that is not good; empty if all are. A missing command fails the task."""
+def _check(one: inventory.Broker, names: tuple[str, ...]) -> tuple[str, str]:
+    """Return the name and the output of the first check that is not good; empty if all are. A missing command fails the
+    task."""
     for name in names:
         if name not in one.commands:
             continue
@@ -154,20 +129,25 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
         if not rolling.is_good(name, ended.exit_status, ended.output):
             said = rolling.short(ended.output.strip() or ended.words)
             print(f"{name}: status {ended.exit_status}: {said}")
-            return f"{name} (status {ended.exit_status}): {said}"
-    return ""
+            return name, f"{name} (status {ended.exit_status}): {said}"
+    return "", ""
 
 
-def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
-    """Wait until all checks were good `looks` times in a row. Raises AirflowFailException with the last failure."""
+def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> dict[str, int]:
+    """Wait until `reachable` and all checks were good `looks` times in a row; return since when, as far as the checks
+    show. Raises AirflowFailException with the last failure."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
-    good = 0
+    good, found = 0, dict[str, int]()
     while True:
-        wrong = _check(one, names)
+        failing, wrong = _check(one, ("reachable", *names))
         good = 0 if wrong else good + 1
+        if failing != "reachable":
+            found.setdefault("reachable_at_ms", _now_ms())
+        if good == 1:
+            found["in_sync_at_ms"] = _now_ms()
         if good >= looks:
-            return
+            return found
         if time.monotonic() > until_s:
             raise AirflowFailException(
                 f"not in sync after {values['wait_for_sync_minutes']:g} minutes: "
@@ -176,12 +156,36 @@ def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) 
         time.sleep(values["poll_seconds"])
 
 
-def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
-    values = steps.given()
+def _skip_if_not_chosen(one: inventory.Broker, values: Mapping[str, Any]) -> None:
     if one.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
         raise AirflowSkipException(f"{one.name} is not in only_brokers")
+
+
+def _prepare(one: inventory.Broker) -> dict[str, Any]:
+    values = steps.given()
+    _skip_if_not_chosen(one, values)
+    if not values["prepare"] or values["dry_run"]:
+        raise AirflowSkipException("a dry run prepares nothing" if values["dry_run"] else "prepare is off")
+    _wait_until_ready(one)
+    limit_s = 60 * (values["prepare_minutes"] + values["overrun_minutes"])
+    ended = commands.run(words_of(one, values)["prepare"], one.on_host, limit_s)
+    if ended.exit_status == commands.TIMED_OUT:  # what is prepared can be committed
+        return commands.summary(ended.rows, 3)
+    return commands.outcome(ended)
+
+
+def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
+    values = steps.given()
+    _skip_if_not_chosen(one, values)
     if values["dry_run"]:
         return _show(one, values)
+    _wait_until_ready(one)
+    return None
+
+
+def _wait_until_ready(one: inventory.Broker) -> None:
+    """Wait until no partition of the cluster lacks a replica. Raises AirflowFailException if the broker does not run,
+    or keytail cannot."""
     ended = _doctor(one)
     state = rolling.state_of(ended.rows)
     wrong = [f"{row.get('check')}: {row.get('found')}" for row in ended.rows if row.get("status") == "fail"]
@@ -189,23 +193,26 @@ def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
         raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
     if state != rolling.RUNNING:
         raise AirflowFailException(f"the broker is not running (log dirs: {state}); before a roll, start all brokers")
-    _wait_until_good(one, ("reachable", *rolling.BEFORE), looks=1)
-    return None
+    _wait_until_good(one, rolling.BEFORE, looks=1)
 
 
 def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
     """Do a dry run: print what would be done, and return what is due there."""
-    wrong = _check(one, ("reachable", *rolling.BEFORE))
+    _, wrong = _check(one, ("reachable", *rolling.BEFORE))
     print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
     words = words_of(one, values)
-    for step in ("stop", "compact", "verify", "start"):
+    for step in (*(("prepare",) if values["prepare"] else ()), "stop", "compact", "verify", "start"):
         print(f"{one.name}: would {step}: {shlex.join([*one.on_host, shlex.join(words[step])])}")
     made = commands.outcome(commands.run(words["plan"], one.on_host))
     print(f"{one.name}: {made['counts']}")
     return {"would_wait_for": wrong, **made}
 
 
-def _stop(one: inventory.Broker) -> None:
+def _stop(one: inventory.Broker, begun_ms: int) -> None:
+    """Stop the broker. It is down from now on; in another try of the task perhaps since the first one, which was after
+    `begun_ms`."""
+    ti: Any = get_current_context()["ti"]
+    ti.xcom_push(key="down_at_ms", value=_now_ms() if ti.try_number == 1 else begun_ms)
     ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
     if ended.exit_status != 0:
         raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.words}")
@@ -221,6 +228,8 @@ def _stopped(one: inventory.Broker) -> dict[str, Any]:
         states.append(rolling.state_of(ended.rows))
         print(f"log dirs: {states[-1]}")
         decided = rolling.has_stopped(states)
+        if decided is not None:
+            get_current_context()["ti"].xcom_push(key="was_down", value=True)
         if decided == rolling.CLEAN:
             return {"state": decided}
         if decided is not None:
@@ -236,14 +245,20 @@ def _stopped(one: inventory.Broker) -> dict[str, Any]:
 def _compact(one: inventory.Broker) -> dict[str, Any]:
     values = steps.given()
     limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
-    return commands.outcome(commands.run(words_of(one, values)["compact"], one.on_host, limit_s))
+    ended, run_id = steps.run_noting(words_of(one, values)["compact"], one.on_host, limit_s)
+    get_current_context()["ti"].xcom_push(key="run_id", value=run_id)
+    made = commands.outcome(ended)
+    return {**made, "committed": rolling.committed(ended.rows), "prepared": rolling.prepared(ended.rows)}
 
 
-def _verify(one: inventory.Broker) -> dict[str, Any]:
-    values = steps.given()
-    ended = commands.run(words_of(one, values)["verify"], one.on_host, 60 * values["verify_minutes"])
+def _verify(one: inventory.Broker, compacted: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Verify the partitions that were compacted. If these are not known, or in another try, before which somebody may
+    have moved one of them away, verify all that were chosen."""
+    values, ti = steps.given(), get_current_context()["ti"]
+    committed = compacted["committed"] if compacted and ti.try_number == 1 else ()
+    ended = commands.run(words_of(one, values, committed)["verify"], one.on_host, 60 * values["verify_minutes"])
     said = rolling.verdict(ended.exit_status, ended.rows)
-    get_current_context()["ti"].xcom_push(key="verdict", value=said)
+    ti.xcom_push(key="verdict", value=said)
     if said["loses"]:
         raise AirflowFailException(f"a start would lose records: {'; '.join(said['loses'])}")
     if said["bad"]:
@@ -272,12 +287,42 @@ def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, A
     while True:
         state = rolling.state_of(_doctor(one).rows)
         if state == rolling.RUNNING:
-            return {"state": state}
+            return {"state": state, "reachable_at_ms": _reachable_at_ms(one, poll_s)}
         if time.monotonic() > until_s:
             if state == rolling.UNKNOWN:  # doctor could not be run; in_sync checks the broker itself
-                return {"state": state}
+                return {"state": state, "reachable_at_ms": None}
             raise AirflowException(f"commands.start succeeded, but no broker holds its log dirs (state: {state})")
         time.sleep(poll_s)
+
+
+def _reachable_at_ms(one: inventory.Broker, poll_s: float) -> int | None:
+    """Wait until the broker answers, and return when; None if it does not for long: in_sync goes on waiting."""
+    until_s = time.monotonic() + CONFIRM_S
+    while time.monotonic() < until_s:
+        ended = commands.run(one.commands["reachable"], one.on_host, ASK_S, parse_rows=False, keep_output=True)
+        if ended.exit_status == 0:
+            return _now_ms()
+        if ended.exit_status in commands.NOT_FOUND:
+            break
+        time.sleep(min(poll_s, MOST_PAUSE_S))
+    return None
+
+
+def _downtime(one: inventory.Broker, left: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how long the broker was down, and record it in the ledger. Times that are not known are None."""
+    values, found = steps.given(), rolling.downtime(left)
+    print(f"{one.name}: {rolling.downtime_text(found)}")
+    if not values["ledger"] or found["down_at_ms"] is None:
+        return {**found, "recorded": False}
+    run_id = left.get("run_id")
+    words = [one.keytail, "downtime", "--ledger", values["ledger"], "--broker", one.name,
+             *rolling.downtime_flags(found), *(("--run", run_id) if run_id else ()), "--output", "json"]  # fmt: skip
+    commands.outcome(commands.run(words, one.on_host, ASK_S))
+    return {**found, "recorded": True}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _let_go(one: inventory.Broker, poll_s: float) -> None:
@@ -293,20 +338,26 @@ def _group(group: str, name: str) -> Any:
     @task_group(group_id=group)
     def of_broker() -> None:
         @task(trigger_rule=TriggerRule.NONE_FAILED, retries=2)
+        def prepare() -> Any:
+            with _explained():
+                return _prepare(inventory.broker(name))
+
+        @task(trigger_rule=TriggerRule.NONE_FAILED, retries=2)
         def precheck() -> Any:
             with _explained():
                 return _precheck(inventory.broker(name))
 
         @task(retries=3)
-        def begin() -> None:
-            """Mark the point after which the broker may be down: `start` runs whatever happens."""
+        def begin() -> int:
+            """Mark the point after which the broker may be down: `start` runs whatever happens. Return the time."""
             if steps.given()["dry_run"]:
                 raise AirflowSkipException("a dry run stops nothing")
+            return _now_ms()
 
         @task(retries=2)
         def stop() -> None:
             with _explained():
-                _stop(inventory.broker(name))
+                _stop(inventory.broker(name), get_current_context()["ti"].xcom_pull(task_ids=f"{group}.begin"))
 
         @task(retries=1)
         def stopped() -> Any:
@@ -322,7 +373,8 @@ def _group(group: str, name: str) -> Any:
         @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=1)
         def verify() -> Any:
             with _explained():
-                return _verify(inventory.broker(name))
+                compacted = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.compact")
+                return _verify(inventory.broker(name), compacted)
 
         @task(retries=20)
         def start() -> Any:
@@ -331,26 +383,32 @@ def _group(group: str, name: str) -> Any:
                 return _start(inventory.broker(name), said)
 
         @task(retries=2)
-        def in_sync() -> None:
+        def in_sync() -> Any:
             with _explained():
-                _wait_until_good(inventory.broker(name), ("reachable", *rolling.AFTER), looks=2)
+                return _wait_until_good(inventory.broker(name), rolling.AFTER, looks=2)
+
+        # Also for a broker that is down or not in sync, but not if it was not stopped.
+        @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2)
+        def downtime() -> Any:
+            with _explained():
+                return _downtime(inventory.broker(name), _left_of_downtime(group))
 
         @task(retries=2)
         def go_on() -> None:
             with _explained():
-                why = rolling.stops_the_roll(
-                    *_left_by(group), stop_on_damage=steps.given()["stop_on_damage"]
-                )
+                left = _left_by(group, {"stopped": "return_value", "compact": "return_value", "verify": "verdict"})
+                why = rolling.stops_the_roll(*left, stop_on_damage=steps.given()["stop_on_damage"])
                 if why:
                     raise AirflowFailException(f"the broker runs and is in sync, but the roll stops here: {why}")
 
         made = {one.function.__name__: one() for one in (
-            precheck, begin, stop, stopped, compact, verify, start, in_sync, go_on
+            prepare, precheck, begin, stop, stopped, compact, verify, start, in_sync, downtime, go_on
         )}  # fmt: skip
-        made["precheck"] >> made["begin"] >> made["stop"] >> made["stopped"] >> made["compact"] >> made["verify"]
+        chain(*(made[step] for step in ("prepare", "precheck", "begin", "stop", "stopped", "compact", "verify")))
         made["stopped"] >> made["verify"] >> made["start"]
         made["start"].as_teardown(setups=made["begin"], on_failure_fail_dagrun=True)
         made["start"] >> made["in_sync"] >> made["go_on"]
+        [made["stop"], made["in_sync"]] >> made["downtime"]
         tasks.update(made)
 
     tasks: dict[str, Any] = {}
@@ -366,16 +424,28 @@ def _states(tasks: list[str]) -> dict[str, str | None]:
     return found
 
 
-def _left_by(group: str) -> list[Any]:
-    """Return the results of `stopped`, `compact` and `verify` since the tasks were last cleared."""
+def _left_by(group: str, left: Mapping[str, str]) -> list[Any]:
+    """Return what these steps of a broker have left under these keys since they were last cleared; None for nothing."""
     pull: Any = get_current_context()["ti"].xcom_pull
-    left = {"stopped": "return_value", "compact": "return_value", "verify": "verdict"}
     states = _states([f"{group}.{step}" for step in left])
     ended = {"success", "failed"}
     return [
         pull(task_ids=f"{group}.{step}", key=key) if states.get(f"{group}.{step}") in ended else None
         for step, key in left.items()
     ]
+
+
+def _left_of_downtime(group: str) -> dict[str, Any]:
+    """Return what the steps of a broker have left about its downtime; None for what is not known."""
+    down_at_ms, was_down, run_id = _left_by(group, {"stop": "down_at_ms", "stopped": "was_down", "compact": "run_id"})
+    started, in_sync = _left_by(group, {"start": "return_value", "in_sync": "return_value"})
+    started, in_sync = started or {}, in_sync or {}
+    return {
+        "down_at_ms": down_at_ms if was_down else None,
+        "reachable_at_ms": started.get("reachable_at_ms") or in_sync.get("reachable_at_ms"),
+        "in_sync_at_ms": in_sync.get("in_sync_at_ms"),
+        "run_id": run_id,
+    }
 
 
 def _pages(text: str) -> None:
@@ -436,9 +506,9 @@ def _declare(named: list[str]) -> None:
     before = first
     for group, name in groups.items():
         tasks = _group(group, name)
-        before >> tasks["precheck"]
+        before >> tasks["prepare"]
         before = tasks["go_on"]
-        [tasks["start"], before] >> last
+        [tasks["start"], tasks["downtime"], before] >> last
     first >> last
 
 
@@ -454,7 +524,7 @@ def _tell(problem: str) -> None:
     DAG_ID,
     PARAMS,
     dag_display_name="keytail: rolling maintenance",
-    description="Each broker in turn: stop, compact, verify, start, wait until in sync",
+    description="Each broker in turn: prepare, stop, compact, verify, start, wait until in sync",
     doc_md=DOC,
     default_args={"retry_delay": timedelta(seconds=float(os.environ.get(RETRY, "30")))},
     tags=["keytail", "kafka", "rolling"],

@@ -17,6 +17,7 @@ folder, name, what, *words = sys.argv[1:]
 FOLDER = Path(folder)
 BEHAVIOUR: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
 STATE = FOLDER / f"{name}.state"
+ROW = {"topic": "t", "partition": 0, "error": ""}
 
 
 def state() -> dict[str, Any]:
@@ -42,12 +43,29 @@ def keytail(verb: str) -> int:
         ]
         print(json.dumps(rows))
         return 0
+    if verb == "compact" and "--prepare" in words:
+        noted("prepare")
+        (FOLDER / f"{name}.prepare").write_text(json.dumps(words))
+        assert state()["running"], "a preparation of a broker that is down"
+        said = BEHAVIOUR.get("prepare", {"status": 0, "rows": [{**ROW, "status": "prepared"}]})
+        print(json.dumps(said["rows"]))
+        return int(said["status"])
+    if verb == "downtime":
+        noted("downtime")
+        with (FOLDER / "ledger").open("a") as ledger:
+            ledger.write(json.dumps([name, *words]) + "\n")
+        print(json.dumps([] if "downtime" in BEHAVIOUR else [{"broker": name, "status": "recorded"}]))
+        return int(BEHAVIOUR.get("downtime", 0))
     if verb == "compact" and "--execute" not in words:
         print(json.dumps([{"topic": "t", "partition": 0, "status": "would-compact", "error": ""}]))
         return 0
     noted(verb)
+    (FOLDER / f"{name}.{verb}").write_text(json.dumps(words))
     assert not state()["running"], f"{verb} beside a running broker"
-    said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{"topic": "t", "partition": 0, "status": "sound", "error": ""}]})
+    done = {"compact": {"status": "compacted", "prepared": "committed"}, "verify": {"status": "sound"}}
+    said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{**ROW, **done[verb]}]})
+    if verb == "compact" and "--ledger" in words:
+        print("keytail: ledger: this is run 20260101T000000Z-3f2a91c0; to show it: ...", file=sys.stderr)
     if said == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     print(json.dumps(said["rows"]))
