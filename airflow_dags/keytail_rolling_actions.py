@@ -40,7 +40,7 @@ def words_of(
     return {
         "prepare": one.command("compact", *topic, "--deadline", until, *throttle, "--prepare"),
         "doctor": _doctor_words(one),
-        "plan": one.command("compact", *topic),
+        "plan": one.command("compact", *topic, *ledger),
         "stop": one.commands["stop"],
         "compact": one.command(
             "compact", *topic, "--deadline", f"{values['deadline_minutes']:g}", *ledger, "--execute", *only
@@ -139,6 +139,8 @@ def _wait_until_ready(one: inventory.Broker) -> None:
         raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
     if state != rolling.RUNNING:
         raise AirflowFailException(f"the broker is not running (log dirs: {state}); before a roll, start all brokers")
+    # A dry run: wrong flags of the inventory, topics or ledgers are found before the broker is stopped.
+    commands.outcome(commands.run(words_of(one, steps.given())["plan"], one.on_host))
     wait_until_good(one, rolling.BEFORE, looks=1)
 
 

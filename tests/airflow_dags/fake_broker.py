@@ -57,8 +57,9 @@ def keytail(verb: str) -> int:
         print(json.dumps([] if "downtime" in BEHAVIOUR else [{"broker": name, "status": "recorded"}]))
         return int(BEHAVIOUR.get("downtime", 0))
     if verb == "compact" and "--execute" not in words:
-        print(json.dumps([{"topic": "t", "partition": 0, "status": "would-compact", "error": ""}]))
-        return 0
+        said = BEHAVIOUR.get("plan", {"status": 0, "rows": [{**ROW, "status": "would-compact"}]})
+        print(json.dumps(said["rows"]))
+        return int(said["status"])
     noted(verb)
     (FOLDER / f"{name}.{verb}").write_text(json.dumps(words))
     assert not state()["running"], f"{verb} beside a running broker"

@@ -77,6 +77,9 @@ ROLLS: dict[str, Roll] = {
         conf=LEDGER,
         states={"b1.precheck": "upstream_failed", "b1.start": "upstream_failed", "b1.downtime": "upstream_failed"},
     ),
+    "a wrong flag": Roll(
+        [], ("b1, step prepare", "wrong usage", "b1 was not touched"), b1={"plan": {"status": 2, "rows": []}}
+    ),
     "compaction fails": Roll(
         of("b1", *ROUND),
         ("b1, step compact", "nothing was done", "Broker b1 runs", "the compaction failed", "Not touched: b2"),
