@@ -126,7 +126,7 @@ TIMES = ("down_at_ms", "reachable_at_ms", "in_sync_at_ms")
 
 
 def downtime(left: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the times of a broker's downtime: when it was told to stop, when it answered again, and when all replicas
+    """Return the times of a broker's downtime: when its stop began, when it answered again, and when all replicas
     were in sync again. None: not known, as are all after one that is not known or is not in order."""
     made: dict[str, int | None] = dict.fromkeys(TIMES)
     before = 0

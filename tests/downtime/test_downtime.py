@@ -49,6 +49,7 @@ def test_a_downtime_belongs_to_its_run(run: Run, tmp_path: Path) -> None:
     assert run("report", "--ledger", ledger, "--run", "aa", page).exit_code == 0
     assert "<dt>downtime of b1</dt><dd>41.3 s</dd>" in page.read_text()
     assert "<dt>replicas in sync</dt><dd>2023-11-14 22:14:20 UTC</dd>" in page.read_text()
+    assert "downtime\n" in shown.stdout  # the heading
     assert run("report", "--ledger", ledger, "--run", "bb", page).exit_code == 0
     assert "<dt>downtime" not in page.read_text()
     assert run("report", "--ledger", ledger, "--since", "2023-01-01", page).exit_code == 0

@@ -19,7 +19,7 @@ from keytail.ledger.command import ledger_at
 LedgerPath = Annotated[str, o.run_flag("--ledger PATH", "Ledger to which the downtime is appended.")]
 Broker = Annotated[str, o.run_flag("--broker NAME", "Name of the broker, as it is shown in the ledger and in reports.")]
 _TIME = "ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z"
-DownAt = Annotated[str, o.run_flag("--down-at MS-OR-TIME", f"When the broker was told to stop: {_TIME}.")]
+DownAt = Annotated[str, o.run_flag("--down-at MS-OR-TIME", f"When its stop began: {_TIME}.")]
 ReachableAt = Annotated[str | None, o.run_flag(
     "--reachable-at MS-OR-TIME", "When it answered again. Default: not known, so no downtime is shown."
 )]

@@ -88,7 +88,7 @@ class RunRow:
     )
     now_ms: Annotated[int | None, "the time for all decisions of the run"] = None
     broker: Annotated[str | None, "the broker that was down meanwhile; `null`: no downtime was recorded"] = None
-    down_at_ms: Annotated[int | None, "when it was told to stop"] = None
+    down_at_ms: Annotated[int | None, "when its stop began"] = None
     reachable_at_ms: Annotated[int | None, "when it answered again; `null`: not known"] = None
     in_sync_at_ms: Annotated[int | None, "when all replicas were in sync again; `null`: not known"] = None
 
@@ -215,7 +215,8 @@ def show_rows(rows: Sequence[Any], request: Request) -> None:
     elif request.partitions:
         _print(f"Results of the runs in {request.ledger}", _OVER_TIME, rows, "row")
     else:
-        _print(f"Runs in {request.ledger}", _OF_RUNS, rows, "run")
+        columns = _OF_RUNS if any(row.broker is not None for row in rows) else _OF_RUNS[:-1]
+        _print(f"Runs in {request.ledger}", columns, rows, "run")
 
 
 def _print(title: str, columns: Sequence[Column[Any]], rows: Sequence[Any], counted: str = "") -> None:

@@ -58,7 +58,7 @@ RUNS = {
     "records_after": ("bigint", ""),
     **_REPAIRED,
     "broker": ("string", "of a downtime: whose it is"),
-    "down_at_ms": ("bigint", "of a downtime: when the broker was told to stop"),
+    "down_at_ms": ("bigint", "of a downtime: when its stop began"),
     "reachable_at_ms": ("bigint", "of a downtime: when it answered again; null: not known"),
     "in_sync_at_ms": ("bigint", "of a downtime: when all replicas were in sync again; null: not known"),
 }

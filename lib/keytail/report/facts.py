@@ -80,7 +80,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Downtime:
-    """How long a broker was down: from when it was told to stop to its first answer. Unknown times are None."""
+    """How long a broker was down: from when its stop began to its first answer. Unknown times are None."""
 
     broker: str
     down_at_ms: int | None
