@@ -112,6 +112,7 @@ def prepare(one: inventory.Broker) -> dict[str, Any]:
     _skip_if_not_chosen(one, values)
     if not values["prepare"] or values["dry_run"]:
         raise AirflowSkipException("a dry run prepares nothing" if values["dry_run"] else "prepare is off")
+    _try_flags(one, values)
     _wait_until_ready(one)
     limit_s = 60 * (values["prepare_minutes"] + values["overrun_minutes"])
     ended = commands.run(words_of(one, values)["prepare"], one.on_host, limit_s)
@@ -125,8 +126,15 @@ def precheck(one: inventory.Broker) -> dict[str, Any] | None:
     _skip_if_not_chosen(one, values)
     if values["dry_run"]:
         return _show(one, values)
+    if not values["prepare"]:
+        _try_flags(one, values)
     _wait_until_ready(one)
     return None
+
+
+def _try_flags(one: inventory.Broker, values: Mapping[str, Any]) -> None:
+    """Run a dry run, which finds wrong flags of the inventory, topics and ledgers before the broker is stopped."""
+    commands.outcome(commands.run(words_of(one, values)["plan"], one.on_host))
 
 
 def _wait_until_ready(one: inventory.Broker) -> None:
@@ -139,8 +147,6 @@ def _wait_until_ready(one: inventory.Broker) -> None:
         raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
     if state != rolling.RUNNING:
         raise AirflowFailException(f"the broker is not running (log dirs: {state}); before a roll, start all brokers")
-    # A dry run: wrong flags of the inventory, topics or ledgers are found before the broker is stopped.
-    commands.outcome(commands.run(words_of(one, steps.given())["plan"], one.on_host))
     wait_until_good(one, rolling.BEFORE, looks=1)
 
 

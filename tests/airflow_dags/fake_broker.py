@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def keytail(verb: str) -> int:
         print(json.dumps(rows))
         return 0
     if verb == "compact" and "--prepare" in words:
+        if BEHAVIOUR.get("prepare") == "hangs":
+            time.sleep(60)
         noted("prepare")
         (FOLDER / f"{name}.prepare").write_text(json.dumps(words))
         assert state()["running"], "a preparation of a broker that is down"
@@ -79,6 +82,9 @@ def main() -> int:
         return keytail(words[0])
     if what == "stop":
         noted("stop")
+        become(stops=now.get("stops", 0) + 1)
+        if now.get("stops", 0) < BEHAVIOUR.get("stop_fails", 0):
+            return 1
         how = BEHAVIOUR.get("stop", "clean")
         if how != "hangs":
             become(running=False, clean=how == "clean")

@@ -87,8 +87,11 @@ ROLLS: dict[str, Roll] = {
         states={"b1.compact": "failed", "b1.verify": "success", "b1.start": "success", "b1.in_sync": "success"},
         words={"b1.verify": ("--only-ends",)},  # of all partitions
     ),
-    "compaction dies": Roll(
-        of("b1", *ROUND), ("b1, step compact", "signal 9", "Broker b1 runs"), b1={"compact": "dies"}
+    "a preparation that takes too long, then a compaction that dies": Roll(
+        of("b1", *ROUND[1:]), ("b1, step compact", "signal 9", "Broker b1 runs"),
+        b1={"prepare": "hangs", "compact": "dies"},
+        conf={"prepare_minutes": 0.02, "overrun_minutes": 0},
+        states={"b1.prepare": "success"},
     ),
     "a start would lose": Roll(
         of("b1", *STOPPED, "compact", "verify", "downtime"),
@@ -158,9 +161,11 @@ ROLLS: dict[str, Roll] = {
         states={"b2.precheck": "upstream_failed", "b2.stop": "upstream_failed", "b2.start": "upstream_failed"},
     ),
     "only the second": Roll(
-        of("b2", *ROUND[1:]), conf={"only_brokers": ["b2"], "prepare": False, "prepared_only": True},
+        of("b2", "stop", *ROUND[1:]), b2={"stop_fails": 1},
+        conf={"only_brokers": ["b2"], "prepare": False, "prepared_only": True},
         states={"b1.start": "skipped", "b1.downtime": "skipped", "b2.start": "success", "b2.prepare": "skipped"},
         words={"b2.compact": ("--deadline 60", "--execute", "--prepared-only")},
+        tries={"b2.stop": 2},
     ),
     "one that is not there": Roll([], ("did not begin", "only_brokers has b9"), conf={"only_brokers": ["b9"]}),
     "a dry run": Roll([], conf={"dry_run": True}, states={"b1.precheck": "success", "b2.stop": "skipped"}),
@@ -195,6 +200,9 @@ def test_a_roll(rolled: dict[str, tuple[Path, dict[str, Any]]], name: str) -> No
         assert answer["states"][task] == state, task
     for task, tries in roll.tries.items():
         assert answer["tries"][task] == tries, task
+        if task.endswith("stop"):  # it may have been down since the first try
+            begun = answer["xcoms"][f"{task.removesuffix('stop')}begin return_value"]
+            assert answer["xcoms"][f"{task} down_at_ms"] == begun
     for command, words in roll.words.items():
         _, *given = json.loads((folder / command).read_text())
         assert given == ["--log-dirs", f"/logs/{command[:2]}", *" ".join(words).split(), "--output", "json"], command

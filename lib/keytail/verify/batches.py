@@ -129,7 +129,7 @@ class BatchWalk:
         self._state[[columns.INDEX_AT, columns.TIME_AT]] = index_at, time_at
         self._state[columns.SEGMENT_BASE] = base
         self._state[columns.NEXT_BASE] = next_base
-        self._state[columns.MAX_TIMESTAMP] = entries.times[time_at - 1] if time_at else -1
+        self._state[columns.MAX_TIMESTAMP] = -1
         whole = False
         try:
             self._window.open(f"{self.scope.path}/{log}", size_bytes, min(position, size_bytes))
