@@ -19,6 +19,7 @@ from tests import golden
 from tests.chance import draws
 from tests.command_line import Run, rows_of
 from tests.reference.batches import Rec, encode_batch
+from tests.verify import test_missing as of_missing
 from tests.verify import test_task as of_files
 from tests.verify import test_truths as of_truths
 
@@ -134,6 +135,14 @@ def test_a_missing_segment(tmp_path: Path) -> None:
     assert kinds == {"segment-missing", "orphan"}
 
 
+def test_offsets_without_a_trace_of_their_segment_are_not_reported(tmp_path: Path) -> None:
+    """That needs the records at every offset, and their keys."""
+    log = of_missing.write(tmp_path / "orders-0")
+    of_missing.remove(log, 300)
+    assert [kind for kind, _, _ in found(log, of_missing.KNOWN)] == ["offsets-missing"]
+    assert found(log, of_missing.KNOWN, only_ends=True) == []
+
+
 @settings(deadline=None, max_examples=draws(300))
 @given(st.data())
 def test_it_finds_nothing_else_than_verify(tmp_path_factory: Any, data: Any) -> None:
@@ -151,7 +160,11 @@ def test_it_finds_nothing_else_than_verify(tmp_path_factory: Any, data: Any) -> 
     assert {(kind, path) for kind, path, _ in found(directory, only_ends=True)} <= places
 
 
-def test_the_command_says_what_was_read(run: Run, log_dir: Path) -> None:
+def test_the_command_says_what_was_read(run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_files, "INTERVAL", 4096)
+    log = large(log_dir / "large-0") / f"{0:020d}.log"
+    log.write_bytes(log.read_bytes()[:100] + b"damage" + log.read_bytes()[106:])
+    assert run("verify", "--log-dirs", log_dir).exit_code == 1
     done = run("verify", "--log-dirs", log_dir, "--only-ends")
     assert done.exit_code == 0, done.output
     assert "no problems found at the ends of segments (--only-ends)" in done.stdout
