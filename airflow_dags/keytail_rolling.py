@@ -109,9 +109,10 @@ def is_good(name: str, exit_status: int, output: str) -> bool:
 # -- the result of the compaction
 
 
-def committed(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the partitions that were compacted; empty if they are too many for one argument."""
-    names = [f"{row['topic']}-{row['partition']}" for row in rows if row.get("status") == "compacted"]
+def to_verify(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the partitions that were compacted, or whose compaction failed; empty if they are too many
+    for one argument."""
+    names = [_name(row) for row in rows if row.get("status") in ("compacted", "failed", "corrupt")]
     return names if sum(len(name) + 1 for name in names) <= MOST_NAMES else []
 
 
@@ -225,6 +226,8 @@ def stops_the_roll(
         return "the logs could not be verified after the compaction"
     if said.get("loses"):
         return f"verify reports that a start would lose records: {_list(said['loses'], said['loses_count'])}"
+    if stop_on_damage and (corrupt := compacted.get("counts", {}).get("corrupt")):
+        return f"the compaction reports damage: {corrupt} partitions are corrupt; see the log of compact"
     if said.get("bad") and stop_on_damage:
         return f"verify reports damage: {_list(said['bad'], said['bad_count'])}"
     return ""
@@ -296,13 +299,13 @@ def ending(
         if others:
             told.append(f"Not touched: {', '.join(others)}.")
         return Ending(became, "\n".join([*told, *unrecorded]))
-    text = "\n".join(unrecorded)
+    told = []
     if states.get("choose") != "success":
-        text = f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first."
+        told.append(f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first.")
     elif open_ := [f"{broker} ({became[broker]})" for group, broker in groups.items()
                    if states.get(f"{group}.go_on") not in ("success", "skipped")]:  # fmt: skip
-        text = f"The roll did not finish, and no step reported why. Check {', '.join(open_)}."
-    return Ending(became, text)
+        told.append(f"The roll did not finish, and no step reported why. Check {', '.join(open_)}.")
+    return Ending(became, "\n".join([*told, *unrecorded]))
 
 
 def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str]) -> str:

@@ -26,16 +26,16 @@ ASK_S = 300.0  # time that a check, or doctor, may take
 
 
 def words_of(
-    one: inventory.Broker, values: Mapping[str, Any], committed: Sequence[str] = ()
+    one: inventory.Broker, values: Mapping[str, Any], to_verify: Sequence[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return the commands that a run executes for a broker, as lists of words, by step. `committed` are partitions by
+    """Return the commands that a run executes for a broker, as lists of words, by step. `to_verify` are partitions by
     name, if only those are to be verified."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
     throttle = ("--throttle", values["prepare_throttle"]) if values["prepare_throttle"] else ()
     ledger = ("--ledger", values["ledger"]) if values["ledger"] else ()
     only = ("--prepared-only",) if values["prepared_only"] else ()
     ends = () if values["verify_everything"] else ("--only-ends",)
-    named = ("--partitions", ",".join(committed)) if committed and ends else ()
+    named = ("--partitions", ",".join(to_verify)) if to_verify and ends else ()
     until = f"{values['prepare_minutes']:g}"
     return {
         "prepare": one.command("compact", *topic, "--deadline", until, *throttle, "--prepare"),
@@ -202,15 +202,15 @@ def compact(one: inventory.Broker) -> dict[str, Any]:
     ended, run_id = steps.run_noting(words_of(one, values)["compact"], one.on_host, limit_s)
     get_current_context()["ti"].xcom_push(key="run_id", value=run_id)
     made = commands.outcome(ended)
-    return {**made, "committed": rolling.committed(ended.rows), "prepared": rolling.prepared(ended.rows)}
+    return {**made, "to_verify": rolling.to_verify(ended.rows), "prepared": rolling.prepared(ended.rows)}
 
 
 def verify(one: inventory.Broker, compacted: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Verify the partitions that were compacted. If these are not known, or in another try, before which somebody may
-    have moved one of them away, verify all that were chosen."""
+    """Verify the partitions that were compacted, or failed. If these are not known, or in another try, before which
+    somebody may have moved one of them away, verify all that were chosen."""
     values, ti = steps.given(), get_current_context()["ti"]
-    committed = compacted["committed"] if compacted and ti.try_number == 1 else ()
-    ended = commands.run(words_of(one, values, committed)["verify"], one.on_host, 60 * values["verify_minutes"])
+    named = compacted["to_verify"] if compacted and ti.try_number == 1 else ()
+    ended = commands.run(words_of(one, values, named)["verify"], one.on_host, 60 * values["verify_minutes"])
     said = rolling.verdict(ended.exit_status, ended.rows)
     ti.xcom_push(key="verdict", value=said)
     if said["loses"]:

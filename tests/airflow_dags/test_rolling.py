@@ -114,6 +114,8 @@ CLEAN, COMPACTED = {"state": "clean"}, {"partial": True}
         ((CLEAN, COMPACTED, {**SOUND, "ran": False}), "not be verified"),
         ((CLEAN, COMPACTED, {**SOUND, "loses": ["x"], "loses_count": 9}), "x; and 8 more"),
         ((CLEAN, COMPACTED, {**SOUND, "bad": ["y"], "bad_count": 1}), "damage: y"),
+        ((CLEAN, {"counts": {"compacted": 1, "corrupt": 2}}, SOUND), "damage: 2 partitions are corrupt"),
+        ((CLEAN, {"counts": {"compacted": 1, "failed": 2}}, SOUND), ""),
     ],
 )
 def test_reasons_that_stop_the_roll(left: tuple[Any, Any, Any], why: str) -> None:
@@ -150,9 +152,10 @@ def test_partitions_that_were_committed() -> None:
         row("compacted", partition=0, prepared="committed"), row("compacted", partition=1, prepared="discarded: why"),
         row("clean", partition=2), row("compacted", partition=3), row("failed", partition=4, prepared="not committed"),
     ]  # fmt: skip
-    assert rolling.committed(rows) == ["t-0", "t-1", "t-3"]
+    rows += [row("refused", partition=5), row("corrupt", partition=6), row("skipped", partition=7)]
+    assert rolling.to_verify(rows) == ["t-0", "t-1", "t-3", "t-4", "t-6"]
     assert rolling.prepared(rows) == {"committed": 1, "discarded": 1, "not committed": 1}
-    assert rolling.committed([row("compacted", partition=n) for n in range(9999)]) == []  # too long for a command
+    assert rolling.to_verify([row("compacted", partition=n) for n in range(9999)]) == []  # too long for a command
 
 
 def test_brokers_and_their_groups() -> None:

@@ -204,7 +204,7 @@ def test_a_roll_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airfl
             compacted: dict[str, Any] = answer["xcoms"][f"{name}.compact return_value"]
             assert compacted["counts"] == {"compacted": 2}
             assert compacted["prepared"] == {"committed": 2}
-            assert compacted["committed"] == ["users-0", "users-1"]
+            assert compacted["to_verify"] == ["users-0", "users-1"]
             assert compacted["bytes_after"] < compacted["bytes_before"] / 2
             assert answer["xcoms"][f"{name}.verify verdict"]["ran"]
             assert (brokers.folder / name / "pid").read_text() != pids[name]
