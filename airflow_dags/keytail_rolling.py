@@ -7,12 +7,15 @@ broker is stopped while another one is down, or after the roll has stopped.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 # The steps of a broker, in order, and the commands of the inventory that they need.
-STEPS = ("precheck", "begin", "stop", "stopped", "compact", "verify", "start", "in_sync", "go_on")
+STEPS = (
+    "prepare", "precheck", "begin", "stop", "stopped", "compact", "verify", "start", "in_sync", "downtime", "go_on",
+)  # fmt: skip
 NEEDED = ("stop", "start", "reachable", "under_replicated", "unavailable")
 # Commands whose output must be empty: before a broker is stopped, and after it was started.
 BEFORE = ("under_replicated", "unavailable", "under_min_isr", "at_min_isr")
@@ -20,6 +23,7 @@ AFTER = ("under_replicated", "unavailable")
 KNOWN = (*NEEDED, "under_min_isr", "at_min_isr")
 
 MOST_NAMED = 20
+MOST_NAMES = 50_000  # characters of names in one argument, of which Linux allows 128 KiB
 MOST_TEXT = 600
 _BAD = ("damaged", "failed", "refused")
 
@@ -102,6 +106,57 @@ def is_good(name: str, exit_status: int, output: str) -> bool:
     return exit_status == 0 and (name == "reachable" or not output.strip())
 
 
+# -- the result of the compaction
+
+
+def to_verify(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the partitions that were compacted, or whose compaction failed; empty if they are too many
+    for one argument."""
+    names = [_name(row) for row in rows if row.get("status") in ("compacted", "failed", "corrupt")]
+    return names if sum(len(name) + 1 for name in names) <= MOST_NAMES else []
+
+
+def prepared(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many preparations were committed, discarded, or neither."""
+    return dict(Counter(str(row["prepared"]).partition(":")[0] for row in rows if row.get("prepared")))
+
+
+# -- the downtime
+
+TIMES = ("down_at_ms", "reachable_at_ms", "in_sync_at_ms")
+
+
+def downtime(left: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the times of a broker's downtime: when its stop began, when it answered again, and when all replicas
+    were in sync again. None: not known, as are all after one that is not known or is not in order."""
+    made: dict[str, int | None] = dict.fromkeys(TIMES)
+    before = 0
+    for name in TIMES:
+        at = left.get(name)
+        if at is None or at < before:
+            break
+        made[name] = before = at
+    return made
+
+
+def downtime_text(found: Mapping[str, int | None]) -> str:
+    down, reachable, in_sync = (found[name] for name in TIMES)
+    if down is None:
+        return "it was not seen to be down; its downtime is not known"
+    if reachable is None:
+        return "it was stopped, and did not answer since; its downtime is not known"
+    text = f"down for {(reachable - down) / 1000:.1f} s"
+    return f"{text}, in sync after {(in_sync - down) / 1000:.1f} s" if in_sync is not None else f"{text}, not in sync"
+
+
+def downtime_flags(found: Mapping[str, int | None]) -> list[str]:
+    """Return the flags of `keytail downtime` for the times that are known."""
+    return [
+        word for name in TIMES if (at := found[name]) is not None
+        for word in (f"--{name.removesuffix('_ms').replace('_', '-')}", str(at))
+    ]  # fmt: skip
+
+
 # -- the result of verify
 
 
@@ -171,6 +226,8 @@ def stops_the_roll(
         return "the logs could not be verified after the compaction"
     if said.get("loses"):
         return f"verify reports that a start would lose records: {_list(said['loses'], said['loses_count'])}"
+    if stop_on_damage and (corrupt := compacted.get("counts", {}).get("corrupt")):
+        return f"the compaction reports damage: {corrupt} partitions are corrupt; see the log of compact"
     if said.get("bad") and stop_on_damage:
         return f"verify reports damage: {_list(said['bad'], said['bad_count'])}"
     return ""
@@ -196,6 +253,8 @@ UP, DOWN, KEPT_DOWN, UNTOUCHED = "up", "down", "kept down", "not touched"
 KEPT = "not started: "  # prefix of the reason why a start was refused
 _SILENT = "the task ended without a message: its worker died, or it was killed; see its log"
 NEXT = {
+    "prepare": "Nothing was replaced, and what is prepared is kept. Resolve the reported problem, then clear "
+    "{group}.prepare with all downstream tasks; or start a run with prepare off.",
     "precheck": "Nothing was changed. Resolve the reported problem, then clear {group}.precheck with all downstream "
     "tasks.",
     "begin": "Nothing was changed. Clear {group}.begin with all downstream tasks.",
@@ -218,13 +277,18 @@ def ending(
     "choose", the first task): the state of the task, and why it failed, if it reported it; `starts`: the command that
     starts a broker, by group."""
     became = {broker: _became(group, states, whys) for group, broker in groups.items()}
+    unrecorded = [
+        f"The downtime of broker {broker} is not recorded: {whys.get(f'{group}.downtime', _SILENT)}. The times are in "
+        f"the log of {group}.downtime; `keytail downtime` records them."
+        for group, broker in groups.items() if states.get(f"{group}.downtime") == "failed"
+    ]  # fmt: skip
     for group, broker in groups.items():
         step = next((step for step in STEPS if states.get(f"{group}.{step}") == "failed"), None)
         last = _stopping_step(group, states)
         if last is None:
             continue
         kept = became[broker] == KEPT_DOWN
-        first = step if step in ("stop", "stopped", "compact", "verify") and last != "precheck" else last
+        first = step if step in ("stop", "stopped", "compact", "verify") else last
         told = [f"The roll stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
         if first != last:
             told.append(f"Step {last}: {whys.get(f'{group}.{last}', _SILENT)}")
@@ -234,14 +298,14 @@ def ending(
         others = [name for name, one in became.items() if one == UNTOUCHED and name != broker]
         if others:
             told.append(f"Not touched: {', '.join(others)}.")
-        return Ending(became, "\n".join(told))
-    text = ""
+        return Ending(became, "\n".join([*told, *unrecorded]))
+    told = []
     if states.get("choose") != "success":
-        text = f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first."
+        told.append(f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first.")
     elif open_ := [f"{broker} ({became[broker]})" for group, broker in groups.items()
                    if states.get(f"{group}.go_on") not in ("success", "skipped")]:  # fmt: skip
-        text = f"The roll did not finish, and no step reported why. Check {', '.join(open_)}."
-    return Ending(became, text)
+        told.append(f"The roll did not finish, and no step reported why. Check {', '.join(open_)}.")
+    return Ending(became, "\n".join([*told, *unrecorded]))
 
 
 def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str]) -> str:
@@ -254,7 +318,7 @@ def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str
 
 def _stopping_step(group: str, states: Mapping[str, str | None]) -> str | None:
     """Return the step at which the roll stopped at this broker; None if it did not stop there, or did not reach it."""
-    for step in ("precheck", "begin", "start", "in_sync", "go_on"):
+    for step in ("prepare", "precheck", "begin", "start", "in_sync", "go_on"):
         if states.get(f"{group}.{step}") == "failed":
             return step
     return None

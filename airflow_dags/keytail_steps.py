@@ -287,7 +287,9 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
     return told
 
 
-def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended, str | None]:
+def run_noting(
+    words: Sequence[str], on_host: Sequence[str] = (), timeout_s: float | None = None
+) -> tuple[Ended, str | None]:
     """Run a command as `run` does; return also the run's id in the ledger, or None."""
     found: list[str] = []
 
@@ -295,7 +297,7 @@ def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended
         print(line)
         found.extend(RUN_ID.findall(line))
 
-    return run(words, on_host, on_line=on_line), found[-1] if found else None
+    return run(words, on_host, timeout_s, on_line), found[-1] if found else None
 
 
 def end_with(*steps: Any, partial: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
-"""DAG that stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is in sync.
+"""DAG that prepares, stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is
+in sync.
 
-The steps of a broker are a task group, created from the inventory when this file is parsed. Decisions on the output of
-commands are in keytail_rolling.py; the commands and the order of tasks are here.
+The steps of a broker are a task group, created from the inventory when this file is parsed. What they do is in
+keytail_rolling_actions.py, decisions on the output of commands in keytail_rolling.py; the order of tasks is here.
 
 `start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, even if a worker
 died in one of them, or somebody marks the whole run as failed.
@@ -13,92 +14,48 @@ import contextlib
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param, TriggerRule, get_current_context, task, task_group
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk import TriggerRule, chain, get_current_context, task, task_group
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
 import keytail_brokers as inventory
 import keytail_commands as commands
 import keytail_rolling as rolling
+import keytail_rolling_actions as actions
 import keytail_steps as steps
+from keytail_rolling_params import PARAMS
 
 DAG_ID = "keytail_rolling_maintenance"
-DOC = """Stops each broker of the inventory (`KEYTAIL_BROKERS`) in turn, compacts and verifies its logs, starts it and
-waits until it is in sync; then continues with the next one. A broker that was stopped is always started again, whatever
-the result of its compaction, unless `verify` reports that a start would lose records. At any problem the roll stops,
-and `roll` fails with the broker, the step, and what to do. Details: `airflow_dags/ROLLING.md`.
+DOC = """Prepares the compaction of each broker of the inventory (`KEYTAIL_BROKERS`) in turn while it runs, stops it,
+commits and verifies the compaction, starts it and waits until it is in sync; then continues with the next one. A broker
+that was stopped is always started again, whatever the result of its compaction, unless `verify` reports that a start
+would lose records. At any problem the roll stops, and `roll` fails with the broker, the step, and what to do. Details:
+`airflow_dags/ROLLING.md`.
 
 | Task | What it does |
 |---|---|
 | `choose` | selects the brokers; fails if the inventory lacks a command |
 | `inventory_is_missing` | the only task if there is no inventory |
-| `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is changed before |
+| `prepare` | waits as `precheck`, then `keytail compact --prepare` beside the running broker; nothing is replaced |
+| `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is stopped before |
 | `begin` | from here on the broker may be down: `start` runs, whatever happens |
 | `stop` | runs the inventory's command |
 | `stopped` | waits for `.kafka_cleanshutdown` in every log dir and for free locks; otherwise nothing is compacted |
-| `compact` | `keytail compact --deadline --execute`; a partial result (status 3) is recorded, nothing is retried |
-| `verify` | `keytail verify`, whatever the result of the compaction |
+| `compact` | `keytail compact --execute` commits what is prepared and compacts the rest; nothing is retried |
+| `verify` | `keytail verify --only-ends` of what was compacted, whatever the result of the compaction |
 | `start` | runs the inventory's command, many times if necessary, unless `verify` reports that this loses records |
 | `in_sync` | waits until the broker is reachable and no partition is under-replicated or unavailable |
+| `downtime` | returns how long the broker was down, and records it in the ledger, if there is one |
 | `go_on` | decides whether the next broker may follow |
 | `roll` | last task: returns the state of each broker, or fails with the alert |
 """
-PARAMS = {
-    "only_brokers": Param(
-        [], type="array", items={"type": "string"}, title="Only these brokers",
-        description="Names of the inventory, one per line. Empty: all, in its order.",
-    ),
-    "topic": Param(
-        None, type=["null", "string"], minLength=1, title="Topics by pattern",
-        description="Regular expression of whole names (--topic). Empty: all that the inventory's flags allow.",
-    ),
-    "deadline_minutes": Param(
-        60, type="number", exclusiveMinimum=0, title="Deadline",
-        description="Minutes after which a compaction starts nothing new (--deadline); the next roll continues.",
-    ),
-    "overrun_minutes": Param(
-        60, type="number", minimum=0, title="Overrun",
-        description="Minutes after the deadline that a compaction may take to finish. Then it is stopped in order.",
-    ),
-    "verify_minutes": Param(
-        240, type="number", exclusiveMinimum=0, title="Verify",
-        description="Minutes after which verify is stopped. Then the broker is started, and the roll stops.",
-    ),
-    "stop_minutes": Param(
-        10, type="number", exclusiveMinimum=0, title="Stop",
-        description="Minutes within which a broker must have stopped cleanly.",
-    ),
-    "wait_for_sync_minutes": Param(
-        60, type="number", exclusiveMinimum=0, title="Wait for sync",
-        description="Minutes to wait, before a broker is stopped and after it was started, until no partition is "
-        "under-replicated or unavailable.",
-    ),
-    "stop_on_damage": Param(
-        True, type="boolean", title="Stop on damage",
-        description="Stop the roll at damage by which a start loses nothing; otherwise the roll continues. The broker "
-        "is started either way. Verify cannot distinguish new damage from old damage.",
-    ),
-    "dry_run": Param(
-        False, type="boolean", title="Dry run",
-        description="Stop nothing: check once, print each broker's commands and what is due there.",
-    ),
-    "poll_seconds": Param(
-        15, type="number", exclusiveMinimum=0, title="Poll", description="Seconds between two checks while waiting."
-    ),
-}  # fmt: skip
-
 ALERT, RETRY = "KEYTAIL_ALERT", "KEYTAIL_ROLL_RETRY_SECONDS"
-START_TRIES = 5  # attempts of the command in one try of the task
-CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir
-ASK_S = 300.0  # time that a check, or doctor, may take
 
 
 @contextlib.contextmanager
@@ -117,240 +74,83 @@ def _explained(*, retry_inventory: bool = False) -> Iterator[None]:
         raise
 
 
-def words_of(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the commands that a run executes for a broker, as lists of words, by step."""
-    topic = ("--topic", values["topic"]) if values["topic"] else ()
-    return {
-        "doctor": _doctor_words(one),
-        "plan": one.command("compact", *topic),
-        "stop": one.commands["stop"],
-        "compact": one.command("compact", *topic, "--deadline", f"{values['deadline_minutes']:g}", "--execute"),
-        "verify": one.command("verify", *topic),
-        "start": one.commands["start"],
-        **{name: one.commands[name] for name in rolling.KNOWN if name in one.commands},
-    }
-
-
-def _doctor_words(one: inventory.Broker) -> tuple[str, ...]:
-    """Return the command `doctor` without the inventory's flags, which select topics."""
-    return replace(one, flags=()).command("doctor")
-
-
-def _doctor(one: inventory.Broker) -> commands.Ended:
-    try:
-        return commands.run(_doctor_words(one), one.on_host, ASK_S)
-    except AirflowException as problem:  # no rows, although its status is 0
-        return commands.Ended(1, words=str(problem))
-
-
-def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
-    """Return the output of the first check that is not good; empty if all are. A missing command fails the task."""
-    for name in names:
-        if name not in one.commands:
-            continue
-        ended = commands.run(one.commands[name], one.on_host, ASK_S, parse_rows=False, keep_output=True)
-        if ended.exit_status in commands.NOT_FOUND:
-            raise AirflowFailException(f"commands.{name}: command not found, or not executable: {ended.words}")
-        if not rolling.is_good(name, ended.exit_status, ended.output):
-            said = rolling.short(ended.output.strip() or ended.words)
-            print(f"{name}: status {ended.exit_status}: {said}")
-            return f"{name} (status {ended.exit_status}): {said}"
-    return ""
-
-
-def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
-    """Wait until all checks were good `looks` times in a row. Raises AirflowFailException with the last failure."""
-    values = steps.given()
-    until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
-    good = 0
-    while True:
-        wrong = _check(one, names)
-        good = 0 if wrong else good + 1
-        if good >= looks:
-            return
-        if time.monotonic() > until_s:
-            raise AirflowFailException(
-                f"not in sync after {values['wait_for_sync_minutes']:g} minutes: "
-                f"{wrong or 'good once, and not checked again'}"
-            )
-        time.sleep(values["poll_seconds"])
-
-
-def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
-    values = steps.given()
-    if one.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
-        raise AirflowSkipException(f"{one.name} is not in only_brokers")
-    if values["dry_run"]:
-        return _show(one, values)
-    ended = _doctor(one)
-    state = rolling.state_of(ended.rows)
-    wrong = [f"{row.get('check')}: {row.get('found')}" for row in ended.rows if row.get("status") == "fail"]
-    if wrong or not ended.rows:
-        raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
-    if state != rolling.RUNNING:
-        raise AirflowFailException(f"the broker is not running (log dirs: {state}); before a roll, start all brokers")
-    _wait_until_good(one, ("reachable", *rolling.BEFORE), looks=1)
-    return None
-
-
-def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Do a dry run: print what would be done, and return what is due there."""
-    wrong = _check(one, ("reachable", *rolling.BEFORE))
-    print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
-    words = words_of(one, values)
-    for step in ("stop", "compact", "verify", "start"):
-        print(f"{one.name}: would {step}: {shlex.join([*one.on_host, shlex.join(words[step])])}")
-    made = commands.outcome(commands.run(words["plan"], one.on_host))
-    print(f"{one.name}: {made['counts']}")
-    return {"would_wait_for": wrong, **made}
-
-
-def _stop(one: inventory.Broker) -> None:
-    ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
-    if ended.exit_status != 0:
-        raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.words}")
-
-
-def _stopped(one: inventory.Broker) -> dict[str, Any]:
-    """Wait until every log dir has its clean shutdown file and its lock is free."""
-    values = steps.given()
-    until_s = time.monotonic() + 60 * values["stop_minutes"]
-    states: list[str] = []
-    while True:
-        ended = _doctor(one)
-        states.append(rolling.state_of(ended.rows))
-        print(f"log dirs: {states[-1]}")
-        decided = rolling.has_stopped(states)
-        if decided == rolling.CLEAN:
-            return {"state": decided}
-        if decided is not None:
-            raise AirflowFailException("it ended without a clean shutdown: a log dir has no .kafka_cleanshutdown")
-        if time.monotonic() > until_s:
-            said = f": {ended.words}" if states[-1] == rolling.UNKNOWN else ""
-            raise AirflowFailException(
-                f"it has not stopped cleanly after {values['stop_minutes']:g} minutes (log dirs: {states[-1]}){said}"
-            )
-        time.sleep(values["poll_seconds"])
-
-
-def _compact(one: inventory.Broker) -> dict[str, Any]:
-    values = steps.given()
-    limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
-    return commands.outcome(commands.run(words_of(one, values)["compact"], one.on_host, limit_s))
-
-
-def _verify(one: inventory.Broker) -> dict[str, Any]:
-    values = steps.given()
-    ended = commands.run(words_of(one, values)["verify"], one.on_host, 60 * values["verify_minutes"])
-    said = rolling.verdict(ended.exit_status, ended.rows)
-    get_current_context()["ti"].xcom_push(key="verdict", value=said)
-    if said["loses"]:
-        raise AirflowFailException(f"a start would lose records: {'; '.join(said['loses'])}")
-    if said["bad"]:
-        raise AirflowFailException(f"{said['bad_count']} partitions are damaged or unread: {'; '.join(said['bad'])}")
-    if not said["ran"] and ended.exit_status == 0:
-        return commands.summary([], 0)
-    return commands.outcome(ended)
-
-
-def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Start the broker, unless verify reported a loss, and check that it then holds a lock."""
-    if not rolling.may_start(said):
-        assert said is not None
-        raise AirflowFailException(f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}")
-    poll_s = steps.given()["poll_seconds"]
-    _let_go(one, poll_s)
-    for number in range(1, START_TRIES + 1):
-        ended = commands.run(one.commands["start"], one.on_host, ASK_S, parse_rows=False)
-        if ended.exit_status == 0:
-            break
-        print(f"commands.start ended with status {ended.exit_status}, try {number} of {START_TRIES}")
-        time.sleep(poll_s)
-    else:
-        raise AirflowException(f"commands.start ended with status {ended.exit_status}: {ended.words}")
-    until_s = time.monotonic() + CONFIRM_S
-    while True:
-        state = rolling.state_of(_doctor(one).rows)
-        if state == rolling.RUNNING:
-            return {"state": state}
-        if time.monotonic() > until_s:
-            if state == rolling.UNKNOWN:  # doctor could not be run; in_sync checks the broker itself
-                return {"state": state}
-            raise AirflowException(f"commands.start succeeded, but no broker holds its log dirs (state: {state})")
-        time.sleep(poll_s)
-
-
-def _let_go(one: inventory.Broker, poll_s: float) -> None:
-    """Wait until a compaction whose task died has ended (within seconds); until then it holds the locks."""
-    until_s = time.monotonic() + CONFIRM_S
-    while rolling.state_of(_doctor(one).rows) == rolling.BUSY and time.monotonic() < until_s:
-        time.sleep(poll_s)
-
-
 def _group(group: str, name: str) -> Any:
     """Return the tasks of a broker by step; create their task group."""
 
     @task_group(group_id=group)
     def of_broker() -> None:
         @task(trigger_rule=TriggerRule.NONE_FAILED, retries=2)
+        def prepare() -> Any:
+            with _explained():
+                return actions.prepare(inventory.broker(name))
+
+        @task(trigger_rule=TriggerRule.NONE_FAILED, retries=2)
         def precheck() -> Any:
             with _explained():
-                return _precheck(inventory.broker(name))
+                return actions.precheck(inventory.broker(name))
 
         @task(retries=3)
-        def begin() -> None:
-            """Mark the point after which the broker may be down: `start` runs whatever happens."""
+        def begin() -> int:
+            """Mark the point after which the broker may be down: `start` runs whatever happens. Return the time."""
             if steps.given()["dry_run"]:
                 raise AirflowSkipException("a dry run stops nothing")
+            return actions.now_ms()
 
         @task(retries=2)
         def stop() -> None:
             with _explained():
-                _stop(inventory.broker(name))
+                actions.stop(inventory.broker(name), get_current_context()["ti"].xcom_pull(task_ids=f"{group}.begin"))
 
         @task(retries=1)
         def stopped() -> Any:
             with _explained():
-                return _stopped(inventory.broker(name))
+                return actions.stopped(inventory.broker(name))
 
         @task(retries=0)
         def compact() -> Any:
             with _explained():
-                return _compact(inventory.broker(name))
+                return actions.compact(inventory.broker(name))
 
         # Runs regardless of the result of the compaction, but not if there was none.
         @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=1)
         def verify() -> Any:
             with _explained():
-                return _verify(inventory.broker(name))
+                compacted = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.compact")
+                return actions.verify(inventory.broker(name), compacted)
 
         @task(retries=20)
         def start() -> Any:
             with _explained(retry_inventory=True):  # the broker is down: somebody may correct the file meanwhile
                 said = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
-                return _start(inventory.broker(name), said)
+                return actions.start(inventory.broker(name), said)
 
         @task(retries=2)
-        def in_sync() -> None:
+        def in_sync() -> Any:
             with _explained():
-                _wait_until_good(inventory.broker(name), ("reachable", *rolling.AFTER), looks=2)
+                return actions.wait_until_good(inventory.broker(name), rolling.AFTER, looks=2)
+
+        # Also for a broker that is down or not in sync, but not if it was not stopped.
+        @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2)
+        def downtime() -> Any:
+            with _explained():
+                return actions.downtime(inventory.broker(name), _left_of_downtime(group))
 
         @task(retries=2)
         def go_on() -> None:
             with _explained():
-                why = rolling.stops_the_roll(
-                    *_left_by(group), stop_on_damage=steps.given()["stop_on_damage"]
-                )
+                left = _left_by(group, {"stopped": "return_value", "compact": "return_value", "verify": "verdict"})
+                why = rolling.stops_the_roll(*left, stop_on_damage=steps.given()["stop_on_damage"])
                 if why:
                     raise AirflowFailException(f"the broker runs and is in sync, but the roll stops here: {why}")
 
         made = {one.function.__name__: one() for one in (
-            precheck, begin, stop, stopped, compact, verify, start, in_sync, go_on
+            prepare, precheck, begin, stop, stopped, compact, verify, start, in_sync, downtime, go_on
         )}  # fmt: skip
-        made["precheck"] >> made["begin"] >> made["stop"] >> made["stopped"] >> made["compact"] >> made["verify"]
+        chain(*(made[step] for step in ("prepare", "precheck", "begin", "stop", "stopped", "compact", "verify")))
         made["stopped"] >> made["verify"] >> made["start"]
         made["start"].as_teardown(setups=made["begin"], on_failure_fail_dagrun=True)
         made["start"] >> made["in_sync"] >> made["go_on"]
+        [made["stop"], made["in_sync"]] >> made["downtime"]
         tasks.update(made)
 
     tasks: dict[str, Any] = {}
@@ -366,16 +166,28 @@ def _states(tasks: list[str]) -> dict[str, str | None]:
     return found
 
 
-def _left_by(group: str) -> list[Any]:
-    """Return the results of `stopped`, `compact` and `verify` since the tasks were last cleared."""
+def _left_by(group: str, left: Mapping[str, str]) -> list[Any]:
+    """Return what these steps of a broker have left under these keys since they were last cleared; None for nothing."""
     pull: Any = get_current_context()["ti"].xcom_pull
-    left = {"stopped": "return_value", "compact": "return_value", "verify": "verdict"}
     states = _states([f"{group}.{step}" for step in left])
     ended = {"success", "failed"}
     return [
         pull(task_ids=f"{group}.{step}", key=key) if states.get(f"{group}.{step}") in ended else None
         for step, key in left.items()
     ]
+
+
+def _left_of_downtime(group: str) -> dict[str, Any]:
+    """Return what the steps of a broker have left about its downtime; None for what is not known."""
+    down_at_ms, was_down, run_id = _left_by(group, {"stop": "down_at_ms", "stopped": "was_down", "compact": "run_id"})
+    started, in_sync = _left_by(group, {"start": "return_value", "in_sync": "return_value"})
+    started, in_sync = started or {}, in_sync or {}
+    return {
+        "down_at_ms": down_at_ms if was_down else None,
+        "reachable_at_ms": started.get("reachable_at_ms") or in_sync.get("reachable_at_ms"),
+        "in_sync_at_ms": in_sync.get("in_sync_at_ms"),
+        "run_id": run_id,
+    }
 
 
 def _pages(text: str) -> None:
@@ -436,9 +248,9 @@ def _declare(named: list[str]) -> None:
     before = first
     for group, name in groups.items():
         tasks = _group(group, name)
-        before >> tasks["precheck"]
+        before >> tasks["prepare"]
         before = tasks["go_on"]
-        [tasks["start"], before] >> last
+        [tasks["start"], tasks["downtime"], before] >> last
     first >> last
 
 
@@ -454,7 +266,7 @@ def _tell(problem: str) -> None:
     DAG_ID,
     PARAMS,
     dag_display_name="keytail: rolling maintenance",
-    description="Each broker in turn: stop, compact, verify, start, wait until in sync",
+    description="Each broker in turn: prepare, stop, compact, verify, start, wait until in sync",
     doc_md=DOC,
     default_args={"retry_delay": timedelta(seconds=float(os.environ.get(RETRY, "30")))},
     tags=["keytail", "kafka", "rolling"],

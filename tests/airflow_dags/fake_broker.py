@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ folder, name, what, *words = sys.argv[1:]
 FOLDER = Path(folder)
 BEHAVIOUR: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
 STATE = FOLDER / f"{name}.state"
+ROW = {"topic": "t", "partition": 0, "error": ""}
 
 
 def state() -> dict[str, Any]:
@@ -42,12 +44,32 @@ def keytail(verb: str) -> int:
         ]
         print(json.dumps(rows))
         return 0
+    if verb == "compact" and "--prepare" in words:
+        if BEHAVIOUR.get("prepare") == "hangs":
+            time.sleep(60)
+        noted("prepare")
+        (FOLDER / f"{name}.prepare").write_text(json.dumps(words))
+        assert state()["running"], "a preparation of a broker that is down"
+        said = BEHAVIOUR.get("prepare", {"status": 0, "rows": [{**ROW, "status": "prepared"}]})
+        print(json.dumps(said["rows"]))
+        return int(said["status"])
+    if verb == "downtime":
+        noted("downtime")
+        with (FOLDER / "ledger").open("a") as ledger:
+            ledger.write(json.dumps([name, *words]) + "\n")
+        print(json.dumps([] if "downtime" in BEHAVIOUR else [{"broker": name, "status": "recorded"}]))
+        return int(BEHAVIOUR.get("downtime", 0))
     if verb == "compact" and "--execute" not in words:
-        print(json.dumps([{"topic": "t", "partition": 0, "status": "would-compact", "error": ""}]))
-        return 0
+        said = BEHAVIOUR.get("plan", {"status": 0, "rows": [{**ROW, "status": "would-compact"}]})
+        print(json.dumps(said["rows"]))
+        return int(said["status"])
     noted(verb)
+    (FOLDER / f"{name}.{verb}").write_text(json.dumps(words))
     assert not state()["running"], f"{verb} beside a running broker"
-    said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{"topic": "t", "partition": 0, "status": "sound", "error": ""}]})
+    done = {"compact": {"status": "compacted", "prepared": "committed"}, "verify": {"status": "sound"}}
+    said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{**ROW, **done[verb]}]})
+    if verb == "compact" and "--ledger" in words:
+        print("keytail: ledger: this is run 20260101T000000Z-3f2a91c0; to show it: ...", file=sys.stderr)
     if said == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     print(json.dumps(said["rows"]))
@@ -60,6 +82,9 @@ def main() -> int:
         return keytail(words[0])
     if what == "stop":
         noted("stop")
+        become(stops=now.get("stops", 0) + 1)
+        if now.get("stops", 0) < BEHAVIOUR.get("stop_fails", 0):
+            return 1
         how = BEHAVIOUR.get("stop", "clean")
         if how != "hangs":
             become(running=False, clean=how == "clean")

@@ -114,6 +114,8 @@ CLEAN, COMPACTED = {"state": "clean"}, {"partial": True}
         ((CLEAN, COMPACTED, {**SOUND, "ran": False}), "not be verified"),
         ((CLEAN, COMPACTED, {**SOUND, "loses": ["x"], "loses_count": 9}), "x; and 8 more"),
         ((CLEAN, COMPACTED, {**SOUND, "bad": ["y"], "bad_count": 1}), "damage: y"),
+        ((CLEAN, {"counts": {"compacted": 1, "corrupt": 2}}, SOUND), "damage: 2 partitions are corrupt"),
+        ((CLEAN, {"counts": {"compacted": 1, "failed": 2}}, SOUND), ""),
     ],
 )
 def test_reasons_that_stop_the_roll(left: tuple[Any, Any, Any], why: str) -> None:
@@ -121,6 +123,39 @@ def test_reasons_that_stop_the_roll(left: tuple[Any, Any, Any], why: str) -> Non
     assert why in told
     assert bool(told) == bool(why)
     assert bool(rolling.stops_the_roll(*left, stop_on_damage=False)) == (bool(why) and "damage" not in why)
+
+
+TIMES = {"down_at_ms": 1000, "reachable_at_ms": 42_300, "in_sync_at_ms": 61_000}
+
+
+def test_downtimes_are_known_or_not() -> None:
+    whole = rolling.downtime({**TIMES, "run_id": "x"})
+    assert whole == TIMES
+    assert rolling.downtime_text(whole) == "down for 41.3 s, in sync after 60.0 s"
+    assert rolling.downtime_flags(whole) == [
+        "--down-at", "1000", "--reachable-at", "42300", "--in-sync-at", "61000"
+    ]  # fmt: skip
+    for unknown, known, words in (
+        ({"in_sync_at_ms": None}, 2, "down for 41.3 s, not in sync"),
+        ({"reachable_at_ms": None}, 1, "did not answer since"),
+        ({"reachable_at_ms": 999}, 1, "did not answer since"),  # of an earlier start
+        ({"down_at_ms": None}, 0, "not seen to be down"),
+    ):
+        made = rolling.downtime({**TIMES, **unknown})
+        assert made == {name: TIMES[name] if n < known else None for n, name in enumerate(TIMES)}
+        assert words in rolling.downtime_text(made)
+        assert len(rolling.downtime_flags(made)) == 2 * known
+
+
+def test_partitions_that_were_committed() -> None:
+    rows = [
+        row("compacted", partition=0, prepared="committed"), row("compacted", partition=1, prepared="discarded: why"),
+        row("clean", partition=2), row("compacted", partition=3), row("failed", partition=4, prepared="not committed"),
+    ]  # fmt: skip
+    rows += [row("refused", partition=5), row("corrupt", partition=6), row("skipped", partition=7)]
+    assert rolling.to_verify(rows) == ["t-0", "t-1", "t-3", "t-4", "t-6"]
+    assert rolling.prepared(rows) == {"committed": 1, "discarded": 1, "not committed": 1}
+    assert rolling.to_verify([row("compacted", partition=n) for n in range(9999)]) == []  # too long for a command
 
 
 def test_brokers_and_their_groups() -> None:
@@ -173,12 +208,21 @@ class World:
         self.tried_in_vain: set[str] = set()
         self.left: dict[str, Any] = {}
         self.over = False  # the roll has stopped: nothing may be changed
+        self.unrecorded = False
         self.skipped = {group for group in groups if rng.random() < 0.15}
 
     def run(self, group: str, step: str) -> str:
         rng, left = self.rng, self.left
         name = f"{group}.{step}"
         dies = rng.random() < 0.06
+        if step == "prepare":
+            if group in self.skipped or rng.random() < 0.2:  # or it is off
+                return "skipped"
+            self.over |= dies
+            return "failed" if dies else "success"
+        if step == "downtime":
+            self.unrecorded |= dies
+            return "failed" if dies else "success"
         if step == "precheck":
             if group in self.skipped:
                 return "skipped"
@@ -267,7 +311,8 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
             assert world.left[f"{group}.verify"]["loses"]
         ended = rolling.ending(dict(zip(GROUPS, GROUPS, strict=True)), {**states, "choose": "success"},
                                {f"{g}.start": rolling.KEPT for g in world.refused}, {})  # fmt: skip
-        assert bool(ended.text) == world.over, (number, states, ended)
+        assert bool(ended.text) == (world.over or world.unrecorded), (number, states, ended)
+        assert ("is not recorded" in ended.text) == world.unrecorded, (number, states, ended)
         for group in GROUPS:
             down = ended.brokers[group] in (rolling.DOWN, rolling.KEPT_DOWN)
             # If the stop was killed before it did anything, and then the start, the broker is reported down and is not.
@@ -276,6 +321,9 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
             if down:
                 assert f"broker {group}" in ended.text
                 assert "is DOWN" in ended.text
+            # Its downtime is determined whenever the broker may have been stopped, and not otherwise.
+            was_stopped = "success" in (states[f"{group}.stop"], states[f"{group}.in_sync"])
+            assert (states[f"{group}.downtime"] in ("success", "failed")) == was_stopped
         seen |= {*ended.brokers.values(), "stopped" if ended.text else "through"}
     assert seen == {rolling.UP, rolling.DOWN, rolling.KEPT_DOWN, rolling.UNTOUCHED, "stopped", "through"}
 
@@ -286,7 +334,8 @@ def test_each_step_is_a_task_and_the_last_one_reports(rolls_of: dict[str, Any]) 
     assert set(tasks) == {"choose", "roll", *(f"{group}.{step}" for group in GROUPS for step in rolling.STEPS)}
     assert [name for name in tasks if not any(name in task["upstream"] for task in tasks.values())] == ["roll"]
     for before, group in zip(["choose", "a.go_on", "b.go_on"], GROUPS, strict=True):
-        assert tasks[f"{group}.precheck"]["upstream"] == [before]
+        assert tasks[f"{group}.prepare"]["upstream"] == [before]
+        assert tasks[f"{group}.precheck"]["upstream"] == [f"{group}.prepare"]
         start = tasks[f"{group}.start"]
         assert (start["teardown"], start["fails_run"], start["retries"] >= 10) == (True, True, True)
         assert tasks[f"{group}.begin"]["setup"]
@@ -297,7 +346,7 @@ def test_each_step_is_a_task_and_the_last_one_reports(rolls_of: dict[str, Any]) 
     for name, param in rolls_of["three"]["params"].items():
         assert param["description"], name
         assert param["schema"]["type"], name
-    wanted = {"deadline_minutes", "only_brokers", "topic", "wait_for_sync_minutes", "dry_run"}
+    wanted = {"deadline_minutes", "only_brokers", "topic", "wait_for_sync_minutes", "dry_run", "prepare", "ledger"}
     assert wanted <= set(rolls_of["three"]["params"])
 
 

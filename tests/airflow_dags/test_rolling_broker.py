@@ -1,5 +1,5 @@
-"""A roll over real Kafka brokers, with Kafka's own tools as checks: afterwards the logs are compacted, the brokers run
-and serve the latest record of each key.
+"""A roll over real Kafka brokers, with Kafka's own tools as checks: the compaction is prepared while they run, records
+are appended, and it is committed; afterwards the brokers run and serve the latest record of each key.
 
 One broker; with KEYTAIL_ROLL_BROKERS=2 there are two with a separate controller and two replicas of each partition.
 """
@@ -12,8 +12,9 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ class Cluster:
             "log.cleaner.enable": "false",
             "controlled.shutdown.enable": "true",
             "replica.lag.time.max.ms": "5000",
+            "log.flush.offset.checkpoint.interval.ms": "200",
+            "replica.high.watermark.checkpoint.interval.ms": "200",
+            "log.initial.task.delay.ms": "100",
         }
         own = f"CONTROLLER://127.0.0.1:{controller_port}"
         self.brokers: dict[str, Broker] = {}
@@ -141,6 +145,24 @@ def until_it_works(words: Sequence[str]) -> None:
         time.sleep(0.2)
 
 
+def wait_for(is_true: Callable[[], bool], seconds: float = 300) -> None:
+    give_up = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def is_flushed(log_dir: Path) -> bool:
+    """Return whether a recovery point of each partition is known that is above 0: a preparation goes no further."""
+    path = log_dir / "recovery-point-offset-checkpoint"
+    lines = [line.split() for line in path.read_text().splitlines() if line.startswith("users ")]
+    return len(lines) == 2 and all(int(offset) > 0 for _, _, offset in lines)
+
+
+def is_prepared(log_dir: Path) -> bool:
+    return all(list((log_dir / f"users-{number}").glob("*.prepared.*")) for number in range(2))
+
+
 @pytest.mark.one_of("real work under Airflow")
 def test_a_roll_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airflow, tmp_path: Path) -> None:
     with start_client() as client, cluster(tmp_path) as brokers:
@@ -154,25 +176,64 @@ def test_a_roll_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airfl
         client.close_producer("p")
         partitions = [("users", 0), ("users", 1)]
         before, ends = client.consume(partitions), client.offsets(partitions)
+        logs = {name: brokers.folder / name / "logs" for name in brokers.brokers if name != "controller"}
+        wait_for(lambda: all(map(is_flushed, logs.values())), 60)
         pids = {name: (brokers.folder / name / "pid").read_text() for name in brokers.brokers}
         env = {"KEYTAIL_BROKERS": str(brokers.inventory()), "KEYTAIL_ALERT": ""}
-        conf = {"poll_seconds": 0.3, "stop_minutes": 1, "wait_for_sync_minutes": 1.5}
+        ledger = str(tmp_path / "ledger")
+        conf = {"poll_seconds": 0.3, "stop_minutes": 1, "wait_for_sync_minutes": 1.5, "ledger": ledger}
+        appended: list[int] = []
+
+        def append() -> None:
+            """Write the latest records, after the first broker's compaction was prepared and while it still runs."""
+            wait_for(lambda: is_prepared(logs["b1"]))
+            for number in range(2):
+                client.produce("late", "users", number, [(NOW + 500, b"k0", b"late"), (NOW + 500, b"new", b"late")])
+                appended.append(number)
+
+        writer = threading.Thread(target=append)
+        writer.start()
         [answer] = airflow_runs.rolls([{"env": env, "conf": conf, "retries": 0}])
+        writer.join()
+        assert appended == [0, 1]
         assert answer["state"] == "success", (answer["states"], answer["xcoms"])
         names = [f"b{number}" for number in range(1, BROKERS + 1)]
         assert answer["xcoms"]["roll return_value"] == dict.fromkeys(names, "up")
         for name in names:
+            assert answer["xcoms"][f"{name}.prepare return_value"]["counts"] == {"prepared": 2}
             compacted: dict[str, Any] = answer["xcoms"][f"{name}.compact return_value"]
             assert compacted["counts"] == {"compacted": 2}
+            assert compacted["prepared"] == {"committed": 2}
+            assert compacted["to_verify"] == ["users-0", "users-1"]
             assert compacted["bytes_after"] < compacted["bytes_before"] / 2
             assert answer["xcoms"][f"{name}.verify verdict"]["ran"]
             assert (brokers.folder / name / "pid").read_text() != pids[name]
+            check_downtime(answer["xcoms"], name, ledger)
         after = client.consume(partitions)
-        assert newest_of(after) == newest_of(before)
+        known = newest_of(record for record in after if record.value != b"late")
+        expected = newest_of(before)
+        assert known == {key: record for key, record in expected.items() if key in known}
+        assert {key for key in expected if key not in known} <= {(0, b"k0"), (1, b"k0")}
+        late = sorted((number, key) for number in range(2) for key in (b"k0", b"new"))
+        assert sorted((record.partition, record.key) for record in after if record.value == b"late") == late
         assert len(after) < len(before) / 2
-        assert client.offsets(partitions) == ends
+        assert client.offsets(partitions) == {name: (start, end + 2) for name, (start, end) in ends.items()}
         client.produce("q", "users", 0, [(NOW + 999, b"k0", b"new")])
         for name in names:  # otherwise each would start cleanly again
             subprocess.run(brokers.service(name, "stop"), check=True, timeout=60)
             assert (brokers.folder / name / "logs" / ".kafka_cleanshutdown").exists()
+
+
+def check_downtime(xcoms: dict[str, Any], name: str, ledger: str) -> None:
+    """The ledger has the times that the task returned, with the run of `compact`."""
+    times = xcoms[f"{name}.downtime return_value"]
+    down, reachable, in_sync = (times[key] for key in ("down_at_ms", "reachable_at_ms", "in_sync_at_ms"))
+    assert 0 < reachable - down < in_sync - down < 300_000
+    command = [str(KEYTAIL), "history", "--ledger", ledger, "--run", xcoms[f"{name}.compact run_id"]]
+    run, *rows = json.loads(subprocess.run([*command, "--output", "json"], check=True, capture_output=True).stdout)
+    assert [run[key] for key in ("broker", "down_at_ms", "reachable_at_ms", "in_sync_at_ms")] == [
+        name, down, reachable, in_sync
+    ]  # fmt: skip
+    assert (run["status"], [row["status"] for row in rows]) == ("done", ["compacted", "compacted"])
+    assert down < run["start_ms"] < run["end_ms"] < reachable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,10 @@ LOSES = {
     "start_loses": True,
 }  # fmt: skip
 HARMLESS = {**LOSES, "kind": "checksum", "what": "a checksum differs", "start_loses": False}
-ROUND = ["stop", "compact", "verify", "start"]
+STOPPED = ["prepare", "stop"]
+ROUND = [*STOPPED, "compact", "verify", "start"]
+LEDGER = {"ledger": "/l"}
+RUN_ID = "20260101T000000Z-3f2a91c0"  # that the fake keytail prints
 
 
 def row(status: str, *findings: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,6 +46,8 @@ class Roll:
     conf: Mapping[str, Any] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # in the commands "BROKER.VERB", in order
+    recorded: tuple[tuple[str, ...], ...] = ()  # of each downtime: the broker, the times that are known, and --run
 
 
 def of(broker: str, *steps: str) -> list[str]:
@@ -49,79 +55,117 @@ def of(broker: str, *steps: str) -> list[str]:
 
 
 BOTH = [*of("b1", *ROUND), *of("b2", *ROUND)]
+ALL_TIMES = ("--down-at", "--reachable-at", "--in-sync-at")
 ROLLS: dict[str, Roll] = {
     "all well, then a start that fails for long": Roll(
-        [*BOTH[:-1], *of("b2", *["start fails"] * 7, "start")],
+        [*of("b1", *ROUND, "downtime"), *of("b2", *ROUND[:-1], *["start fails"] * 7, "start", "downtime")],
         b2={"start_fails": 7},
+        conf={**LEDGER, "topic": "t", "prepare_throttle": "9m"},
         states={"b1.start": "success", "b2.start": "success"},
         tries={"b2.start": 2},  # of the task; each runs the command five times
+        words={
+            "b1.prepare": ("--topic t", "--deadline 240", "--throttle 9m", "--prepare"),
+            "b1.compact": ("--topic t", "--deadline 60", "--ledger /l", "--execute"),
+            "b1.verify": ("--topic t", "--only-ends", "--partitions t-0"),
+        },
+        recorded=(("b1", *ALL_TIMES, "--run"), ("b2", *ALL_TIMES, "--run")),
+    ),
+    "nothing could be prepared": Roll(
+        of("b1", "prepare"),
+        ("b1, step prepare", "nothing was done", "Nothing was replaced", "b1 was not touched", "Not touched: b2"),
+        b1={"prepare": {"status": 1, "rows": [row("refused")]}},
+        conf=LEDGER,
+        states={"b1.precheck": "upstream_failed", "b1.start": "upstream_failed", "b1.downtime": "upstream_failed"},
+    ),
+    "a wrong flag": Roll(
+        [], ("b1, step prepare", "wrong usage", "b1 was not touched"), b1={"plan": {"status": 2, "rows": []}}
     ),
     "compaction fails": Roll(
         of("b1", *ROUND),
         ("b1, step compact", "nothing was done", "Broker b1 runs", "the compaction failed", "Not touched: b2"),
         b1={"compact": {"status": 1, "rows": [row("failed")]}},
         states={"b1.compact": "failed", "b1.verify": "success", "b1.start": "success", "b1.in_sync": "success"},
+        words={"b1.verify": ("--only-ends",)},  # of all partitions
     ),
-    "compaction dies": Roll(
-        of("b1", *ROUND), ("b1, step compact", "signal 9", "Broker b1 runs"), b1={"compact": "dies"}
+    "a preparation that takes too long, then a compaction that dies": Roll(
+        of("b1", *ROUND[1:]), ("b1, step compact", "signal 9", "Broker b1 runs"),
+        b1={"prepare": "hangs", "compact": "dies"},
+        conf={"prepare_minutes": 0.02, "overrun_minutes": 0},
+        states={"b1.prepare": "success"},
     ),
     "a start would lose": Roll(
-        of("b1", "stop", "compact", "verify"),
+        of("b1", *STOPPED, "compact", "verify", "downtime"),
         ("b1, step verify", "is kept down", LOSES["what"], LOSES["remedy"], "Do not start it", "Not touched: b2"),
         b1={"verify": {"status": 1, "rows": [row("damaged", HARMLESS, LOSES)]}},
         states={"b1.start": "failed", "b1.in_sync": "upstream_failed", "b2.start": "upstream_failed"},
+        conf={**LEDGER, "verify_everything": True},
+        words={"b1.verify": ()},
+        recorded=(("b1", "--down-at", "--run"),),
     ),
     "damage that a start does not touch": Roll(
-        of("b1", *ROUND),
-        ("b1, step verify", "a checksum differs", "Broker b1 runs", "stop"),
-        b1={"verify": {"status": 1, "rows": [row("damaged", HARMLESS), row("sound")]}},
+        of("b1", *ROUND, "downtime", "downtime"),
+        ("b1, step verify", "a checksum differs", "Broker b1 runs", "The downtime of broker b1 is not recorded"),
+        conf=LEDGER,
+        b1={"downtime": 1, "verify": {"status": 1, "rows": [row("damaged", HARMLESS), row("sound")]}},
     ),
     "such damage, and on, then a part that was refused": Roll(
         BOTH,
-        b1={"verify": {"status": 1, "rows": [row("damaged", HARMLESS), row("sound")]}},
+        b1={
+            "prepare": {"status": 3, "rows": [row("prepared"), row("failed")]},
+            "verify": {"status": 1, "rows": [row("damaged", HARMLESS), row("sound")]},
+        },
         b2={"compact": {"status": 3, "rows": [row("compacted"), row("refused")]}},
         conf={"stop_on_damage": False},
     ),
     "verify dies": Roll(
-        of("b1", "stop", "compact", "verify", "verify", "start"),
+        of("b1", *STOPPED, "compact", "verify", "verify", "start"),
         ("b1, step verify", "could not be verified", "Broker b1 runs"),
         b1={"verify": "dies"},
         states={"b1.verify": "failed", "b1.start": "success"},
+        words={"b1.verify": ("--only-ends",)},  # of all partitions, in the second try
     ),
     "an unclean stop": Roll(
-        of("b1", "stop", "start"),
+        of("b1", *STOPPED, "start", "downtime"),
         ("b1, step stopped", "without a clean shutdown", "Broker b1 runs"),
         b1={"stop": "unclean"},
+        conf=LEDGER,
+        recorded=(("b1", *ALL_TIMES),),
         states={"b1.compact": "upstream_failed", "b1.verify": "upstream_failed", "b1.start": "success"},
     ),
     "a stop that hangs": Roll(
-        of("b1", "stop", "start"), ("b1, step stopped", "has not stopped cleanly", "running"), b1={"stop": "hangs"},
-        conf={"stop_minutes": 0.02},
+        of("b1", *STOPPED, "start"), ("b1, step stopped", "has not stopped cleanly", "running"), b1={"stop": "hangs"},
+        conf={**LEDGER, "stop_minutes": 0.02},  # it was not seen to be down: nothing is recorded
+        states={"b1.downtime": "success"},
     ),
     "under-replicated before": Roll(
         [],
         ("b1, step precheck", "Topic: t Partition: 0", "Nothing was changed", "b1 was not touched"),
         b1={"wrong": {"under_replicated before": "Topic: t Partition: 0"}},
-        conf=NO_SYNC,
+        conf={**NO_SYNC, "prepare": False},
         states={"b1.precheck": "failed", "b1.start": "upstream_failed", "roll": "failed"},
     ),
     "at min ISR before": Roll(
-        [], ("b1, step precheck", "at_min_isr"), b1={"wrong": {"at_min_isr before": "Topic: t"}}, conf=NO_SYNC
+        [], ("b1, step prepare", "at_min_isr"), b1={"wrong": {"at_min_isr before": "Topic: t"}}, conf=NO_SYNC
     ),
     "a start that never works": Roll(
-        of("b1", *ROUND[:3], *["start fails"] * 10),
+        of("b1", *ROUND[:-1], *["start fails"] * 10),
         ("b1, step start", "Broker b1 is DOWN", "Start it by hand now", "b1 start"),
         b1={"start_fails": 99},
     ),
     "not in sync in time": Roll(
-        of("b1", *ROUND),
+        of("b1", *ROUND, "downtime"),
         ("b1, step in_sync", "not in sync after", "Topic: t", "Broker b1 runs", "Do not stop another broker"),
         b1={"wrong": {"under_replicated after": "Topic: t"}},
-        conf=NO_SYNC,
+        conf={**NO_SYNC, **LEDGER},
+        recorded=(("b1", *ALL_TIMES[:2], "--run"),),
         states={"b2.precheck": "upstream_failed", "b2.stop": "upstream_failed", "b2.start": "upstream_failed"},
     ),
     "only the second": Roll(
-        of("b2", *ROUND), conf={"only_brokers": ["b2"]}, states={"b1.start": "skipped", "b2.start": "success"}
+        of("b2", "stop", *ROUND[1:]), b2={"stop_fails": 1},
+        conf={"only_brokers": ["b2"], "prepare": False, "prepared_only": True},
+        states={"b1.start": "skipped", "b1.downtime": "skipped", "b2.start": "success", "b2.prepare": "skipped"},
+        words={"b2.compact": ("--deadline 60", "--execute", "--prepared-only")},
+        tries={"b2.stop": 2},
     ),
     "one that is not there": Roll([], ("did not begin", "only_brokers has b9"), conf={"only_brokers": ["b9"]}),
     "a dry run": Roll([], conf={"dry_run": True}, states={"b1.precheck": "success", "b2.stop": "skipped"}),
@@ -156,6 +200,22 @@ def test_a_roll(rolled: dict[str, tuple[Path, dict[str, Any]]], name: str) -> No
         assert answer["states"][task] == state, task
     for task, tries in roll.tries.items():
         assert answer["tries"][task] == tries, task
+        if task.endswith("stop"):  # it may have been down since the first try
+            begun = answer["xcoms"][f"{task.removesuffix('stop')}begin return_value"]
+            assert answer["xcoms"][f"{task} down_at_ms"] == begun
+    for command, words in roll.words.items():
+        _, *given = json.loads((folder / command).read_text())
+        assert given == ["--log-dirs", f"/logs/{command[:2]}", *" ".join(words).split(), "--output", "json"], command
+    ledger = folder / "ledger"
+    found = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    if "is not recorded" not in " ".join(roll.alert):
+        recorded = [(name, *(word for word in words if word in (*ALL_TIMES, "--run"))) for name, *words in found]
+        assert recorded == list(roll.recorded)
+    for name, _, *words in found:
+        flags = dict(zip(words[::2], words[1::2], strict=True))
+        times = [int(flags[flag]) for flag in ALL_TIMES if flag in flags]
+        assert times == sorted(times)
+        assert (flags["--ledger"], flags["--broker"], flags.get("--run", RUN_ID)) == ("/l", name, RUN_ID)
     alert = (folder / "alert").read_text() if (folder / "alert").exists() else ""
     assert bool(alert) == bool(roll.alert), alert
     for words in roll.alert:

@@ -82,6 +82,7 @@ NOT_RUN = {
     "import": "needs a table: tests/documentation/test_guide.py does it, of bulk-load.md",
     "export": "starts Spark with Delta's jars: tests/export/test_driver.py",
     "history": "needs a ledger: tests/ledger/test_command.py",
+    "downtime": "needs a ledger: tests/downtime/test_downtime.py",
     "report": "needs a ledger: tests/report/test_command.py",
     "undo": "needs a run that kept its originals: tests/documentation/test_guide.py does it, of undo-and-salvage.md",
     "doctor --warm": "takes a minute: tests/doctor/test_command.py",

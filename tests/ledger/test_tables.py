@@ -23,7 +23,7 @@ from keytail.compact.replacing import planned_row
 from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger import maintain as ledger_maintain
 from keytail.ledger import tables as ledger_tables
-from keytail.ledger.command import PartitionRow, Request, RunRow, show_rows
+from keytail.ledger.command import OF_DOWNTIME, PartitionRow, Request, RunRow, show_rows
 from keytail.ledger.history import folded_partitions, folded_runs
 from keytail.ledger.maintain import maintain
 from keytail.ledger.of_run import LedgerFlags, Recording, Run, recording
@@ -344,6 +344,31 @@ def test_an_older_ledger_gets_the_missing_columns(spark: Any, path: str, monkeyp
     LedgerTable(spark, path, "runs", "older").ensure()
     LedgerTable(spark, path, "runs", "older").append([{**stamp.fields(), "run_id": "older", "event": "intent"}])
     assert len(read_rows(path, "runs", {})) == 3, "an older keytail goes on writing"
+
+
+def test_a_downtime_is_added_to_the_ledger_of_an_older_keytail(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "older")
+    columns = {name: column for name, column in ledger_tables.RUNS.items() if name not in OF_DOWNTIME}
+    assert len(columns) == len(ledger_tables.RUNS) - 4
+    with monkeypatch.context() as older:
+        older.setitem(ledger_tables.TABLES, "runs", columns)  # type: ignore[arg-type]
+        Ledger(engine, path, "one").open()  # type: ignore[arg-type]
+        begun(engine, path, "one", tmp_path).end((), "done")  # type: ignore[arg-type]
+    assert (runs(path)["one"].status, runs(path)["one"].broker) == ("done", None)
+    times = {"down_at_ms": 1, "reachable_at_ms": 2, "in_sync_at_ms": None}
+    newer = Ledger(engine, path, "newer", "downtime")
+    newer.open()
+    newer.record_downtime("one", broker="b1", **times)
+    assert [getattr(runs(path)["one"], name) for name in OF_DOWNTIME] == ["b1", 1, 2, None]
+    with monkeypatch.context() as older:  # and the older one goes on
+        older.setitem(ledger_tables.TABLES, "runs", columns)  # type: ignore[arg-type]
+        Ledger(engine, path, "two").open()
+        begun(engine, path, "two", tmp_path).end((), "done")  # type: ignore[arg-type]
+    assert {name: (row.status, row.broker) for name, row in runs(path).items()} == {
+        "one": ("done", "b1"), "two": ("done", None)
+    }  # fmt: skip
 
 
 def test_a_foreign_table_is_refused(

@@ -31,6 +31,7 @@ from tests.ledger.test_tables import (  # noqa: F401 (fixtures, and tests that a
     path,
     test_a_bundle_whose_intent_cannot_be_written_is_not_started,
     test_a_completed_run_is_recorded,
+    test_a_downtime_is_added_to_the_ledger_of_an_older_keytail,
     test_a_lost_outcome_changes_the_exit_status_and_is_repaired_from_the_disk,
     test_a_run_works_even_if_it_cannot_repair_the_ledger,
     test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_it,

@@ -126,6 +126,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "verify": (
         Case("no problems", "due", (f"verify {LOGS}", f"verify {LOGS} --topic users --quiet")),
+        Case("only the ends", "mixed", (f"verify {LOGS} --only-ends",)),
         Case("some of each", "mixed", (f"verify {LOGS} --rows-file /HOST/r.json", f"verify {LOGS} --topic us.*")),
         Case("after a crash", "crashed", (f"verify {LOGS}",)),
         Case("an empty directory", "nothing", (f"verify {LOGS}",)),
@@ -392,6 +393,18 @@ CASES: dict[str, tuple[Case, ...]] = {
                 "history --ledger /HOST/logs --retain-days 7",
                 "history --ledger /HOST/logs --partitions orders",
                 "history --ledger /HOST/logs --limit 0",
+            ), columns=NARROW,
+        ),
+    ),
+    "downtime": (
+        Case(
+            "times that are impossible, and a ledger that does not exist", "due", (
+                "downtime",
+                "downtime --ledger /HOST/nowhere --broker b1",
+                "downtime --ledger /HOST/nowhere --broker b1 --down-at soon",
+                "downtime --ledger /HOST/nowhere --broker b1 --down-at 2026-01-02T00:00:00Z --reachable-at 2026-01-01",
+                "downtime --ledger /HOST/nowhere --broker b1 --down-at 2026-01-02 --in-sync-at 2026-01-03",
+                "downtime --ledger /HOST/nowhere --broker b1 --down-at 2026-01-02 --run 3f2a91c0",
             ), columns=NARROW,
         ),
     ),

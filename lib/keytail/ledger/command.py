@@ -87,10 +87,21 @@ class RunRow:
         default_factory=dict
     )
     now_ms: Annotated[int | None, "the time for all decisions of the run"] = None
+    broker: Annotated[str | None, "the broker that was down meanwhile; `null`: no downtime was recorded"] = None
+    down_at_ms: Annotated[int | None, "when its stop began"] = None
+    reachable_at_ms: Annotated[int | None, "when it answered again; `null`: not known"] = None
+    in_sync_at_ms: Annotated[int | None, "when all replicas were in sync again; `null`: not known"] = None
 
     @property
     def name(self) -> str:
         return self.run_id
+
+    @property
+    def downtime(self) -> str:
+        return show.human_seconds(self.down_at_ms, self.reachable_at_ms)
+
+
+OF_DOWNTIME = ("broker", "down_at_ms", "reachable_at_ms", "in_sync_at_ms")
 
 
 @dataclass(frozen=True)
@@ -170,6 +181,7 @@ _OF_RUNS: tuple[Column[RunRow], ...] = (
     Column("partitions", lambda row: ", ".join(f"{number} {status}" for status, number in row.counts.items())),
     Column("log size", lambda row: _sizes(row) if row.bytes_before else ""),
     TOOK,
+    Column("downtime", lambda row: row.downtime),
 )
 _OF_ONE_RUN: tuple[Column[PartitionRow], ...] = (
     PARTITION,
@@ -203,7 +215,8 @@ def show_rows(rows: Sequence[Any], request: Request) -> None:
     elif request.partitions:
         _print(f"Results of the runs in {request.ledger}", _OVER_TIME, rows, "row")
     else:
-        _print(f"Runs in {request.ledger}", _OF_RUNS, rows, "run")
+        columns = _OF_RUNS if any(row.broker is not None for row in rows) else _OF_RUNS[:-1]
+        _print(f"Runs in {request.ledger}", columns, rows, "run")
 
 
 def _print(title: str, columns: Sequence[Column[Any]], rows: Sequence[Any], counted: str = "") -> None:
@@ -225,11 +238,20 @@ def _print_run(run: RunRow) -> None:
         "versions": ", ".join(f"{name} {value}" for name, value in run.versions.items()),
         "settings given": ", ".join(f"{name}={value}" for name, value in sorted(run.config.items())),
         "recorded by run": run.repaired_by or "",
+        "downtime": _downtime(run),
     }
     for name, value in lines.items():
         if value:
             print_line(f"{name}: {escape(value)}")
     print_line("")
+
+
+def _downtime(run: RunRow) -> str:
+    if run.broker is None:
+        return ""
+    in_sync = show.human_seconds(run.down_at_ms, run.in_sync_at_ms)
+    until = f"in sync after {in_sync}" if in_sync else "it is not known when all replicas were in sync again"
+    return f"{run.downtime or 'not known'} of broker {run.broker}, {until}"
 
 
 def extras_of_reader(command: str, master: str | None) -> Needs:

@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from keytail.cli.masking import masked_arguments
 from keytail.cli.options import comma_lists
-from keytail.errors import ErrorText, UsageProblem, of_stored
+from keytail.errors import NO_ERROR, ErrorText, UsageProblem, of_stored
 from keytail.format import names
-from keytail.ledger.command import MaintainRow, PartitionRow, Request, RunRow, ledger_at
+from keytail.ledger.command import OF_DOWNTIME, MaintainRow, PartitionRow, Request, RunRow, ledger_at
 from keytail.ledger.maintain import maintain as maintain_tables
 from keytail.ledger.of_run import LedgerFlags, needs_spark
 from keytail.ledger.read import read_rows
-from keytail.ledger.tables import INTENT, OUTCOME
+from keytail.ledger.tables import DOWNTIME, INTENT, OUTCOME
 from keytail.run.engine import Engine
 from keytail.run.session import session_of_run
 
@@ -158,26 +158,39 @@ def _parsed(name: str) -> tuple[str, int]:
 def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
     """Return one row for each run, in the order of their start; an outcome that a run recorded itself takes precedence
     over one that another run found."""
+    rows = list(rows)
+    found = sorted((row for row in rows if row["event"] == DOWNTIME), key=lambda row: row["at"])
+    downtimes = {row["run_id"]: row for row in found}  # the one that was recorded last
     made = []
-    lists, maps = ("log_dirs", "arguments"), ("counts", "versions", "config")
     for intent, outcome in _pairs(rows, ("run_id",)):
         known = outcome or intent or {}
-        columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
-        columns |= {name: tuple(known[name] or ()) for name in lists}
-        columns |= {name: dict(known[name] or {}) for name in maps}
-        columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs did not mask them
-        start = _ms(intent) if intent else None
         own = outcome is not None and not outcome["repaired_by"]
-        made.append(
-            RunRow(
-                **columns,
-                status=(outcome["status"] if outcome else INTERRUPTED),
-                error=_error(outcome, "the run recorded no outcome, or is still running"),
-                start_ms=start,
-                end_ms=_ms(outcome) if outcome and own else None,
-            )
+        run = RunRow(
+            **_columns(known),
+            status=(outcome["status"] if outcome else INTERRUPTED),
+            error=_error(outcome, "the run recorded no outcome, or is still running"),
+            start_ms=_ms(intent) if intent else None,
+            end_ms=_ms(outcome) if outcome and own else None,
         )
+        downtime = downtimes.pop(run.run_id, None)
+        made.append(run if downtime is None else replace(run, **{name: downtime[name] for name in OF_DOWNTIME}))
+    made += [_downtime_alone(row) for row in downtimes.values()]
     return sorted(made, key=lambda row: (row.start_ms or 0, row.run_id))
+
+
+def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a run's row that are columns of the table."""
+    columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
+    columns |= {name: tuple(known[name] or ()) for name in ("log_dirs", "arguments")}
+    columns |= {name: dict(known[name] or {}) for name in ("counts", "versions", "config")}
+    columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs did not mask them
+    return columns
+
+
+def _downtime_alone(row: Mapping[str, Any]) -> RunRow:
+    """Return the row of a downtime without a run: it lasts from the stop of the broker to its first answer."""
+    times = {"start_ms": row["down_at_ms"], "end_ms": row["reachable_at_ms"]}
+    return RunRow(**_columns(row), status=row["status"], error=NO_ERROR, **times)
 
 
 def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:

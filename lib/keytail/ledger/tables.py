@@ -1,7 +1,8 @@
 """Defines the columns of the ledger's three Delta tables, and converts rows to Arrow.
 
-Runs only append rows. `event` is `intent` for a row written before anything is done, and `outcome` for one written
-after everything is done; LEDGER.md beside this file describes how they are read together.
+Runs only append rows. `event` is `intent` for a row written before anything is done, `outcome` for one written after
+everything is done, and `downtime` for one that only has the downtime of a broker; LEDGER.md beside this file describes
+how they are read together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from keytail.log.contents import SegmentContents
 from keytail.run.rows import ResultRow
 
 VERSION = 1
-INTENT, OUTCOME = "intent", "outcome"
+INTENT, OUTCOME, DOWNTIME = "intent", "outcome", "downtime"
 
 # Type names are Spark's. A column that is added later must be one that older rows may lack.
 _KEY = {
@@ -56,6 +57,10 @@ RUNS = {
     "records_before": ("bigint", "of the compacted partitions"),
     "records_after": ("bigint", ""),
     **_REPAIRED,
+    "broker": ("string", "of a downtime: whose it is"),
+    "down_at_ms": ("bigint", "of a downtime: when its stop began"),
+    "reachable_at_ms": ("bigint", "of a downtime: when it answered again; null: not known"),
+    "in_sync_at_ms": ("bigint", "of a downtime: when all replicas were in sync again; null: not known"),
 }
 PARTITIONS = {
     **_KEY,

@@ -21,6 +21,7 @@ from keytail.errors import NO_ERROR, ErrorText, KeytailError, UsageProblem, stor
 from keytail.ledger.on_spark import SparkTable
 from keytail.ledger.read import intents_without_outcome
 from keytail.ledger.tables import (
+    DOWNTIME,
     INTENT,
     OUTCOME,
     TABLES,
@@ -195,10 +196,19 @@ class Ledger:
     def begin(self, **run: Any) -> None:
         """Write the intent of the run: columns of `runs`. Raises KeytailError if it cannot be written."""
         self._started = run
+        self._append_to_runs(INTENT, run, "nothing was started")
+
+    def record_downtime(self, run_id: str, **columns: Any) -> None:
+        """Write the downtime of a broker, with the id of the run that was made meanwhile: columns of `runs`. Raises
+        KeytailError if it cannot be written."""
+        row = {"run_id": run_id, "status": "done", **columns}
+        self._append_to_runs(DOWNTIME, row, "the downtime is not recorded")
+
+    def _append_to_runs(self, event: str, columns: Row, so: str) -> None:
         try:
-            self._tables["runs"].append([{**self._stamp().fields(), "event": INTENT, **run}])
+            self._tables["runs"].append([{**self._stamp().fields(), "event": event, **columns}])
         except Exception as problem:
-            raise _cannot("be written", self.path, problem, "nothing was started") from problem
+            raise _cannot("be written", self.path, problem, so) from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
         """Write what a bundle is about to do. Raises KeytailError if it cannot be written: the bundle must not be

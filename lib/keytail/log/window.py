@@ -37,11 +37,11 @@ class Window:
         self.position = 0
         self.filled = 0
 
-    def open(self, path: str, size_bytes: int) -> None:
-        """Open the first `size_bytes` bytes of `path`; the window is empty at first."""
+    def open(self, path: str, size_bytes: int, position: int = 0) -> None:
+        """Open the first `size_bytes` bytes of `path`, from `position` on; the window is empty at first."""
         self.close()
         self._fd = self._fs.open_read(path)
-        self.path, self.size_bytes, self.position, self.filled, self._begin = path, size_bytes, 0, 0, 0
+        self.path, self.size_bytes, self.position, self.filled, self._begin = path, size_bytes, position, 0, 0
 
     def close(self) -> None:
         if self._coming is not None:

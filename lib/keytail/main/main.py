@@ -29,6 +29,7 @@ from keytail.cli.streams import end_of_output, guard
 from keytail.compact.command import COMPACT, PLAN
 from keytail.describe.command import DESCRIBE
 from keytail.doctor.command import DOCTOR
+from keytail.downtime.command import DOWNTIME
 from keytail.dump.command import DUMP
 from keytail.expire.command import EXPIRE
 from keytail.export.command import EXPORT
@@ -59,7 +60,7 @@ COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
         PLAN, COMPACT, PREPARED, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT, SALVAGE,
-        UNDO, HISTORY, REPORT, DOCTOR, JOBS_DIR,
+        UNDO, HISTORY, DOWNTIME, REPORT, DOCTOR, JOBS_DIR,
     )
 }  # fmt: skip
 

@@ -79,6 +79,22 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Downtime:
+    """How long a broker was down: from when its stop began to its first answer. Unknown times are None."""
+
+    broker: str
+    down_at_ms: int | None
+    reachable_at_ms: int | None
+    in_sync_at_ms: int | None
+
+    @property
+    def seconds(self) -> float | None:
+        if self.down_at_ms is None or self.reachable_at_ms is None:
+            return None
+        return max(self.reachable_at_ms - self.down_at_ms, 0) / 1000
+
+
+@dataclass(frozen=True)
 class Report:
     """One run, or several runs of a ledger.
 
@@ -104,3 +120,4 @@ class Report:
     next_step: str = ""
     notes: tuple[str, ...] = ()
     runs: tuple[Mapping[str, str], ...] = ()  # only from a ledger
+    downtimes: tuple[Downtime, ...] = ()  # the same

@@ -16,7 +16,7 @@ from keytail.ledger.command import PartitionRow, RunRow, ledger_at
 from keytail.ledger.of_run import LedgerFlags
 from keytail.log.fs import LOCAL
 from keytail.report.command import Request
-from keytail.report.facts import Report
+from keytail.report.facts import Downtime, Report
 from keytail.report.of_rows import partitions
 from keytail.report.writing import write_page
 
@@ -72,6 +72,7 @@ def of_run(run: RunRow, rows: Sequence[PartitionRow]) -> Report:
         exit_status=_EXIT.get(run.status),
         ended_early=ended_early,
         notes=(run.error,) if run.error and not ended_early else (),
+        downtimes=_downtimes([run]),
     )
 
 
@@ -90,7 +91,15 @@ def of_runs(runs: Sequence[RunRow], rows: Sequence[PartitionRow]) -> Report:
         now_ms=time.time_ns() // 1_000_000,
         host=", ".join(hosts),
         runs=tuple(_run_facts(run) for run in runs),
+        downtimes=_downtimes(runs),
     )
+
+
+def _downtimes(runs: Sequence[RunRow]) -> tuple[Downtime, ...]:
+    return tuple(
+        Downtime(run.broker, run.down_at_ms, run.reachable_at_ms, run.in_sync_at_ms)
+        for run in runs if run.broker is not None
+    )  # fmt: skip
 
 
 def _run_facts(run: RunRow) -> dict[str, str]:
@@ -101,5 +110,6 @@ def _run_facts(run: RunRow) -> dict[str, str]:
         "host": run.host,
         "command": run.command,
         "status": run.status,
+        "downtime": f"{run.downtime or 'not known'} ({run.broker})" if run.broker is not None else "",
         "reason": run.error,
     }

@@ -103,6 +103,9 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     if report.end_ms is not None:
         seconds = (report.end_ms - report.start_ms) / 1000
         tiles.append(("run time", human_time(seconds)))
+    if known := [one.seconds for one in report.downtimes if one.seconds is not None]:
+        name = f"downtime of {report.downtimes[0].broker}" if len(report.downtimes) == 1 else "longest downtime"
+        tiles.append((name, human_time(max(known))))
     return tiles
 
 
@@ -111,6 +114,11 @@ def _times(report: Report) -> dict[str, str]:
     times = {"started": _time(report.start_ms)}
     if report.end_ms is not None:
         times["ended"] = _time(report.end_ms)
+    if len(report.downtimes) == 1:
+        [down] = report.downtimes
+        times["broker stopped"] = _time(down.down_at_ms)
+        times["broker reachable"] = _time(down.reachable_at_ms) or "not known"
+        times["replicas in sync"] = _time(down.in_sync_at_ms) or "not known"
     known = [
         partition for partition in report.partitions if partition.start_ms is not None and partition.end_ms is not None
     ]

@@ -86,13 +86,16 @@ def _about_verify(report: Report) -> str:
     statuses = Counter(item.status for item in found)
     everything, size = count(len(found), "partition"), human_bytes(_sum(found, "bytes_before"))
     wrong = len(found) - statuses["sound"]
+    only_ends = any(item.row.get("only_ends") for item in found)
+    where = " at the ends of segments (--only-ends)" if only_ends else ""
     if not wrong:
-        return f"No problems were found in {everything}, {size}."
+        return f"No problems were found in {everything}, {size}{where}."
     stopped = [item for item in found if not item.row.get("live")]
     losing = sum(any(finding.start_loses for finding in item.findings) for item in stopped)
     loses = f" A broker that starts now would lose or hide records of {count(losing, 'partition')}." if losing else ""
     has = "has" if wrong == 1 else "have"
-    return f"{wrong:,} of {everything} {has} findings ({_statuses(statuses, 'sound')}); {size} were read.{loses}"
+    of_it = f"only the ends of segments of {size} were read" if only_ends else f"{size} were read"
+    return f"{wrong:,} of {everything} {has} findings ({_statuses(statuses, 'sound')}); {of_it}.{loses}"
 
 
 def _about_audit(report: Report) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from keytail.kernels.verify.batches import inspect
 from keytail.limits import max_record_bytes
 from keytail.log.records.block_check import check_block
 from keytail.log.window import Window
+from keytail.verify.findings import Findings
 from keytail.verify.indexes import Entries, check_ends
 from keytail.verify.scope import Scope
 
@@ -46,11 +48,15 @@ OnBatches = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 class BatchWalk:
-    """Reads and checks the segments of one partition, in the order of their base offsets."""
+    """Reads and checks the segments of one partition, in the order of their base offsets. `only_ends`: of each segment
+    only the batches from its last offset index entry on, unless a broker that starts reads it all, or a finding about
+    its end must be placed."""
 
-    def __init__(self, scope: Scope, on_result: OnBatches) -> None:
+    def __init__(self, scope: Scope, on_result: OnBatches, *, only_ends: bool = False) -> None:
         self.scope = scope
         self._on_batches = on_result
+        self._only_ends = only_ends
+        self._trial = replace(scope, findings=Findings(scope.path))
         self._window = Window(scope.fs)
         self._state = np.zeros(columns.STATE_SIZE, dtype=np.int64)
         self._state[columns.LAST_OFFSET] = -1
@@ -88,16 +94,45 @@ class BatchWalk:
 
     def segment(self, base: int, next_base: int | None, entries: Entries) -> None:
         """Check the segment at `base`, and if its end is reached, the ends of its indexes."""
+        bounds = base, _BEYOND_ALL if next_base is None else next_base
+        if not (self._only_ends and not self.scope.is_recovered(base) and self._has_good_end(bounds, entries)):
+            self._inspect(bounds, entries)
+
+    def _has_good_end(self, bounds: tuple[int, int], entries: Entries) -> bool:
+        """Check only the batches from the last offset index entry on. If anything is found there, return False, with
+        everything as it was before: where it is, and what it is, is known only once the whole segment is read."""
+        scope, state, on_batches, bytes_read = self.scope, self._state.copy(), self._on_batches, self.bytes_read
+        passed: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self.scope, self.scope.findings = self._trial, Findings(scope.path)
+        self._on_batches = lambda base, rows, runs: passed.append((base, rows.copy(), runs.copy()))
+        try:
+            is_good = self._inspect(bounds, entries, entries.last_in_order()) and not self.scope.findings.found
+        finally:
+            self.scope, self._on_batches = scope, on_batches
+        if not is_good:
+            self._state, self.bytes_read = state, bytes_read
+            return False
+        for item in passed:
+            on_batches(*item)
+        return True
+
+    def _inspect(self, bounds: tuple[int, int], entries: Entries, first: tuple[int, int] = (0, 0)) -> bool:
+        """Check the segment from the batch on to which the `first` entries of its indexes refer (the beginning, if both
+        are 0); return whether its end was reached. `bounds`: its base offset, and that of the next segment."""
+        base, next_base = bounds
         self._base, batches_before = base, self.batches
         log = names.segment_file(base, names.LOG)
         size_bytes = self.scope.files[log].size_bytes
-        self._state[[columns.FROM, columns.STAGE, columns.INDEX_AT, columns.TIME_AT, columns.SET_IS_OPEN]] = 0
+        index_at, time_at = first
+        position = int(entries.positions[index_at]) if index_at else 0
+        self._state[[columns.FROM, columns.STAGE, columns.SET_IS_OPEN]] = 0
+        self._state[[columns.INDEX_AT, columns.TIME_AT]] = index_at, time_at
         self._state[columns.SEGMENT_BASE] = base
-        self._state[columns.NEXT_BASE] = _BEYOND_ALL if next_base is None else next_base
+        self._state[columns.NEXT_BASE] = next_base
         self._state[columns.MAX_TIMESTAMP] = -1
         whole = False
         try:
-            self._window.open(f"{self.scope.path}/{log}", size_bytes)
+            self._window.open(f"{self.scope.path}/{log}", size_bytes, min(position, size_bytes))
             whole = self._walk(log, entries)
             self.bytes_read += size_bytes
         except KeytailError as problem:  # the file became shorter: a broker truncates its active segment
@@ -110,6 +145,7 @@ class BatchWalk:
             check_ends(self.scope, entries, self._state, self.batches - batches_before)
         elif not (self.scope.live and self.scope.is_active(base)):
             self._state[columns.SPOILED] = 1
+        return whole
 
     def _save_ends(self) -> None:
         rows, runs = int(self._state[columns.ROWS]), int(self._state[columns.RUNS])

@@ -36,8 +36,9 @@ class EpochCheck:
                 self._runs.append(run.copy())
                 self._bases.append(base)
 
-    def close(self, log_end_offset: int, *, whole: bool, without_epoch: int) -> None:
-        """Add the findings. `whole`: the whole log was read. `without_epoch`: number of batches without an epoch."""
+    def close(self, log_end_offset: int, *, whole: bool, without_epoch: int | None) -> None:
+        """Add the findings. `whole`: the log was read to its end. `without_epoch`: number of batches without an epoch;
+        None if not all batches were read."""
         entries = self._read()
         if entries is None:
             return
@@ -71,7 +72,7 @@ class EpochCheck:
     def _add_epochs(self, kind: str, first: int, **facts: Any) -> None:
         self._scope.findings.add(kind, names.LEADER_EPOCHS, offset=first, first=first, **facts)
 
-    def _compare(self, epochs: np.ndarray, starts: np.ndarray, without_epoch: int) -> None:
+    def _compare(self, epochs: np.ndarray, starts: np.ndarray, without_epoch: int | None) -> None:
         """Add findings about batches at or above the log start offset whose entry has another epoch."""
         if not len(starts):
             self._check_missing(without_epoch)
@@ -90,11 +91,11 @@ class EpochCheck:
             elif behind != i:
                 self._add_epochs("epochs-wrong", int(starts[i + 1]), epoch=epoch, stated=int(epochs[i + 1]))
 
-    def _check_missing(self, without_epoch: int) -> None:
+    def _check_missing(self, without_epoch: int | None) -> None:
         """Add a finding about a file without entries if every batch has an epoch and the latest batches are present."""
         runs = [run for run in self._runs if run[columns.RUN_LAST_BASE] >= self._scope.log_start]
         # After a crash the file may have been truncated at a log start offset that is not on disk yet.
-        if runs and not without_epoch and self._scope.claims.clean_shutdown:
+        if runs and without_epoch == 0 and self._scope.claims.clean_shutdown:
             first = max(int(runs[0][columns.RUN_BASE]), self._scope.log_start)
             self._add_epochs("epochs-missing", first, epoch=int(runs[-1][columns.RUN_EPOCH]))
 

@@ -17,6 +17,11 @@ from keytail.cli.statuses import Status, styled
 from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_rows
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 
+OnlyEnds = Annotated[bool, o.run_flag(
+    "--only-ends",
+    "Read index files and the end of each segment, not every batch: what a broker reads when it starts, and a little "
+    "more.",
+)]
 _NAMED = 5  # at most so many partitions in the last line
 
 
@@ -25,6 +30,7 @@ class Request:
     """All parameters of `verify`, with the defaults of its flags."""
 
     choice: ChoiceAlone
+    only_ends: OnlyEnds = False
     master: o.Master = None
     submitted: bool = False  # under spark-submit, which has chosen the master
 
@@ -39,6 +45,7 @@ class VerifyRow:
     status: str
     error: ErrorText = NO_ERROR
     live: Annotated[bool, "a broker runs there: the end of the active segment was not checked"] = False
+    only_ends: Annotated[bool, "index files and the ends of segments were read (`--only-ends`)"] = False
     segments: int = 0
     bytes: Annotated[int, "of `.log` files"] = 0
     batches: int | None = None
@@ -85,6 +92,7 @@ def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
     bad = sum(row.status != "sound" for row in rows)
     size = show.human_bytes(sum(row.bytes for row in rows))
     verdict = f"{bad} with findings" if bad else "no problems found"
+    verdict += " at the ends of segments (--only-ends)" if request.only_ends else ""
     count = sum(row.topic is not None for row in rows)
     print_line(f"\n{count} partition{'s' if count != 1 else ''}, {size}: {verdict}.")
     if text := next_step(rows, request):
@@ -118,7 +126,11 @@ VERIFY = Command(
     help="Check every batch, offset, index entry and file name. Reads only; the exit status is 1 if anything is wrong.",
     request=Request,
     run="keytail.verify.driver:verify",
-    examples=(f"keytail verify {BROKER}", "keytail verify --log-dirs /var/lib/kafka --topic 'orders|users'"),
+    examples=(
+        f"keytail verify {BROKER}",
+        "keytail verify --log-dirs /var/lib/kafka --topic 'orders|users'",
+        f"keytail verify {BROKER} --only-ends",
+    ),
     rows={
         "A row for each partition, and one without topic and partition for each log dir with findings of its own": (
             VerifyRow

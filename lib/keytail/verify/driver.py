@@ -1,4 +1,5 @@
-"""Verifies the chosen partitions: reads every byte, and lists the problems that a broker would have.
+"""Verifies the chosen partitions, and lists the problems that a broker would have: reads every byte, or, with
+--only-ends, only index files and the ends of segments.
 
 Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process;
 verify/task.py inspects a partition. Topic settings are not needed: the checks apply to every topic.
@@ -26,7 +27,7 @@ from keytail.run.batching import in_bundles
 from keytail.run.engine import Engine, end_tasks
 from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
 from keytail.run.kernels import compile_kernels
-from keytail.run.rates import HERE_BYTES, VERIFIED_BYTES_PER_S
+from keytail.run.rates import HERE_BYTES, SEGMENT_S, VERIFIED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.tasks import Outcome, run_attempt
 from keytail.run.watching import sending_progress
@@ -40,6 +41,7 @@ from keytail.verify.task import VerifyReport, verify_partition
 
 BUNDLE_BYTES = 256 << 20
 BUNDLE_PARTITIONS = 64
+_END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class VerifyTask:
     claims: Claims = NO_CLAIMS
     live: bool = False
     seen: SeenLogs | None = None
+    only_ends: bool = False
+
+    @property
+    def read_bytes(self) -> int:
+        """About how many bytes are read; for the end of a segment, as many as take the same time."""
+        ends = self.seen.segments * _END_BYTES if self.only_ends and self.seen is not None else self.size_bytes
+        return min(ends, self.size_bytes)
 
 
 OnResult = Callable[[VerifyTask, Outcome[VerifyReport]], None]
@@ -64,7 +73,7 @@ def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
     if task.seen is not None and not task.live:
         refuse_other_logs(LOCAL, task.path, task.seen)
     with sending_progress(task.path, attempt, "verify"):
-        return verify_partition(LOCAL, task.path, task.claims, live=task.live)
+        return verify_partition(LOCAL, task.path, task.claims, live=task.live, only_ends=task.only_ends)
 
 
 def verify_here(tasks: Sequence[VerifyTask], on_result: OnResult) -> None:
@@ -99,14 +108,14 @@ def verify(
     Spark is started only if there is much to read, the request names a master, or spark-submit runs this process.
     """
     chosen = choose(fs, request.choice)
-    tasks = _tasks(fs, chosen)
+    tasks = _tasks(fs, chosen, request.only_ends)
     homes = Counter((entry.topic, entry.partition) for facts in chosen.log_dirs for entry in facts.partitions)
     twice = frozenset(key for key, count in homes.items() if count > 1)
-    sizes = [(os.path.basename(task.path), task.size_bytes) for task in tasks]
-    size = sum(task.size_bytes for task in tasks)
+    sizes = [(os.path.basename(task.path), task.read_bytes) for task in tasks]
+    size = sum(task.read_bytes for task in tasks)
     with contextlib.ExitStack() as run, Reporter("verify", sizes) as reporter:
         state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter, on_row)
-        seconds = [task.size_bytes / VERIFIED_BYTES_PER_S for task in tasks]
+        seconds = [task.read_bytes / VERIFIED_BYTES_PER_S for task in tasks]
         if not request.submitted and request.master is None and size <= HERE_BYTES:
             compile_kernels(["verify"], reporter.note)
             reporter.watch()
@@ -119,7 +128,7 @@ def verify(
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 
-def _tasks(fs: FileSystem, chosen: Chosen) -> list[VerifyTask]:
+def _tasks(fs: FileSystem, chosen: Chosen, only_ends: bool) -> list[VerifyTask]:
     # A broker removes .kafka_cleanshutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
     tasks = []
@@ -129,7 +138,9 @@ def _tasks(fs: FileSystem, chosen: Chosen) -> list[VerifyTask]:
         with contextlib.suppress(OSError):  # the task will report it
             seen = seen_logs(fs, entry.path)
         size_bytes = seen.size_bytes if seen is not None else 0
-        tasks.append(VerifyTask(entry.path, size_bytes, claims, live=live[facts.path], seen=seen))
+        tasks.append(
+            VerifyTask(entry.path, size_bytes, claims, live=live[facts.path], seen=seen, only_ends=only_ends)
+        )
     return tasks
 
 
@@ -149,6 +160,7 @@ def _row(entry: PartitionEntry, task: VerifyTask, outcome: Any, *, twice: bool) 
         log_dir=entry.log_dir,
         status="sound",
         live=task.live,
+        only_ends=task.only_ends,
         bytes=task.size_bytes,
         start_ms=outcome.start_ms or None,
         end_ms=outcome.end_ms or None,
@@ -162,9 +174,9 @@ def _row(entry: PartitionEntry, task: VerifyTask, outcome: Any, *, twice: bool) 
         about_itself.add("two-homes", "")
     report = outcome.value
     counts = report.counts
-    row = replace(
-        row, segments=counts.segments, bytes=counts.bytes, batches=counts.batches, records=counts.records
-    )
+    row = replace(row, segments=counts.segments, bytes=counts.bytes)
+    if not task.only_ends:
+        row = replace(row, batches=counts.batches, records=counts.records)
     return _with_findings(row, [*about_itself.found, *report.findings])
 
 
@@ -185,8 +197,8 @@ def verify_all(engine: Engine, tasks: Sequence[VerifyTask], on_result: OnResult)
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:
-        largest_first = sorted(tasks, key=lambda task: task.size_bytes, reverse=True)
-        bundles = list(in_bundles(largest_first, lambda task: task.size_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
+        largest_first = sorted(tasks, key=lambda task: task.read_bytes, reverse=True)
+        bundles = list(in_bundles(largest_first, lambda task: task.read_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
         run = partial(engine.run_bundle, function=verify_on_worker, name="verify", stopped=stopped.is_set)
         jobs = [pool.submit(run, bundle) for bundle in bundles]
         try:

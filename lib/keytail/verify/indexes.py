@@ -30,6 +30,12 @@ class Entries:
     def __len__(self) -> int:
         return len(self.offsets) + len(self.times)
 
+    def last_in_order(self) -> tuple[int, int]:
+        """Return the number of the last offset entry, and of the first time entry that may refer to its batch or to a
+        later one; both are 0 if there is at most one offset entry."""
+        at = max(len(self.offsets) - 1, 0)
+        return at, int(np.searchsorted(self.time_offsets, self.offsets[at])) if at else 0
+
     def add_offset_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
         """Add a finding about offset index entry `i`: if a batch begins at its position (`at_batch`), its offset is
         wrong, otherwise its position is."""

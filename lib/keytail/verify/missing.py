@@ -27,8 +27,9 @@ class MissingSegments:
         self._ends: list[int] = []  # for each segment, the offset after its last batch
         self._are_dense = True
 
-    def after_segment(self, base: int, records: int, last_offset: int) -> None:
-        """Add a segment: its base offset, its number of records, and the last offset of the log up to its end."""
+    def after_segment(self, base: int, records: int | None, last_offset: int) -> None:
+        """Add a segment: its base offset, its number of records (None if not counted), and the last offset of the log
+        up to its end."""
         end = max(last_offset + 1, base)
         self._ends.append(end)
         self._are_dense = self._are_dense and records == end - base

@@ -205,13 +205,14 @@ class ProducerChecks:
         recovered = self._scope.is_recovered(base)
         self._scope.findings.add(kind, file, position, offset, recovered=recovered, **facts)
 
-    def close(self, log_end_offset: int, *, is_valid: bool) -> None:
-        """Check the remaining snapshots after all batches; `is_valid`: all batches up to the log end are valid."""
+    def close(self, log_end_offset: int, *, is_valid: bool, is_whole: bool = True) -> None:
+        """Check the remaining snapshots after all batches; `is_valid`: all batches up to the log end are valid.
+        `is_whole`: they were all read; otherwise entries of snapshots are not compared with them."""
         for at in self._snapshots:
             if at > log_end_offset and not self._scope.live and is_valid:
                 file = names.segment_file(at, names.SNAPSHOT)
                 self._scope.findings.add("snapshot-beyond", file, offset=at, end=log_end_offset)
-            elif at <= log_end_offset and is_valid and at > self._scope.log_start:
+            elif at <= log_end_offset and is_valid and is_whole and at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
                 self._read_snapshot(at, check_snapshot)

@@ -1,6 +1,8 @@
 """Verifies a partition directory: every batch, every index entry, every name, and the consistency between the files
 (VERIFY.md).
 
+With `only_ends` it reads index files and the end of each segment only (VERIFY.md, "Only the ends").
+
 It only reads and needs no lock. While a broker is running, it tolerates files that vanish or grow, and does not check
 the active segment's tail. Invalid bytes give findings, not exceptions; only an unreadable directory raises OSError.
 """
@@ -48,30 +50,33 @@ class VerifyReport:
         return len(self.findings)
 
 
-def verify_partition(fs: FileSystem, path: str, claims: Claims = NO_CLAIMS, *, live: bool = False) -> VerifyReport:
+def verify_partition(
+    fs: FileSystem, path: str, claims: Claims = NO_CLAIMS, *, live: bool = False, only_ends: bool = False
+) -> VerifyReport:
     """Inspect the partition directory `path`. Raises OSError if it cannot be listed.
 
     `live`: a broker may be writing to it meanwhile. Then only findings that two inspections have in common are
     reported, since files that are replaced between two reads seem to contradict each other.
     """
-    report = _inspect(fs, path, claims, live)
+    report = _inspect(fs, path, claims, live, only_ends)
     if live and report.findings:
-        again = _inspect(fs, path, claims, live)
+        again = _inspect(fs, path, claims, live, only_ends)
         return VerifyReport(tuple(finding for finding in again if finding in report.findings), again.counts)
     return report
 
 
-def _inspect(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport:
+def _inspect(fs: FileSystem, path: str, claims: Claims, live: bool, only_ends: bool) -> VerifyReport:
     scope = Scope(fs, path, live, claims, fs.scan(path), Findings(path))
     check_names(scope)
     check_owners(scope)
     producers, epochs = ProducerChecks(scope), EpochCheck(scope)
 
     def on_batches(base: int, rows: np.ndarray, runs: np.ndarray) -> None:
-        producers.on_batches(base, rows)
+        if not only_ends:  # they need the batches before, too
+            producers.on_batches(base, rows)
         epochs.on_batches(base, runs)
 
-    walk = BatchWalk(scope, on_batches)
+    walk = BatchWalk(scope, on_batches, only_ends=only_ends)
     missing = MissingSegments(scope)
     index_entries = 0
     try:
@@ -80,11 +85,12 @@ def _inspect(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyRep
             index_entries += len(entries)
             records_before = walk.records
             walk.segment(base, next_base, entries)
-            producers.close_segment(base, is_valid=not walk.has_invalid_batch)
-            missing.after_segment(base, walk.records - records_before, walk.last_offset)
+            producers.close_segment(base, is_valid=not (walk.has_invalid_batch or only_ends))
+            records = None if only_ends else walk.records - records_before
+            missing.after_segment(base, records, walk.last_offset)
     finally:
         walk.close()
-    _check_whole(scope, walk, producers, epochs)
+    _check_whole(scope, walk, producers, epochs, only_ends)
     if not walk.has_invalid_batch and not live:
         missing.close()
     scope.findings.close()
@@ -98,12 +104,15 @@ def _inspect(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyRep
     return VerifyReport(tuple(scope.findings.found), counts)
 
 
-def _check_whole(scope: Scope, walk: BatchWalk, producers: ProducerChecks, epochs: EpochCheck) -> None:
+def _check_whole(
+    scope: Scope, walk: BatchWalk, producers: ProducerChecks, epochs: EpochCheck, only_ends: bool
+) -> None:
     """Add the findings that depend on the log end offset, which is unknown while a broker is running."""
     if not scope.bases:
         return
     log_end_offset = max(walk.last_offset + 1, scope.bases[-1])
-    producers.close(log_end_offset, is_valid=not walk.has_invalid_batch)
-    epochs.close(log_end_offset, whole=not walk.has_invalid_batch, without_epoch=walk.without_epoch)
+    producers.close(log_end_offset, is_valid=not walk.has_invalid_batch, is_whole=not only_ends)
+    without_epoch = None if only_ends else walk.without_epoch
+    epochs.close(log_end_offset, whole=not walk.has_invalid_batch, without_epoch=without_epoch)
     if not walk.has_invalid_batch and not scope.live:
         check_claims(scope, log_end_offset)
