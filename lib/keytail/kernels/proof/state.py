@@ -2,7 +2,7 @@
 
 All fields are int64, flags 0 or 1, so that `save` can pass the state on as a plain array. Kernels get a record
 (`new_state`), and the arrays that belong together as the named tuples below. No field has the name of an attribute of
-NumPy's scalars, such as `base`: outside of compiled code it would not be the field.
+NumPy's scalars, such as `base`: outside of compiled code the attribute would be read instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INDEXES = _int64s(
 )  # fmt: skip
 
 # The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: source and
-# output have the same bytes for it. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of
+# the retained ones their number, the first and the largest timestamp, and whether one has no value.
 # those kept their number, the first and the largest timestamp, and whether one has no value.
 BATCH = _int64s(
     "at_output", "is_whole", "meaning", "last_offset", "kept_count", "first_ms", "newest_ms", "has_nulls"
@@ -55,7 +55,7 @@ STATE = np.dtype(
         ("indexes", INDEXES),
         ("batch", BATCH),
         ("noted", _int64s("count", "key_bytes")),  # columns of `Notes.pending` and bytes of `Notes.keys` in use
-        # What a code asks for: bytes of a window, or room for so many records, with keys of so many bytes.
+        # What a code requests: bytes of a window, or room in the notes for records and for the bytes of their keys.
         ("wanted", _int64s("bytes", "records", "key_bytes")),
         ("totals", _int64s("batches_read", "batches_kept", "records_read", "records_kept")),
         ("failure", _int64s("at", "offset")),  # `at`: index in the window or index file
