@@ -193,7 +193,7 @@ _OF_TABLES: tuple[Column[MaintainRow], ...] = (
 
 
 def show_rows(rows: Sequence[Any], request: Request) -> None:
-    """Print a line for each run, partition or table, then the reasons; one run with what is known of it."""
+    """Print a line for each run, partition or table, then the reasons; for one run, also the recorded facts."""
     if request.maintain:
         title = f"Ledger {request.ledger}" if request.execute else f"Dry run: nothing was changed in {request.ledger}"
         _print(title, _OF_TABLES, rows)

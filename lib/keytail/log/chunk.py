@@ -2,7 +2,8 @@
 
 Chunks are passed from each processing step to the next. Headers and checksums are checked when a chunk is read;
 record blocks are opened on request (`records/opening.py`), because a dead batch is never decompressed again. Log files
-are read by `preadv` through `log/fs.py` into reused buffers, never mapped: truncating a mapped file would kill the
+record blocks are opened on request (`records/opening.py`), because a batch without survivors need not be decompressed.
+Log files
 process.
 """
 

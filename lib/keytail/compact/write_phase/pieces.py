@@ -1,6 +1,6 @@
 """Rewrites a batch one piece at a time, because it decompresses to more than the memory limit.
 
-It is opened twice: the decision about it depends on all of its records, and only then they are written.
+It is opened twice: the decision about it depends on all of its records, and only then are they written.
 """
 
 from __future__ import annotations
