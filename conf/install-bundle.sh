@@ -9,7 +9,7 @@ python=${2:-python3}
 wanted=$(cat "$here/python-version")
 found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 if [ "$found" != "$wanted" ]; then
-    echo "install.sh: the bundle is for Python $wanted, but $python is Python $found: give the path of Python $wanted after DIR" >&2
+    echo "install.sh: the bundle is for Python $wanted, and $python is Python $found: give a Python $wanted after DIR" >&2
     exit 2
 fi
 "$python" -m venv "$target"

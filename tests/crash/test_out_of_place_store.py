@@ -131,7 +131,7 @@ def test_every_call_fails_in_turn(fast_dir: Path, lasting: bool) -> None:  # noq
             assert failed, at
             assert "AWS Error: no answer" in str(outcome), at
         else:
-            assert without_records(remote.objects) == wanted, f"{at}: once is tried again"
+            assert without_records(remote.objects) == wanted, f"{at}: a single failure was not retried"
         if meta in remote.objects:
             assert without_records(remote.objects) == wanted, at
         for log in LOGS.logs:

@@ -32,7 +32,7 @@ from tests import golden
 
 BATCH = 4000
 STUCK_S = 30.0  # CPU time
-IDLE = 20  # multiple of STUCK_S in wall-clock time: it waits forever
+IDLE = 20  # multiple of STUCK_S in wall-clock time: after that it is considered to wait forever
 MEMORY_BYTES = 2 << 30  # more than after the warm-up
 _NUMBER = struct.Struct("q")
 
