@@ -148,7 +148,7 @@ class Partition:
         rest = [base for base in present if base != part.base]
         assert rest == [b for b in part.source_bases if b != part.base][-len(rest) or 99 :], rest
         for base in rest:
-            assert base >= part.end, f"source {base} lies within the outputs"
+            assert base >= part.end, f"source {base} is within the outputs"
             assert found[base].log == log_of(self.segments[base])
 
     def _same(self, part: Group) -> bool:

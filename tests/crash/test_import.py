@@ -76,7 +76,7 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
     if is_there:
         written = {batch.leader_epoch for _, log in after.items() for batch in decode_log(log)
                    if batch.base_offset >= case.end}  # fmt: skip
-        assert written == {epochs[-1][0]}, "batches carry another epoch than the newest"
+        assert written == {epochs[-1][0]}, "the imported batches do not have the latest epoch"
         assert epochs[-1][1] <= case.end
     return is_there
 

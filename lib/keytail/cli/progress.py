@@ -30,8 +30,8 @@ EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Seconds between two lines that only report progress.
 PACE_S = 30.0
-# How many times the bytes of a partition are read: by map, write and proof, the last also reading the output; by
-# counting and writing.
+# How many times the bytes of a partition are read. A compaction reads the sources for map, write and proof, and the
+# output, about half as many bytes, for the proof. An export finds the latest records, and reads them again to emit them.
 READ_IN_A_COMPACTION = 3.5
 READ_IN_AN_EXPORT = 2.0
 

@@ -204,7 +204,8 @@ def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, st
     """Return which partitions, their status, and the reason, most serious first.
 
     Reasons that differ only in numbers and in the partition's own name count as equal, and the one with the largest
-    numbers is shown. Reasons of failures are never equal: their numbers are places in files.
+    numbers is shown. Reasons of failures must also have equal numbers, which are places in
+    files.
     """
     order = {"failed": 0, "not done": 1}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}

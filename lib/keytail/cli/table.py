@@ -45,8 +45,8 @@ TOOK: Column[Any] = Column("took", lambda row: show.human_seconds(row.start_ms, 
 
 
 def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> None:
-    """Print a line for each row, in the width of the terminal; `_laid_out` prints cells that do not fit. Very many rows
-    are printed without styles, which take most of the time."""
+    """Print a line for each row, in the width of the terminal; `_laid_out` decides where cells that do not fit are
+    printed. Very many rows are printed without styles, which take most of the time."""
     console = show.output_console()
     cells = [[show.visible(column.text(row)) for column in columns] for row in rows]
     lines = _laid_out(columns, cells, console.width)

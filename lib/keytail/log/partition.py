@@ -107,7 +107,7 @@ class _Listing:
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
-    """Return the facts of one partition. Reasons against processing it are not raised but in `problems`."""
+    """Return the facts of one partition. Reasons against processing it are in `problems`, and not raised."""
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)

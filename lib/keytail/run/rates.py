@@ -4,7 +4,6 @@ Pure, and deliberately rough. All rates are defined here. They were measured on 
 files in the page cache (`python -m tests.bench.run`, figure 2, and with `--batch-records 1`, with `--codec zstd`). The
 codec and the batch size, which no listing shows, make a factor of ten between the fastest and the slowest log:
 estimates may be off by a factor of three either way, and a slow disk adds to that. They serve to order the work and to
-estimates may be off by a factor of three either way, and a slow disk adds to that. They serve to order the work and to
 choose a strategy, and guarantee nothing.
 """
 

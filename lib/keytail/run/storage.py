@@ -114,7 +114,7 @@ class ScratchSpace:
 
     def refusal(self, device: int, need: int, *, out_of_place: bool = False) -> Refused:
         """Return the reason why a partition cannot be rewritten even alone: its largest group or, out of place
-        and if output stays, all of it needs `need` bytes."""
+        and with `output_stays`, all of it needs `need` bytes."""
         what = "the partition" if out_of_place or self.output_stays else "the largest group of segments"
         path = self._path_of[device]
         free = self.fs.free_bytes(path)

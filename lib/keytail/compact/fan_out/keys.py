@@ -159,8 +159,7 @@ class _Scan:
 
 
 def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
-    """Yield the key runs of a slice, and, for one shard, the nulls and keyless counts of its batches. Writes
-    nothing."""
+    """Yield the key runs of a slice and, for one shard, the nulls and keyless counts of its batches; write nothing."""
     task, facts = part.task, part.facts
     settled: Settled = load_state(fs, task, part.settled)
     reader, scanner = SegmentReader(fs), RecordScanner()

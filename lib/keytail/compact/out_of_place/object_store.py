@@ -339,8 +339,7 @@ class StoreTree:
 
 @contextlib.contextmanager
 def local_scratch(path: str) -> Iterator[None]:
-    """Provide a directory of this host for files that are cleaned before being sent; retained if a fan-out continues in
-    it."""
+    """Provide a local directory for cleaned files that are to be sent; it is retained if a fan-out continues in it."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     try:
         yield

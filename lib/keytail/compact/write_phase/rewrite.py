@@ -240,8 +240,7 @@ class Rewriter:
     def _rebuilt_of_pieces(
         self, chunk: Chunk, opened: OpenedRows, found: FoundInPieces, rows: _Rows
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Do the same as `_rebuild` for one batch in pieces: it is opened again, now that its retained records are
-        known."""
+        """Do the same as `_rebuild` for one batch in pieces: open it again, now that its retained records are known."""
         row = opened.first
         if rows.action[row] != record_kernels.REBUILD:
             return self._rebuilt[:0], np.empty(0, np.uint8)

@@ -45,8 +45,7 @@ def _fate(markers, producer, offset):
 
 @njit
 def _slot(slots, keys, low, high):
-    """Return the slot of the key in `slots`, or the free slot for it; a slot contains an index of `keys` + 1 (0:
-    free)."""
+    """Return the slot of the key, or the free slot for it; `slots` contain indexes of `keys` + 1 (0: free)."""
     mask = slots.shape[0] - 1
     i = np.int64(mixed(low)) & mask
     while slots[i] != 0 and (keys[slots[i] - 1, 0] != low or keys[slots[i] - 1, 1] != high):
@@ -103,8 +102,7 @@ def first_removable(entries, begin, end, replica, slots):
 
 @njit
 def _place(slots, entries, i):
-    """Return the slot of the key of entry `i`, or the free slot for it; a slot contains an entry's index + 1 (0:
-    free)."""
+    """Return the slot of the key of entry `i`, or the free slot for it; `slots` contain indexes + 1 (0: free)."""
     mask = slots.shape[0] - 1
     at = np.int64(mixed(entries[i, LOW])) & mask
     while slots[at] != 0:

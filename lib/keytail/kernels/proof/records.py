@@ -45,8 +45,7 @@ class Records(NamedTuple):
 
 @_inlined
 def check_room(records, p, base, notes, state):
-    """Return PASSED, NEED_NOTES if `notes` have no room for the records, or SOURCE_COUNT if the batch cannot contain so
-    many."""
+    """Return PASSED, NEED_NOTES if `notes` have no room for the records, or SOURCE_COUNT if there are too many."""
     n_bytes = records.end - records.at
     if records.n > n_bytes // SMALLEST_RECORD_BYTES:
         return fail(state, SOURCE_COUNT, p, base)

@@ -41,8 +41,8 @@ INDEXES = _int64s(
 )  # fmt: skip
 
 # The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: source and
-# the retained ones their number, the first and the largest timestamp, and whether one has no value.
-# those kept their number, the first and the largest timestamp, and whether one has no value.
+# output have the same bytes for it. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of the
+# retained ones among them: their number, the first and the largest timestamp, and whether one has no value.
 BATCH = _int64s(
     "at_output", "is_whole", "meaning", "last_offset", "kept_count", "first_ms", "newest_ms", "has_nulls"
 )  # fmt: skip

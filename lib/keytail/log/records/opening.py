@@ -205,8 +205,8 @@ class BlockOpener:
                 )  # fmt: skip
                 if row == end:
                     break
-                # The block is of an old format, damaged, not in plain framing, or too large for the rest: open it
-                # alone.
+                # The block is of an old format, damaged, not in plain framing, or too large for the rest: it is opened
+                # into an empty arena, or by itself.
                 block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
                     try:
