@@ -304,7 +304,7 @@ def _is_not_run(task: CleaningTask, attempt: str) -> CleaningResult:
 
 @dataclass(frozen=True)
 class Found:
-    """What a broker finds in a log dir, by the model of its loader."""
+    """The logs and checkpoints that a broker finds in a log dir, by the model of its loader."""
 
     logs: dict[str, Loaded]
     checkpoints: Entries

@@ -63,7 +63,8 @@ class Failed:
 
 @dataclass
 class Counts:
-    """What was tried. Counts with a `protocol` are lines of the table that `make crash` prints."""
+    """The numbers of stops, faults and states that were tried. Counts with a `protocol` are lines of the table that
+    `make crash` prints."""
 
     protocol: str = ""
     calls: int = 0  # of log/fs.py in an undisturbed run, including reads

@@ -1,7 +1,7 @@
 """An object store that fails at each call in turn, once or permanently.
 
-Whatever counts as done there is complete, no broker can start on anything incomplete, and the next run ends with the
-objects of an undisturbed one. CI tries a fifth of the calls, selected by the seed; `make crash` tries all.
+Everything that counts as done there is complete, no broker can start on anything incomplete, and the next run ends with
+the objects of an undisturbed one. CI tries a fifth of the calls, selected by the seed; `make crash` tries all.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _NUMBER = struct.Struct("q")
 
 @dataclass
 class Tally:
-    """What was done. `defects`: by place and reason, the numbers of the inputs."""
+    """The inputs that were run, and their defects. `defects`: by place and reason, the numbers of the inputs."""
 
     inputs: collections.Counter[str] = field(default_factory=collections.Counter)
     defects: dict[str, list[int]] = field(default_factory=dict)

@@ -17,8 +17,8 @@ LEFTOVERS = (".clean", ".cleaned", ".swap", ".deleted", ".tmp")
 
 @dataclass
 class Kills:
-    """What was tried. `before`, `between`, `after` depend on what a broker would find: nothing replaced yet, some of
-    it, or all with its checkpoints."""
+    """The kills that were tried. `before`, `between`, `after` depend on what a broker would find: nothing replaced yet,
+    some of it, or all with its checkpoints."""
 
     name: str
     killed: int = 0

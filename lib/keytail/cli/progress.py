@@ -31,7 +31,7 @@ LONG_S = 30.0
 # Seconds between two lines that only report progress.
 PACE_S = 30.0
 # How many times the bytes of a partition are read. A compaction reads the sources for map, write and proof, and the
-# output, about half as many bytes, for the proof. An export finds the latest records, and reads them again to emit them.
+# output, about half as many bytes, for the proof. An export finds the latest records, then reads them again.
 READ_IN_A_COMPACTION = 3.5
 READ_IN_AN_EXPORT = 2.0
 

@@ -154,7 +154,7 @@ def sum_by_size(counts, keys, records):
 def most_counted(slots, counts, top):
     """Write count and ordinal of the keys with the most records, at least 2, to `top` (int64, n rows of two).
 
-    Of equal counts the higher ordinal comes first. Returns how many rows are filled.
+    Among equal counts, the higher ordinal comes first. Returns the number of rows filled.
     """
     filled = 0
     for i in range(slots.shape[0]):

@@ -95,7 +95,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class PartitionRow(OfPartition):
-    """What one run did to one partition, from its result row."""
+    """The result of one run for one partition."""
 
     run_id: str
     topic: str

@@ -1,5 +1,5 @@
-"""Collects the facts of a partition directory that planning needs: listing, sizes, last index entries. Of the logs only
-a few headers are read. `log_dirs.py` lists the log dirs and reads their checkpoints.
+"""Collects the facts of a partition directory that planning needs: listing, sizes, last index entries. Reads only
+a few headers of the logs. `log_dirs.py` lists the log dirs and reads their checkpoints.
 
 For states that keytail does not process, the facts have `problems`: sentences for a report. Nothing is changed.
 """

@@ -1,7 +1,7 @@
 """The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
 
 A process has at most one JVM of pyspark, which keeps running when a session is stopped; pyspark keeps it in
-`SparkContext._gateway`. What belongs to a JVM that keytail started is kept there too, so nothing here is global. A JVM
+`SparkContext._gateway`. The data of a JVM that keytail started is kept there too, so nothing here is global. A JVM
 that other code of this process started, as in a notebook, is used but never ended.
 """
 

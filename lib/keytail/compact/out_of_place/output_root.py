@@ -82,7 +82,7 @@ def close_to_brokers(roots: Sequence[Root]) -> None:
 
 
 def write(fs: FileSystem, roots: Sequence[Root], *, is_complete: bool) -> None:
-    """Write every file: last those that let a broker start, and of these the ones beside the metadata log at the end."""
+    """Write every file: last those that let a broker start, and of these the ones beside the metadata log last."""
     planned = [(root, contents(fs, root, is_complete=is_complete)) for root in reversed(_metadata_first(roots))]
     for root, wanted in planned:
         _put(root.tree, wanted, (*_FIELD_OF, names.BOOTSTRAP_SNAPSHOT))

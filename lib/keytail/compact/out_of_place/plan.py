@@ -246,9 +246,8 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, T
 def not_chosen(
     fs: FileSystem, facts: LogDirFacts, path: str, there: TargetEntry | None
 ) -> tuple[OutputRecord | None, str]:
-    """For a partition that this run does not select: return its record if the target has it as the source is now, else
-    the reason why not.
-    """
+    """Return the record of a partition that this run does not select, if its copy in the target corresponds to the
+    present source; else None and the reason."""
     parsed = names.parse_partition_dir(os.path.basename(path))
     assert parsed is not None
     if there is None or not there.is_done:

@@ -38,7 +38,7 @@ _NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class ProofReport:
-    """What a passed proof checked."""
+    """The figures of a passed proof."""
 
     batches_checked: int
     batches_kept: int
@@ -55,9 +55,10 @@ def prove(
     """Raise KeytailError unless the groups of `spec` may replace the segments that they name; CorruptLog for a corrupt
     source.
 
-    If there are several passes, `so_far` is taken from the report of the previous one. What a pass removes is justified
-    by what it keeps, or by what is still present above it. The first pass reads the segments of all the others, so that
-    errors in them are found before anything is replaced; each later pass reads only its own.
+    If there are several passes, `so_far` is taken from the report of the previous one. Records that a pass removes are
+    justified by records that it retains, or by records that are still present above it. The first pass reads the
+    segments of all the others, so that errors in them are found before anything is replaced; each later pass reads only
+    its own.
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]

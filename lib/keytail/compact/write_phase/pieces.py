@@ -22,7 +22,7 @@ _PACKED_RECORDS = 2  # a rebuilt block is held compressed: at most the size of t
 
 @dataclass(frozen=True)
 class FoundInPieces:
-    """What is retained of the pieces so far, and the timestamp of the first retained record."""
+    """The number of records retained of the pieces so far, and the timestamp of the first retained record."""
 
     kept: int = 0
     kept_nulls: int = 0

@@ -39,7 +39,7 @@ _REBUILD_ERRORS = {
 
 @dataclass
 class Counts:
-    """What a rewrite read and removed; `large_batches`: those rebuilt to more than `max.message.bytes`."""
+    """Counts of what a rewrite read and removed; `large_batches`: those rebuilt to more than `max.message.bytes`."""
 
     records_read: int = 0
     tombstones_removed: int = 0

@@ -24,7 +24,7 @@ HEADER_KEYS = 6  # span a, a block of headers: [k1,k2]
 JSON_HEADERS = 7  # span a, a block of headers: objects of `key` and `value`, as with JSON
 JSON_HEADER_KEYS = 8  # the same without their values
 
-# Where a span is.
+# The array that contains a span.
 IN_RAW, IN_ARENA, IN_EXTRA = 0, 1, 2
 
 PARENT, CHILD, USED, NEEDED = 0, 1, 2, 3

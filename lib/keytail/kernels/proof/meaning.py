@@ -1,4 +1,4 @@
-"""What a batch means for the keys of its records: the outcome of its transaction, expired retention, its producer."""
+"""Determines what a batch means for its records' keys: transaction outcome, expired retention, producer."""
 
 from __future__ import annotations
 

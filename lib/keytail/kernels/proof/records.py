@@ -190,7 +190,7 @@ def _judge(record, offset, kept, expired, state):
         return PASSED if kept else LOST_BEYOND_END
     if record.key_bytes < 0:
         return PASSED if kept or rules.drop_keyless != 0 else LOST_KEYLESS
-    # Of the clean section, only removals that the dirty section must justify are noted.
+    # In the clean section, only removals that the dirty section must justify are noted.
     if offset < rules.first_dirty and (kept or _may_be_removed(record, offset, expired, state)):
         return PASSED
     return _NOTE

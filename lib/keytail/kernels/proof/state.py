@@ -17,17 +17,17 @@ def _int64s(*names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names])
 
 
-# What is to be proven. `horizon_ms`: delete horizon for a batch that has none, -1: none. `removal_limit`: no tombstone
-# or marker at or above this offset may be removed for its age. `keep_magic`: rewritten messages of magic 0 or 1 keep
-# their magic. `by_file_time`: `source.is_old` decides on tombstones and markers; no horizon is set or kept (CLEANING.md
-# 16).
+# The rules of the proof. `horizon_ms`: delete horizon for a batch that has none, -1: none. `removal_limit`: no
+# tombstone or marker at or above this offset may be removed for its age. `keep_magic`: rewritten messages of magic 0 or
+# 1 keep their magic. `by_file_time`: `source.is_old` decides on tombstones and markers; no horizon is set or kept
+# (CLEANING.md 16).
 RULES = _int64s(
     "first_dirty", "end_offset", "first_uncleanable", "log_start", "removal_limit", "now_ms", "horizon_ms",
     "interval_bytes", "drop_keyless", "keep_magic", "by_file_time",
 )  # fmt: skip
 
-# Of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the next
-# batch's decompressed block (-1: none), and the last offset passed.
+# Fields of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the
+# next batch's decompressed block (-1: none), and the last offset passed.
 _WINDOW = ("at", "to", "is_all", "block_bytes", "last_offset")
 # `is_old`: by the time of the file, the retention of its tombstones has expired.
 SOURCE = _int64s(*_WINDOW, "is_old")
