@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs keytail from the wheels beside this script, without a network: sh install.sh DIR [PYTHON]
-# DIR: the new environment, such as /opt/keytail. PYTHON: of the version that the bundle is for; default python3.
+# DIR: the virtual environment to create, such as /opt/keytail. PYTHON: an interpreter of the version that the bundle is
+# for; default python3.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 target=${1:?"usage: sh install.sh DIR [PYTHON]"}
@@ -8,7 +9,7 @@ python=${2:-python3}
 wanted=$(cat "$here/python-version")
 found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 if [ "$found" != "$wanted" ]; then
-    echo "install.sh: the bundle is for Python $wanted, and $python is Python $found: give its path after DIR" >&2
+    echo "install.sh: the bundle is for Python $wanted, and $python is Python $found: give a Python $wanted after DIR" >&2
     exit 2
 fi
 "$python" -m venv "$target"

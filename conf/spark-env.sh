@@ -1,4 +1,4 @@
-# Read by spark-submit, spark-class and the start scripts of Spark, which export what is set here.
+# Read by spark-submit, spark-class and Spark's start scripts, which export these variables.
 
-# No module from the current directory, in the Python driver or in what the JVM asks of Python by itself.
+# Keep Python from importing modules from the current directory, in the driver and in the Python that the JVM starts.
 PYTHONSAFEPATH=1

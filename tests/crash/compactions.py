@@ -161,12 +161,12 @@ class Log:
             if key not in found:
                 assert newest.offset in self.expired, f"{self.name}: lost {newest}"
             else:
-                assert found[key] == newest, f"{self.name}: {found[key]} is visible again, {newest} is gone"
+                assert found[key] == newest, f"{self.name}: {found[key]} is visible again, {newest} is missing"
 
     def check_loaded(self, loaded: Loaded) -> None:
         logs = {base: segment.log for base, segment in loaded.segments.items()}
         self.judge(loaded.records(), end_of(logs), list(logs))
-        assert self.end in loaded.snapshots, f"{self.name}: the snapshot of the log end is gone"
+        assert self.end in loaded.snapshots, f"{self.name}: the snapshot of the log end is missing"
         for base, segment in loaded.segments.items():
             indexes = (segment.index, segment.time_index)
             assert indexes == index_files(segment.log, base, INTERVAL_BYTES), f"{self.name}: indexes of {base}"
@@ -304,7 +304,7 @@ def _is_not_run(task: CleaningTask, attempt: str) -> CleaningResult:
 
 @dataclass(frozen=True)
 class Found:
-    """What a broker finds in a log dir, by the model of its loader."""
+    """The logs and checkpoints that a broker finds in a log dir, by the model of its loader."""
 
     logs: dict[str, Loaded]
     checkpoints: Entries

@@ -27,6 +27,6 @@ def rows(table: list[Counts]) -> list[tuple[str, ...]]:
 def pytest_terminal_summary(terminalreporter):
     found = rows(TABLE)
     if found:
-        terminalreporter.section("what was stopped and let fail")
+        terminalreporter.section("stops and faults")
         for row in (COLUMNS, ("---", *["---:"] * 7), *found):
             terminalreporter.write_line(f"| {' | '.join(row)} |")

@@ -3,7 +3,7 @@ operation with that one failing, and checks the resulting state.
 
 Each stop and each fault gives several states: the directory as it is, a power cut that drops everything that was not
 fsynced, and power cuts that drop some of it, in order and in any order. Equal states are checked once. The state
-after a stop does not depend on the operations that would have followed, so one run passes all stops; the states are
+after a stop does not depend on the operations that would have followed, so one run covers all stops; the states are
 values (`trees.py`) and are written to a disk only while they are checked.
 """
 
@@ -63,7 +63,8 @@ class Failed:
 
 @dataclass
 class Counts:
-    """What was tried. Counts with a `protocol` are lines of the table that `make crash` prints."""
+    """The numbers of stops, faults and states that were tried. Counts with a `protocol` are lines of the table that
+    `make crash` prints."""
 
     protocol: str = ""
     calls: int = 0  # of log/fs.py in an undisturbed run, including reads
@@ -88,10 +89,10 @@ TABLE: list[Counts] = []
 Action = Callable[[RecordingFileSystem, Path], object]
 Check = Callable[[State], object]
 def few_in_check(names: Iterable[str], *in_check: str, drawn: Collection[str] = ()) -> list[Any]:
-    """Return the parameters of a test: all of them.
+    """Return all names as parameters of a test, with marks.
 
-    `make check` runs only one or some cheap ones of each protocol, and each run only one of the similar ones in
-    `drawn`.
+    `make check` runs only those in `in_check`, which are one or some cheap ones of each protocol, and each run only one
+    of the similar ones in `drawn`.
     """
     marks = {name: [] if name in in_check else [pytest.mark.long] for name in names}
     assert {*in_check, *drawn} <= set(marks), (in_check, drawn)
@@ -189,7 +190,7 @@ def for_every_fault(
     Without KEYTAIL_FAULTS=all a `share` of the faults is tried, selected by `seed`. The action must either end as if
     nothing had happened, or raise OSError or KeytailError, or return `Failed`; the text must name the operation and
     the file, and no descriptor may remain open. Names that end in one of `scratch` must be gone then, unless the
-    fault prevents their removal. `again(fs, root)` is run after a failed fsync: data that was not written then is
+    fault prevents their removal. `again(fs, root)` is run after a failed fsync: data that this fsync did not write is
     never written.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -298,7 +299,7 @@ def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
             raise
         result = Failed((in_words(error),))
     left_open = [path for path in _open_files() if path.startswith(str(root))]
-    assert not left_open, f"descriptors stay open: {left_open}"
+    assert not left_open, f"descriptors remain open: {left_open}"
     return list(result.reported) if isinstance(result, Failed) else []
 
 
@@ -314,7 +315,7 @@ def _open_files() -> list[str]:
 
 def _check_reported(fs: RecordingFileSystem, fault: Fault, reported: list[str]) -> None:
     """Check that a failure is reported with the system's text, the operation, the file, and a remedy."""
-    assert not (reported and fault.kind in GOES_ON), f"half of an answer is no failure: {reported}"
+    assert not (reported and fault.kind in GOES_ON), f"a partial read or write is no failure: {reported}"
     if not reported or fault.kind in GOES_ON:
         return
     words = [] if fault.kind == CUT else [str(fault.error().strerror), " while ", of_system(fault.error()).remedy or ""]

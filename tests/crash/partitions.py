@@ -114,8 +114,8 @@ class Partition:
         found = dict(loaded.segments)
         for base, segment in found.items():
             index, time_index = index_files(segment.log, base, INTERVAL_BYTES)
-            assert segment.index in (None, index), f"the index of {base} is not its log's"
-            assert segment.time_index in (None, time_index), f"the time index of {base} is not its log's"
+            assert segment.index in (None, index), f"the index of {base} does not match its log"
+            assert segment.time_index in (None, time_index), f"the time index of {base} does not match its log"
         replaced = []
         expected = set(self.segments)
         for part in self.parts:
@@ -135,7 +135,7 @@ class Partition:
         sources = {base for part in self.parts for base in part.source_bases}
         for base in self.segments.keys() - sources:
             assert base in found and found[base].log == log_of(self.segments[base]), f"segment {base} changed"
-        assert found.keys() <= expected, f"found {sorted(found)}, where only {sorted(expected)} can be"
+        assert found.keys() <= expected, f"found {sorted(found)}, expected only {sorted(expected)}"
         return replaced
 
     def _check_replaced(self, part: Group, found: Mapping[int, LoadedSegment], present: list[int]) -> None:
@@ -148,7 +148,7 @@ class Partition:
         rest = [base for base in present if base != part.base]
         assert rest == [b for b in part.source_bases if b != part.base][-len(rest) or 99 :], rest
         for base in rest:
-            assert base >= part.end, f"source {base} lies within the outputs"
+            assert base >= part.end, f"source {base} is within the outputs"
             assert found[base].log == log_of(self.segments[base])
 
     def _same(self, part: Group) -> bool:

@@ -1,7 +1,7 @@
 """Stop before every file operation of appends, rolls, flushes and a close.
 
 A broker that recovers the remaining files has everything that was flushed, and the earliest written part of the rest
-(log/append/APPEND.md, "When it was not closed").
+(log/append/APPEND.md, "After a log was not closed").
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def test_a_fault_does_no_harm_or_ends_the_log(fast_dir: Path) -> None:  # noqa: 
 
 @pytest.mark.interop
 def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Also if no appended data is left: no checkpoint contains its start."""
+    """This also holds if no appended data is left: no checkpoint contains its start."""
     opened: list[int] = []  # number of operations done at opening
 
     def action(fs: RecordingFileSystem, root: Path) -> None:

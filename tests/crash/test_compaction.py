@@ -1,7 +1,7 @@
 """Stop before every file operation of whole compactions, of the recovery, and of the run after it.
 
-At every stop: the state as it is, after a power cut and after partial ones. What a broker finds meets promises 1 and
-2, no checkpoint is ahead of its segments, and our next run has the result of the reference model (promise 5).
+Each stop gives several states: as it is, after a power cut, after partial ones. What a broker finds meets promises 1
+and 2, no checkpoint is ahead of its segments, and keytail's next run has the result of the reference model (promise 5).
 KEYTAIL_SOAK=1 tries more of everything, KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
@@ -73,7 +73,7 @@ SHAPES = {
         )
     ),
 }  # fmt: skip
-# Merges pass every step of a replacement; only few of the partial power cuts show a lost order of names.
+# Merges exercise every step of a replacement. Few of the partial power cuts show a wrong order of names.
 MOST_CUTS = "merges"
 IN_CHECK = "several groups, and producers that must stay known"
 RANDOM = 20 if SOAK else 1

@@ -1,4 +1,4 @@
-"""Stop before every file operation of an import, and let it fail.
+"""Stop before every file operation of an import, and let each one fail.
 
 A broker finds all of it or nothing, the producers' state is never lost, and after the next run the partition contains
 the import once.
@@ -60,8 +60,8 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
     is_there = logs == after
     for base, segment in loaded.segments.items():
         index, time_index = index_files(segment.log, base, INTERVAL_BYTES)
-        assert segment.index in (None, index), f"the index of {base} is not its log's"
-        assert segment.time_index in (None, time_index), f"the time index of {base} is not its log's"
+        assert segment.index in (None, index), f"the index of {base} does not match its log"
+        assert segment.time_index in (None, time_index), f"the time index of {base} does not match its log"
     end = case.end + case.count if is_there else case.end
     usable = [offset for offset in loaded.snapshots if 0 < offset <= end]
     if case.snapshots:
@@ -76,7 +76,7 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
     if is_there:
         written = {batch.leader_epoch for _, log in after.items() for batch in decode_log(log)
                    if batch.base_offset >= case.end}  # fmt: skip
-        assert written == {epochs[-1][0]}, "batches carry another epoch than the newest"
+        assert written == {epochs[-1][0]}, "the imported batches do not have the latest epoch"
         assert epochs[-1][1] <= case.end
     return is_there
 

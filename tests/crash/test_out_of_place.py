@@ -1,5 +1,5 @@
-"""Stop runs out of place before every file operation, or let it fail. The target is empty, or the output of an earlier
-run after which one partition of the source has changed.
+"""Stop runs out of place before every file operation, or let each one fail. The target is empty, or the output of an
+earlier run after which one partition of the source has changed.
 
 In every state the source is unchanged in bytes and times; no broker can start on an incomplete target; each partition
 in the target whose record is finished has the contents of one of the two runs; and the next run ends with the same
@@ -91,8 +91,8 @@ def failures(fs: FileSystem, root: Path) -> Failed:
 
 
 def without_records(tree: Tree, prefix: str) -> Tree:
-    """Return the files below `prefix`: of a record only its name, of other files of the log dir name and contents, of
-    files of partitions also the time."""
+    """Return the files below `prefix`: for a record only its name, for other files of the log dir name and contents,
+    for files of partitions also the time."""
     found: Tree = {}
     for path, (content, mtime_ns) in tree.items():
         if path.startswith(prefix):

@@ -1,7 +1,7 @@
 """An object store that fails at each call in turn, once or permanently.
 
-Whatever counts as done there is complete, no broker can start on anything incomplete, and the next run ends with the
-objects of an undisturbed one. CI tries a fifth of the calls, selected by the seed; `make crash` tries all.
+Everything that counts as done there is complete, no broker can start on anything incomplete, and the next run ends with
+the objects of an undisturbed one. CI tries a fifth of the calls, selected by the seed; `make crash` tries all.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_every_call_fails_in_turn(fast_dir: Path, lasting: bool) -> None:  # noq
             assert failed, at
             assert "AWS Error: no answer" in str(outcome), at
         else:
-            assert without_records(remote.objects) == wanted, f"{at}: once is tried again"
+            assert without_records(remote.objects) == wanted, f"{at}: a single failure was not retried"
         if meta in remote.objects:
             assert without_records(remote.objects) == wanted, at
         for log in LOGS.logs:

@@ -1,7 +1,7 @@
 """Stop before every file operation of a preparation and of the commit after it, and let each of them fail.
 
-At every stop a broker finds what it would find after a stop of a compaction in one go, and the next run, which commits
-what was prepared or discards it, has the result of the reference model. Inodes do not count here: the states are
+At every stop a broker finds what it would find after a stop of a compaction in one run, and the next run, which commits
+what was prepared or discards it, has the result of the reference model. Inodes are ignored: the states are
 written to a disk again. KEYTAIL_SEED repeats the random log dirs of a run.
 """
 

@@ -134,7 +134,7 @@ def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.interop
 def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """If a broker can rebuild the missing files itself, it finds the same logs at every stop as without us."""
+    """If a broker can rebuild the missing files itself, it finds the same logs at every stop as without keytail."""
     spoiled = fast_dir / "spoiled"
     LOG_DIR.make(spoiled)
     spoil(spoiled, only_what_a_broker_repairs=True)

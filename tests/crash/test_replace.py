@@ -26,12 +26,12 @@ CASES = {
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)},
         (Group((0, 10, 20), (1, 4, 8, 12, 15, 23, 29)),),
     ),
-    "one by itself, with a transaction index that stays": Partition(
+    "one by itself, with a transaction index that is retained": Partition(
         {0: range(10), 10: range(10, 20), 20: ()},
         (Group((10,), (12, 19), txn_index(19)),),
         {10: txn_index(12, 19)},
     ),
-    "a transaction index that goes": Partition(
+    "a transaction index that is removed": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 22)},
         (Group((0, 10), (5, 19)),),
         {0: txn_index(9), 10: txn_index(19)},
@@ -76,7 +76,7 @@ CASES = {
 }
 
 SEVERAL_OUTPUTS = [name for name, partition in CASES.items() if partition.groups[0].continued]
-IN_CHECK = ("three into one", "one by itself, with a transaction index that stays", "an empty output")
+IN_CHECK = ("three into one", "one by itself, with a transaction index that is retained", "an empty output")
 
 
 @pytest.mark.long
@@ -137,7 +137,7 @@ class _FewLinks:
 def test_every_stop_where_the_file_system_refuses_hard_links_midway(links: int, fast_dir: Path) -> None:  # noqa: F811
     """The names created before are permanently removed before anything is renamed: beside a `.log` with its final
     name a broker would treat them as rebuilt indexes, and the other index files would be removed."""
-    partition = CASES["one by itself, with a transaction index that stays"]
+    partition = CASES["one by itself, with a transaction index that is retained"]
 
     def commit(fs: FileSystem, root: Path) -> None:
         for group in partition.outputs():

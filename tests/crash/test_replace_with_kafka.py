@@ -1,7 +1,7 @@
 """Kafka's own loader opens every state that a stopped replacement, or its stopped recovery, leaves.
 
-It must find the same as the model in tests/reference/loader.py (which validates the model), each record again by its
-offset through the indexes, and therefore all sources or all outputs.
+It must find the same as the model in tests/reference/loader.py (which validates the model), find each record by its
+offset through the indexes, and therefore find all sources or all outputs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_kafka_opens_what_stops_and_faults_of_a_compaction_leave(
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each state once: the offsets that the model finds, and each of them again through the indexes."""
+    """Check each state once: the offsets that the model finds, and each of them again through the indexes."""
     log_dir, counts = SHAPES[name], Counts("compaction, opened by Kafka")
     opened: set[str] = set()
 

@@ -55,7 +55,7 @@ SHAPES: dict[str, LogDir] = {
     ),
 }  # fmt: skip
 ALL = [*SHAPES, *(f"random {number}" for number in range(20))]
-# Only few of the partial power cuts show a lost order of names.
+# Only few of the partial power cuts show a wrong order of names.
 MOST_CUTS = ("an output that ends below its last sources", COPIES)
 
 

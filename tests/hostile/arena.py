@@ -40,6 +40,6 @@ class Arena:
 
     def _span(self, n: int, in_front: bool) -> np.ndarray:
         if n > self._bytes:
-            raise ValueError(f"{n} bytes where {self._bytes} fit")
+            raise ValueError(f"{n} bytes do not fit into {self._bytes}")
         start = _PAGE if in_front else _PAGE + self._bytes - n
         return self._memory[start : start + n]

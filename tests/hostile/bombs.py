@@ -33,9 +33,9 @@ def bomb(codec: int, size_bytes: int) -> bytes:
             )
         )
     if codec == ZSTD:
-        stream = zstandard.ZstdCompressor(level=3).compressobj()  # without the size in its header
+        stream = zstandard.ZstdCompressor(level=3).compressobj()  # without the content size in its header
         return b"".join([*(stream.compress(bytes(1 << 20)) for _ in range(size_bytes >> 20)), stream.flush()])
-    raise ValueError(f"no bombs of codec {codec}")
+    raise ValueError(f"codec {codec} has no bomb")
 
 
 def bomb_batch(
@@ -67,7 +67,7 @@ def _packed(codec: int, parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def value_records(keys: Sequence[bytes], value_bytes: int) -> Iterator[bytes]:
-    """Yield a record for each of these keys, with a value of so many zeros; offset deltas ascend from 0."""
+    """Yield a record for each of these keys, with a value of `value_bytes` zeros; offset deltas ascend from 0."""
     for number, key in enumerate(keys):
         front = b"\0\0" + encode_varint(number) + encode_varint(len(key)) + key + encode_varint(value_bytes)
         yield encode_varint(len(front) + value_bytes + 1) + front

@@ -245,7 +245,7 @@ def odd_directory(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def sparse(rng: random.Random, case: Case, of: Corpus) -> None:
-    """Give a file a size beyond any memory, with hardly any data."""
+    """Make a file sparse and larger than any memory, with hardly any data."""
     beside = [case.logs / name for name in CHECKPOINTS]
     file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
     os.truncate(file, rng.choice((1 << 40, (1 << 31) + 5, 1 << 36)) if file.exists() else 0)
@@ -586,7 +586,7 @@ def _compacted(
     if status != "compacted" or end is None:
         return
     sound = [recs for _, recs, _ in before]
-    # Above the cleaned range a log may end with a torn tail; everything below was read, and would have been refused.
+    # Above the cleaned range a log may have an incomplete tail. Damage below it would have been refused.
     for base, recs, _ in before[:-1]:
         expect(recs is not None or base >= end, f"{name} was compacted, but its segment {base} is damaged")
     was = {rec.offset: rec for recs in sound for rec in recs or ()}
@@ -597,7 +597,7 @@ def _compacted(
     expect(all(recs is not None for _, recs, _ in after), f"{name}: damaged by compaction")
     now = {rec.offset: rec for _, recs, _ in after for rec in recs or ()}
     for offset, rec in now.items():
-        expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: was not there before: {rec}")
+        expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: a new record: {rec}")
     newest = {rec.key: rec for rec in was.values() if rec.key is not None}
     for rec in newest.values():
         may_be_removed = rec.value is None or rec.key in hidden
@@ -614,13 +614,13 @@ def _same(item: Rec, other: Rec) -> bool:
 
 
 def _rebuilt(name: str, before: Segments, after: Segments) -> None:
-    """Check that a log lost at most a torn tail; index files contain no data of their own."""
+    """Check that a log lost at most an incomplete tail; index files contain no data of their own."""
     kept = {base: size for base, _, size in after}
     for number, (base, recs, size) in enumerate(before):
         if kept.get(base) == size:
             continue
         after_damage = any(earlier is None for _, earlier, _ in before[:number])
-        expect(after_damage or base in kept, f"{name}: segment {base} is gone")
+        expect(after_damage or base in kept, f"{name}: segment {base} is missing")
         expect(after_damage or recs is None, f"{name}: segment {base} was valid, but was truncated")
 
 

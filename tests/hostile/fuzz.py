@@ -32,14 +32,14 @@ from tests import golden
 
 BATCH = 4000
 STUCK_S = 30.0  # CPU time
-IDLE = 20  # multiple of STUCK_S in wall-clock time: it waits forever
+IDLE = 20  # multiple of STUCK_S in wall-clock time: after that it is considered to wait forever
 MEMORY_BYTES = 2 << 30  # more than after the warm-up
 _NUMBER = struct.Struct("q")
 
 
 @dataclass
 class Tally:
-    """What was done. `defects`: by place and reason, the numbers of the inputs."""
+    """The inputs that were run, and their defects. `defects`: by place and reason, the numbers of the inputs."""
 
     inputs: collections.Counter[str] = field(default_factory=collections.Counter)
     defects: dict[str, list[int]] = field(default_factory=dict)

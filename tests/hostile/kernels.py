@@ -92,7 +92,7 @@ def _find(raw: np.ndarray, rng: random.Random) -> None:
 
 
 def _inspect(raw: np.ndarray) -> None:
-    """Call it like the inspection does, with every array as small as possible."""
+    """Call `inspect` as the inspection does, with every array as small as possible."""
     state = np.zeros(verified.STATE_SIZE, np.int64)
     state[verified.LAST_OFFSET] = state[verified.MAX_TIMESTAMP] = -1
     state[verified.TO], state[verified.IS_ALL], state[verified.NEXT_BASE] = len(raw), 1, _EVERYTHING_BELOW
@@ -224,7 +224,7 @@ def _some_by_bits(raw, arena, table, where, start, size, found, row, rng) -> Non
     records.scan_records(raw, arena, table, where, start, size, row, row + 1, bits, first_bit, again, out)
     chosen = np.unpackbits(bits, bitorder="little")[:n].astype(bool)
     assert out[records.CODE] == records.OK
-    assert np.array_equal(again[: int(out[records.COUNT])], found[chosen]), "other records by bits"
+    assert np.array_equal(again[: int(out[records.COUNT])], found[chosen]), "a selection by bits returned other records"
 
 
 def _on_records(raw, arena, table, where, found, row, rng) -> None:  # type: ignore[no-untyped-def]
@@ -269,7 +269,7 @@ def _digests(raw, arena, where, found) -> None:  # type: ignore[no-untyped-def]
 
 
 def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore[no-untyped-def]
-    """Rebuild one batch with all or some records; read back, they equal the kept ones."""
+    """Rebuild one batch with all or some records; the records read back must equal the retained ones."""
     n = len(found)
     keep = np.array([rng.random() < 0.7 for _ in range(n)], np.uint8)
     if not keep.any():
@@ -341,7 +341,7 @@ def _old(raw: np.ndarray, table: np.ndarray) -> None:
     start, size = rows["position"].copy(), rows["size_bytes"].astype(np.int64)
     room = OUT.room(np.uint8, int(size[plain].sum()))
     done, _ = legacy.transcode_plain(raw, 0, rows, 0, good, where, start, size, room, 0)
-    assert done == good, "no room for messages as long as they were"
+    assert done == good, "valid messages do not fit into the room for them"
     for row in np.flatnonzero((rows["magic"] < 2) & ~plain):
         item = rows[row]
         try:

@@ -1,6 +1,6 @@
 """Damages valid bytes according to their format, by a seed and a number: the same two give the same bytes.
 
-The checksum of damaged bytes is often corrected, so that the damage reaches the parsers behind it.
+The checksum of damaged bytes is often corrected, so that the damage is not found by its test and reaches the parsers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything that parses bytes, each as a function of damaged bytes that returns normally or raises `Defect`.
 
-A result must be right, or the damage reported with its place. The right result comes from a reference model (the
-plain readers of tests/reference), or from comparing keytail's two readers with each other.
+A result must be right, or the damage must be reported with its place. The right result comes from a reference model
+(the plain readers of tests/reference), or from comparing keytail's two readers with each other.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def chunk_reader(data: bytes, rng: random.Random) -> None:
     found = read_log(data)
     if isinstance(found, CorruptLog):
         return
-    expect([rec.offset for rec in found] == sorted({rec.offset for rec in found}), "offsets do not rise")
+    expect([rec.offset for rec in found] == sorted({rec.offset for rec in found}), "offsets do not increase")
     if any(batch[16] != 2 or batch[22] & 7 for batch in kernel_drive.batches_of(data)):
         return  # compressed and old batches are compared with the other reader
     try:
@@ -126,13 +126,13 @@ def inspection(data: bytes, rng: random.Random) -> None:
     for finding in report.findings:
         expect(bool(finding.path and finding.what), f"a finding without a place: {finding}")
     if isinstance(first, CorruptLog):
-        expect(bool(kinds), f"cleaning takes it for damaged, verify for sound: {first}")
+        expect(bool(kinds), f"cleaning finds damage that verify does not find: {first}")
     else:
         if any(
             batch[16] == 2 and batch[22] & 7 > 4 and not any(batch[57:61]) for batch in kernel_drive.batches_of(data)
         ):
             kinds -= {"codec"}  # of a batch without records: it is never decompressed, but that codec does not exist
-        expect(not kinds, f"verify finds {sorted(kinds)}, cleaning nothing")
+        expect(not kinds, f"verify finds {sorted(kinds)}, cleaning finds nothing")
         expect(report.counts.records == len(first), f"{report.counts.records} records, and {len(first)}")
 
 
@@ -146,7 +146,7 @@ def dumped(data: bytes, rng: random.Random) -> None:
         found = read_log(data)
         # A dump reads batches one by one: it does not check the order of their offsets.
         reported = isinstance(found, CorruptLog) and ("offset" not in found.what)
-        expect(not reported, f"nothing wrong in the dump of what cannot be read: {found}")
+        expect(not reported, f"the dump reports nothing about a log that cannot be read: {found}")
 
 
 def facts_of(files: dict[str, bytes], base: int = 0) -> PartitionFacts:
@@ -244,10 +244,10 @@ def proof(logs: Mutator, rng: random.Random) -> None:
         try:
             result = clean_partition(disk, task)
         except KeytailError as problem:
-            expect(bool(disk.spoiled), f"a sound log: {problem}")
+            expect(bool(disk.spoiled), f"an undamaged log was refused: {problem}")
             expect(problem.path is not None, f"without a file: {problem}")
             return
-        expect(not disk.spoiled, f"{os.path.basename(disk.spoiled)} was spoiled, and believed: {result}")
+        expect(not disk.spoiled, f"{os.path.basename(disk.spoiled)} was damaged, but the proof passed: {result}")
 
 
 # Other files
@@ -286,7 +286,7 @@ def snapshot(data: bytes, rng: random.Random) -> None:
     try:
         entries = producers.parse_snapshot(data)
     except ValueError:
-        expect(newest_snapshot(fs, DIR, [9], 10) is None, "a snapshot that cannot be parsed was taken")
+        expect(newest_snapshot(fs, DIR, [9], 10) is None, "a snapshot that cannot be parsed was loaded")
         return
     expect(producers.encode_snapshot(entries) == data, "other bytes when written again")
 

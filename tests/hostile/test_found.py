@@ -126,18 +126,18 @@ def dumped(log: bytes) -> tuple[bool, list[str]]:
 
 
 @pytest.mark.parametrize("magic", [3, 127, 200])
-def test_a_dump_says_that_a_magic_byte_is_of_no_format(magic: int) -> None:
+def test_a_dump_reports_an_unknown_magic_byte(magic: int) -> None:
     wrong, message = dumped(signed(ONE[:16] + bytes([magic]) + ONE[17:]))
     assert wrong
     assert any("magic" in text for text in message)
 
 
-def test_a_dump_says_that_bytes_lie_behind_a_batch_without_records() -> None:
+def test_a_dump_reports_bytes_after_a_batch_without_records() -> None:
     empty = encode_batch([], base_offset=0, last_offset=0) + b"x"
     assert dumped(signed(empty[:8] + struct.pack(">i", len(empty) - 12) + empty[12:]))[0]
 
 
-def test_a_dump_says_that_a_message_inside_another_has_a_wrong_checksum() -> None:
+def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:
     inner = encode_message(0, b"k", b"v", magic=0, crc=7)
     wrong, message = dumped(encode_wrapper([Rec(0, -1, b"k", b"v")], 1, magic=0, inner=inner))
     assert wrong

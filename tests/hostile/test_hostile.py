@@ -1,5 +1,5 @@
-"""A share of the fuzz in each run; `make hostile` runs the rest. KEYTAIL_HOSTILE_INPUTS and
-KEYTAIL_HOSTILE_DIRECTORIES set the numbers, KEYTAIL_SEED the seed."""
+"""Runs a share of the fuzz; `make hostile` runs the rest. KEYTAIL_HOSTILE_INPUTS and KEYTAIL_HOSTILE_DIRECTORIES set
+the numbers, KEYTAIL_SEED the seed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_is_spoiled_is_sound_before_and_damage_reaches_the_records(root: st
 
 
 @pytest.mark.long
-def test_the_runner_tells_of_crashes_hangs_memory_and_errors() -> None:
+def test_the_runner_reports_crashes_hangs_memory_and_errors() -> None:
     """Tests the monitoring of the parsers itself."""
 
     def one(seed: int, number: int) -> str:

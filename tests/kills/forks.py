@@ -57,7 +57,7 @@ def compact_here(
 
 @contextlib.contextmanager
 def _without_spark(fs: FileSystem) -> Iterator[None]:
-    """Replace Spark, and remove the size margin, so that partitions of some KiB are processed in rounds."""
+    """Replace Spark, and remove the size margin, so that partitions of some KiB are processed in passes."""
     with (
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark()),
         patch.object(worker, "LOCAL", fs),  # of the tasks

@@ -17,8 +17,8 @@ LEFTOVERS = (".clean", ".cleaned", ".swap", ".deleted", ".tmp")
 
 @dataclass
 class Kills:
-    """What was tried. `before`, `between`, `after` depend on what a broker would find: nothing replaced yet, some of
-    it, or all with its checkpoints."""
+    """The kills that were tried. `before`, `between`, `after` depend on what a broker would find: nothing replaced yet,
+    some of it, or all with its checkpoints."""
 
     name: str
     killed: int = 0
@@ -66,7 +66,7 @@ def _wait_until_free(root: Path) -> None:
     """Wait: a child that the killed process had just forked holds its lock until the system has ended that child."""
     last_s = time.monotonic() + 5
     while is_held(str(root)):
-        assert time.monotonic() < last_s, "the dead hold the lock"
+        assert time.monotonic() < last_s, "killed processes still hold the lock"
         time.sleep(0.002)
 
 

@@ -11,7 +11,7 @@ from tests.crash.test_compaction import SHAPES
 
 
 def random_log_dir(rng: random.Random, *, sizes: tuple[int, ...], value_bytes: int, join: int | None = None) -> LogDir:
-    """Return a partition for each of `sizes`, with so many segments."""
+    """Return a partition for each of `sizes`, with that number of segments."""
     logs = tuple(_random_log(rng, f"orders-{n}", size, value_bytes) for n, size in enumerate(sizes))
     return LogDir(logs, join=rng.choice([1, 2, 3]) if join is None else join)
 

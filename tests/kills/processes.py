@@ -71,7 +71,7 @@ class Run:
         """Return whether the condition became true during the run."""
         last_s = time.monotonic() + LONGEST_S
         while not there():
-            assert time.monotonic() < last_s, f"nothing happens: {self.said()}"
+            assert time.monotonic() < last_s, f"the condition does not occur: {self.said()}"
             if self.has_ended:
                 return False
             time.sleep(0.002)

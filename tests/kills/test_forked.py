@@ -1,4 +1,4 @@
-"""Runs of `compact` in forked children, killed at random moments; so are some of the runs after them.
+"""Kills runs of `compact` in forked children at random moments, and some of the runs after them.
 
 KEYTAIL_KILLS sets the number of kills (`make soak`: a thousand), KEYTAIL_SEED repeats the log dirs and the moments
 drawn; where in a run a moment falls depends on the machine.
@@ -28,7 +28,7 @@ from tests.kills.logs import small_log_dir
 KILLS = int(os.environ.get("KEYTAIL_KILLS", "20"))
 KILLS_A_LOG_DIR = 12
 PAUSE_S = 0.0003
-OPENED_BY_KAFKA = 10  # one in so many states
+OPENED_BY_KAFKA = 10  # every tenth state
 
 
 @pytest.mark.long
@@ -40,7 +40,7 @@ def test_nothing_is_lost_whenever_a_run_is_killed(
     kill_at_random_moments(fast_dir, kills, KILLS, random.Random(SEED), lambda *_: None)
     with capsys.disabled():
         print(f"\nseed {SEED}: {kills}")
-    assert are_varied(kills), "hardly a kill fell before, or after, the first commit, or over what a kill left"
+    assert are_varied(kills), "too few kills before or after the first commit, or in a run after a kill"
 
 
 @pytest.mark.interop
@@ -86,7 +86,7 @@ def kill_at_random_moments(
             _kill_over_one(log_dir, scratch_bytes, here, kills, wanted, rng, look)
         except AssertionError as error:
             kills.losses += 1
-            text = f"after kill {kills.killed} of seed {SEED}: {error}\n{log_dir}, rounds of {scratch_bytes}"
+            text = f"after kill {kills.killed} of seed {SEED}: {error}\n{log_dir}, passes of {scratch_bytes}"
             raise AssertionError(text) from error
         shutil.rmtree(here)
     kills.seconds = time.monotonic() - start_s
@@ -100,7 +100,7 @@ def _warm_up(work_dir: Path) -> None:
 
 
 def _some_groups(log_dir: LogDir) -> int:
-    """Return scratch space for the largest group and the data that rounds pass on, but not for a large partition."""
+    """Return scratch space for the largest group and the state saved between passes, but not for a large partition."""
     sizes = [len(log) for item in log_dir.logs for log in item.segments.values()]
     return log_dir.join * 3 * max(sizes) + 4096
 

@@ -66,7 +66,7 @@ def victim_of(number: int) -> str:
 
 
 def large_log_dir(rng: random.Random) -> tuple[LogDir, tuple[str, ...]]:
-    """Return one partition that is written in rounds, and some small ones."""
+    """Return one partition that is written in passes, and some small ones."""
     log_dir = random_log_dir(rng, sizes=(30, 6, 8, 5), value_bytes=12_000, join=2)
     largest = max(len(log) for log in log_dir.logs[0].segments.values())
     return log_dir, ("--max-scratch-bytes", str(_MARGIN_BYTES + 3 * largest * log_dir.join), *THROTTLE)
@@ -103,7 +103,7 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
 
 
 def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
-    """Wait until the run has come to `moment`, and a random time more. Return whether it is still running."""
+    """Wait until the run has come to `moment`, and then for a random time. Return whether it is still running."""
     first = next(root.glob("orders-0/*.log"))
     inode = first.stat().st_ino
 
@@ -144,7 +144,7 @@ def check_orphan(run: Run, log_dir: LogDir, root: Path, started: Found, kills: K
     status = run.end()
     left = check_killed(log_dir, root, started, kills)
     if (left.files(), left.checkpoints) != _all_done(log_dir, started):
-        assert status != 0, "a run that did not do everything says that it has"
+        assert status != 0, "a run that is not complete reports success"
         assert "safe to start the broker" in run.said() or "a broker may start" in run.said()
     assert not is_held(str(root))
     scratch = [path.name for path in root.rglob("*.clean")]

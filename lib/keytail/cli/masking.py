@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from keytail.errors import visible
 
 HIDDEN = "***"
-# user@ and user:password@ of a URL, whatever the scheme; passwords may have slashes.
+# user@ and user:password@ of a URL, with any scheme; passwords may have slashes.
 _IN_URL = re.compile(r"(?<=://)(?:[^/@\s'\"]+|[^@\s'\"]*:[^@\s'\"]*)(?=@)")
 # name=value or name: value, also in a URL, if the name ends in a word that marks the value as a secret.
 _NAMED = re.compile(

@@ -1,8 +1,8 @@
 """Adds the metadata log in the log dirs to the configuration.
 
 The log is read before anything is decided; with --execute, under the locks. If a metadata log cannot be read, or may be
-older than the last changes of settings, topics are unknown, for the reason given, unless the command line gives their
-settings.
+older than the last changes of settings, the settings of topics are unknown, for the reason given, unless the command
+line gives them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ASSERT_CURRENT = (
 def with_metadata(
     fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, now_ms: int | None = None
 ) -> Configuration:
-    """Return the configuration with what the metadata log of these log dirs adds to it.
+    """Return the configuration, extended by the settings in the metadata log of these log dirs.
 
     A cluster that the configuration already has is not read again. Reports on standard error which metadata is used, or
     why none is, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from which the

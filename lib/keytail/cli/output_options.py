@@ -104,7 +104,7 @@ class RowsAndFiles:
 
 
 class _LoggingHandler(logging.Handler):
-    """Prints records of the standard library's logging that keytail emits, as the flags of the run say."""
+    """Prints what keytail emits by the standard library's logging, as the flags of the run require."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level: Level = "warning" if record.levelno >= logging.WARNING else "detail"

@@ -13,7 +13,7 @@ from keytail.log.fs import FileSystem
 
 @as_caller()
 def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
-    """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in another one."""
+    """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in any log dir."""
     remedy = "Give a directory elsewhere: a broker does not start on a log dir that contains other directories"
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([path, log_dir]) in (path, log_dir):

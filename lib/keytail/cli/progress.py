@@ -30,7 +30,8 @@ EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Seconds between two lines that only report progress.
 PACE_S = 30.0
-# How often the bytes of a partition are read: mapped, written, proven, and the output proven; found, and emitted.
+# How many times the bytes of a partition are read. A compaction reads the sources for map, write and proof, and the
+# output, about half as many bytes, for the proof. An export finds the latest records, then reads them again.
 READ_IN_A_COMPACTION = 3.5
 READ_IN_AN_EXPORT = 2.0
 
@@ -117,7 +118,7 @@ class Reporter:
             not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip
         if has_line:
-            tail = ": " + without_corrupt_remedy(detail) if detail else ""  # the row has it all
+            tail = ": " + without_corrupt_remedy(detail) if detail else ""  # the row has the full text
             self._print(
                 f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)})" + tail,
                 "warning" if is_bad else "info",

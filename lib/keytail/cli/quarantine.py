@@ -123,8 +123,8 @@ def _places(row: Any) -> list[Place]:
 
 
 def remedies_of(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
-    """Return the keys of CORRUPT_HELP that apply. `truncate` applies only to a torn tail after a crash; `salvage` is
-    always last."""
+    """Return the keys of CORRUPT_HELP that apply. `truncate` applies only to an incomplete tail after a crash;
+    `salvage` is always last."""
     return ["re-fetch", *(["truncate"] if _is_torn_tail(fs, row, places) else []), "salvage"]
 
 

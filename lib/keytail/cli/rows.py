@@ -28,7 +28,7 @@ _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
 _MOST_NAMED = 3  # of partitions with one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
-# Also a command in backticks, with the punctuation around it.
+# A word; a command in backticks, with the punctuation around it, is one word.
 _WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
 
@@ -117,7 +117,7 @@ def print_json(rows: Iterable[Any]) -> None:
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
     """Write all fields of rows except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
     rows = list(rows)
-    if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
+    if len(rows) > MOST_DRAWN:  # one row per line: a tenth of the time, and less memory
         encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(rows):
             file.write(f"{',' if number else '['}\n{encode(fields_of(row))}")
@@ -203,8 +203,9 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     """Return which partitions, their status, and the reason, most serious first.
 
-    Reasons that differ only in numbers and in the partition's own name count as equal, and that with the largest
-    numbers is shown; but not those of failures, whose numbers are places in files.
+    Reasons that differ only in numbers and in the partition's own name count as equal, and the one with the largest
+    numbers is shown. Reasons of failures must also have equal numbers, which are places in
+    files.
     """
     order = {"failed": 0, "not done": 1}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}

@@ -11,8 +11,8 @@ from keytail.run.watching import TaskProgress
 _MAX_SHARE = 0.99
 # An attempt without a report for this long has died: its bytes are read again by the next one.
 _SILENT_S = 30.0
-# The phase of a partition whose tasks have ended, while others of its job are running.
-WAITING = "waiting for others of its job"
+# The phase of a partition whose tasks have ended, while other tasks of its job are running.
+WAITING = "waiting for other tasks of its job"
 
 
 @dataclass

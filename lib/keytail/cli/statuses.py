@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-# `not done` and `failed` are failures; `notable` asks for attention.
+# `not done` and `failed` are failures; `notable` needs attention.
 Kind = Literal["plain", "done", "skipped", "notable", "not done", "failed"]
 _STYLES: dict[Kind, str] = {
     "done": "green", "skipped": "yellow", "notable": "bold yellow", "not done": "bold yellow", "failed": "bold red",

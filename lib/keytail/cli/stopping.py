@@ -17,7 +17,8 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PARENT_CHECK_S = 0.25
-# Longer than stopping takes: after that, the exception was raised where Python suppresses it, as in a destructor.
+# Longer than stopping takes. If the run still goes on then, Python suppressed the exception, as it does in a
+# destructor.
 _LONGEST_CLEANUP_S = 30.0
 # Whether a signal would now be raised as Stopped.
 _is_stoppable = threading.Event()
@@ -68,7 +69,7 @@ def stoppable() -> Iterator[None]:
 
 
 def exit_without_trace() -> None:
-    """Make Ctrl-C end this program without a traceback, where nothing is begun yet or all output is printed."""
+    """Make Ctrl-C end this program without a traceback, before anything has begun or after all output is printed."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -22,7 +22,7 @@ _Line = list[tuple[str, str]]  # texts, each with its style
 _STATUS = "status"
 _BETWEEN = "  "  # columns
 _INDENT = "    "  # of what is below a row
-_MOST_PLAIN = 5  # rows with nothing to say
+_MOST_PLAIN = 5  # rows without anything notable
 _LEAST_TEXT = 24  # characters, into which the text of the last column may be wrapped
 
 
@@ -45,8 +45,8 @@ TOOK: Column[Any] = Column("took", lambda row: show.human_seconds(row.start_ms, 
 
 
 def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> None:
-    """Print a line for each row, in the width of the terminal; `_laid_out` describes what does not fit. Very many rows
-    are printed without styles, which take most of the time."""
+    """Print a line for each row, in the width of the terminal; `_laid_out` decides where cells that do not fit are
+    printed. Very many rows are printed without styles, which take most of the time."""
     console = show.output_console()
     cells = [[show.visible(column.text(row)) for column in columns] for row in rows]
     lines = _laid_out(columns, cells, console.width)
@@ -63,8 +63,8 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
 def print_remarkable(
     title: str, columns: Sequence[Column[R]], rows: Sequence[R], is_plain: Callable[[R], bool]
 ) -> list[R]:
-    """As print_rows, but rows about which there is nothing to say are only counted if they are more than a few and
-    --verbose is not given. Return the rows that are printed."""
+    """Do the same as `print_rows`, but only count plain rows if they are more than a few and --verbose is not given.
+    Return the rows that are printed."""
     plain = [row for row in rows if is_plain(row)]
     if len(plain) <= _MOST_PLAIN or output_style().verbose:
         print_rows(title, columns, rows)
@@ -84,9 +84,9 @@ def print_remarkable(
 def _laid_out(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int) -> Iterator[_Line]:
     """Return the lines of a table that is `width` characters wide, headings first.
 
-    The first column is the name. No name and no status is cut or broken over lines: a name that leaves no room for the
-    other columns is printed on a line of its own. What has no column for lack of room follows below its row, each cell
-    after its heading. Only a single word may be wider than `width`: a path, for instance, is never broken.
+    The first column is the name. Names and statuses are neither truncated nor wrapped: a name that leaves no room for
+    the other columns is printed on a line of its own. Cells of columns for which there is no room follow below their
+    row, each after its heading. Only a single word may be wider than `width`: a path, for instance, is never broken.
     """
     widths = _widths(columns, rows, width)
     numbers = sorted(widths)

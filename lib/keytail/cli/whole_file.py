@@ -1,8 +1,8 @@
 """Files that a flag names and a run writes at its end: outside of every log dir, and whole or not at all.
 
-A file gets its name by a rename, which replaces whatever has that name. So only a regular file may have the name, or
-nothing: root would replace `/dev/null` by a plain file, a replaced `/dev/stdout` or named pipe would have no reader,
-and a link would be replaced rather than the file that it leads to.
+A file gets its name by a rename, which replaces any existing file of that name. So the name must be free or that of a
+regular file: root would replace `/dev/null` by a plain file, a replaced `/dev/stdout` or named pipe would have no
+reader, and a link would be replaced instead of the file that it leads to.
 """
 
 from __future__ import annotations

@@ -204,8 +204,9 @@ def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin
 
 
 def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
-    """Return a broker's dynamic settings, by the names of the topic settings that they are the defaults of.
-    Of names with the same meaning, Kafka allows only the one with the highest precedence to be set dynamically.
+    """Return a broker's dynamic settings, by the names of the topic settings whose defaults they are.
+
+    Of several names with the same meaning, Kafka allows only the one with the highest precedence to be set dynamically.
     """
     options: dict[str, Options] = {}
     for key in KEYS.values():
@@ -219,9 +220,9 @@ def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> d
 
 
 def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
-    """Return the settings in a broker's file, by the names of the topic settings that they are the defaults of.
+    """Return the settings in a broker's file, by the names of the topic settings whose defaults they are.
 
-    As in a broker, every name is checked, including those that one with a higher precedence hides.
+    As in a broker, every name is checked, including names that are overridden by one of higher precedence.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
@@ -309,7 +310,7 @@ def effective(
 
 
 def _or_below(layer: Layer) -> Layer:
-    """Return the same settings as possible ones: of each setting and the one in a lower layer, the safer is used."""
+    """Return the settings as options: of each setting and the one in a lower layer, the safer applies."""
     return {name: (None, *(message if isinstance(message, tuple) else (message,))) for name, message in layer.items()}
 
 

@@ -87,9 +87,9 @@ def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The parameters of `encode_batches`. `level` None is the codec's default; `log_append_time`: timestamps are append
-
+    """The parameters of `encode_batches`. `level` None is the codec's default. `log_append_time`: timestamps are append
     times.
+
     A batch has at most `batch_bytes` before compression, unless one record needs more, and `max_message_bytes` in the
     log. Each step of `encode_batches` encodes about `part_bytes` before compression. Raises UsageProblem for an invalid
     codec, level or limit.
@@ -126,7 +126,7 @@ def encode_batches(
     """Return an iterator of batches with consecutive offsets from `base_offset` on: bytes, and rows of BATCH_TABLE.
 
     Each step yields whole batches; the positions in its rows are relative to the first byte of that step. The caller
-    owns both arrays. `first_row` is the number that messages give the first row.
+    owns both arrays. Messages about rows call the first one row `first_row`.
     Raises Refused for rows that no batch can contain, before any byte is yielded; Refused for a record that exceeds
     `max_message_bytes` even when compressed, when it is reached; UsageProblem for an invalid offset; ValueError if
     append times differ.
@@ -137,7 +137,7 @@ def encode_batches(
             slug="invalid-base-offset",
         )
     if encoding.log_append_time and len(columns) and (columns.timestamps_ms != columns.timestamps_ms[0]).any():
-        raise ValueError("records appended at several times")
+        raise ValueError("the append times of the records differ")
     arrays = _arrays(columns)
     largest = _check(arrays, first_row, encoding.most_bytes if encoding.codec == NONE else MAX_BATCH_BYTES)
     return _parts(arrays, encoding, base_offset, first_row, largest)

@@ -12,7 +12,7 @@ import numpy as np
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray
 
-# As on disk. Relative offsets are relative to the base offset of the segment.
+# The layouts on disk. Relative offsets are relative to the base offset of the segment.
 OFFSET_ENTRY = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY = np.dtype([("timestamp_ms", ">i8"), ("relative_offset", ">i4")])
 TXN_ENTRY = np.dtype(

@@ -126,8 +126,8 @@ KnownRecord: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NewerRecord:
-    """A record whose version is newer than the latest known one. `record` has its leading fields, decoded as in that
-    one: they identify the subject of the record. The rest is unknown."""
+    """A record whose version is newer than the latest known one. `record` contains its leading fields, decoded as in
+    the latest known version: they identify the subject of the record. The other fields are unknown."""
 
     record_type: int
     version: int

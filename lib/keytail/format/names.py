@@ -173,9 +173,10 @@ def parse_file_name(name: str) -> FileName:
 
 
 def left_by_missing_segments(found: Iterable[str]) -> dict[int, str]:
-    """Return, of the file names of a partition directory, those of indexes and snapshots that have no `.log`, one by
-    base offset. They show that a segment began there, unless the one before it has offsets as high, or a broker was
-    killed while it removed a segment, or a replacement is unfinished (then the result is empty).
+    """Return the names of indexes and snapshots without a `.log` in a partition directory, one name per base offset.
+
+    They show that a segment began there, unless the segment before it contains that offset, or a broker was killed
+    while it removed a segment, or a replacement is unfinished (then the result is empty).
 
     A snapshot is evidence only with brokers from 2.8 on, which write partition.metadata: they remove it with the
     segment that begins there, and indexes without a segment when they start.
@@ -214,9 +215,9 @@ def partition_dir(topic: str, partition: int) -> str:
 
 
 def parse_partition_dir(name: str) -> PartitionDir | None:
-    """Return the partition in directory `name` of a log dir, or None for a name that no broker gives a partition.
+    """Return the partition in directory `name` of a log dir, or None if no broker gives a partition this name.
 
-    A broker does not start if there is a directory of the latter kind, except REMOTE_INDEX_CACHE_DIR. The check is
+    A broker does not start if there is a directory with such a name, except REMOTE_INDEX_CACHE_DIR. The check is
     stricter than a broker's, so that no other directory is taken for a partition: the topic name must be legal, and the
     number must have neither a sign nor a leading zero.
     """

@@ -24,8 +24,8 @@ def _put(a, i, value, n):
 def stamp(raw, n, offset, leader_epoch):
     """Assign consecutive offsets, from `offset` on, and `leader_epoch` to the batches of magic 2 in `raw[:n]`.
 
-    Bytes that are not such a batch may be written to as well: the next reader checks the batches and refuses them. The
-    checksum of magic 2 covers neither field.
+    Does not check the batches: bytes that are not such a batch may be changed too. The next reader checks the batches
+    and refuses invalid ones. The checksum of magic 2 covers neither field.
     """
     p = 0
     while n - p >= v2.HEADER_BYTES:
@@ -54,9 +54,9 @@ def count(raw, n):
 
 @kernel
 def set_append_time(raw, table, now_ms):
-    """Give all records of the batches of `table`, the first at `raw[0]`, the time `now_ms`, and update the checksums.
+    """Set the timestamp of all records in the batches of `table` to `now_ms`, and update the checksums.
 
-    Call this only for batches whose checksum has just been verified.
+    The first batch is at `raw[0]`. Call this only for batches whose checksum has just been verified.
     """
     p = 0
     for i in range(len(table)):

@@ -97,7 +97,7 @@ def _check_headers(offsets, key_data, key_offsets, key_valid, value_data, value_
 def check_records(timestamps, keys, values, headers, most_bytes):
     """Return (code, row that it refers to, bytes of the largest batch that holds one record alone).
 
-    No record may need a batch of more than `most_bytes`. The offsets of a null must fit, too.
+    No record may need a batch of more than `most_bytes`. The offsets of a null must be inside the data, too.
     """
     key_data, key_offsets, key_valid = keys
     value_data, value_offsets, value_valid = values

@@ -2,8 +2,8 @@
 
 A key run is three arrays of one length: the two words of the keys' hashes, and ordinals; if records are counted, a
 fourth one contains how many records each item represents. A shard is a range of the low word's upper half. Keys that
-leave one table in its order must be put into the next in another order: in the same order they would fill only its
-first slots as long as it is small, and every search there would pass all of them.
+are read from one table in slot order must be put into the next one in another order: in slot order they would all
+belong to the first slots of a table that is still small, and each search would pass all of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _PREFETCH_DISTANCE = 16
 def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes, keyless):
     """Set `puts[i]` or `probes[i]` to the ordinal of record i and the other one to -1; both to -1 without a key.
 
-    A record is put if its row is (`is_put[row]`) and it is at or above `from_offset`. `keyless` is int64[4]: how many
-    of those to be put have no key, and the first such offset; the same for those to be probed.
+    A record is to be put if `is_put[row]` is set for its row and its offset is at or above `from_offset`; the others
+    are to be probed. `keyless` is int64[4]: the number of records to be put that have no key, and the first such
+    offset; then the same for those to be probed.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -156,7 +157,7 @@ def merge_entries(slots, used, limit, entries, start):
 
     An entry is the latest record of its key in one part of the log, its outcome, and whether the part keeps an older
     one. The parts may come in any order: in the end the table contains the same for the whole log. A record that is
-    PRESENT may come once more, settled. Stops before a new key once `used` has reached `limit`.
+    PRESENT may come a second time, with its outcome. Stops before a new key once `used` has reached `limit`.
     """
     clear = ~np.uint64(FLAGS)
     actions = np.uint64(3)

@@ -11,8 +11,8 @@ that this user may not write to, as in an image, is still read.
 A process that needs a kernel which another process is compiling waits for its file instead of compiling it too. That
 only saves time: each compiled signature has a file name of its own, also if two processes compile at once.
 
-Numba takes from the folder only code that was compiled for the same CPU: name and features, or the values of
-NUMBA_CPU_NAME and NUMBA_CPU_FEATURES instead.
+Numba loads from the folder only code that was compiled for the same CPU name and features, or for the values of
+NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
 """
 
 from __future__ import annotations
@@ -184,10 +184,10 @@ class _Results(caching.CompileResultCacheImpl):
 
 
 class _Lock:
-    """The lock of one kernel among processes, which only saves time: where none can be taken, each process compiles.
+    """The lock of one kernel among processes. It only saves time: if it cannot be taken, each process compiles.
 
-    Numba's `global_compiler_lock` lets one thread of a process compile, and knows nothing of other processes. This lock
-    belongs to the process, not to the open file: a fork does not have it, and it ends with the process.
+    Numba's `global_compiler_lock` covers only the threads of one process. This lock belongs to the process, not to the
+    open file: a forked process does not inherit it, and it ends with the process.
     """
 
     _can_wait = True  # shared by all locks: a process times out only once
@@ -358,13 +358,13 @@ def _give_cache(made: Any) -> None:
 
 
 def _in_one_piece(compile_for: Callable[[Any], Any], cache: _TrustedCache | None) -> Callable[[Any], Any]:
-    """Wrap Numba's `compile`, which loads, or else compiles and saves: no signal interrupts it, and the kernel's lock
-    is released afterwards."""
+    """Wrap Numba's `compile`, which loads code, or compiles and saves it: no signal interrupts it, and the kernel's
+    lock is released afterwards."""
 
     @functools.wraps(compile_for)
     def compile_(sig: Any) -> Any:
-        # Numba takes it in `compile` too, reentrantly. It is held until the kernel's lock is released: otherwise
-        # another thread of this process could find that lock taken, and compile without it.
+        # Numba's `compile` takes the global lock as well, which is reentrant. It is held until the kernel's lock is
+        # released: otherwise another thread of this process could find that lock taken, and compile without it.
         with _signals_afterwards(), global_compiler_lock:
             try:
                 return compile_for(sig)
@@ -377,8 +377,8 @@ def _in_one_piece(compile_for: Callable[[Any], Any], cache: _TrustedCache | None
 
 @contextlib.contextmanager
 def _signals_afterwards() -> Iterator[None]:
-    """Handle signals that arrive within the context at its end: an exception within LLVM's calls of Python is lost, and
-    leaves a kernel without code."""
+    """Handle signals that arrive within the context at its end: an exception that is raised while LLVM calls Python is
+    lost, and leaves a kernel without code."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -409,7 +409,7 @@ def is_being_compiled(made: Any) -> bool:
 
 @as_caller()
 def names_in_cache() -> set[str]:
-    """Return the kernels of which there is code in the cache, for whatever types and CPU, as `module:name`."""
+    """Return the kernels that have code in the cache, for any types and any CPU, as `module:name`."""
     found = set()
     for folder, _, files in os.walk(CACHE_FOLDER or os.devnull):
         package = os.path.basename(folder).rpartition("_")[0]  # Numba's name: that of the source's folder, and a digest

@@ -1,7 +1,7 @@
 """Walks the records of opened batches for their keys alone: finds, hashes and numbers them a few at a time.
 
-Those few stay in the CPU cache between the steps. All spans of a chunk do not: writing them and reading them again
-took as long as the walk itself; a single loop of all steps was slower than either.
+These few remain in the CPU cache between the steps. All spans of a chunk do not fit there: writing and rereading them
+took as long as the walk itself. A single loop of all steps was slower than either.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def scan_keys(
 ):  # fmt: skip
     """Write hashes (uint64 `low`, `high`) and ordinals (int64) of the keys of opened rows `row_from` .. `row_to`.
 
-    Whole batches at a time; the ordinal is -1 without a key or below `from_offset`. `first_ordinal` and `keyless` are
-    as in `number_records`, `nulls` and `first_batch` as in `note_nulls`, `out` as in `scan_records`. `records` holds
-    the few records of a step; the scan stops before a batch that might not fit there, or into the rest of `low`.
-    `no_bits` is -1 for each row.
+    Scans whole batches. The ordinal of a record without a key or below `from_offset` is -1. `first_ordinal` and
+    `keyless` are as in `number_records`, `nulls` and `first_batch` as in `note_nulls`, `out` as in `scan_records`.
+    `records` holds the few records of a step; the scan stops before a batch that might not fit there, or into the rest
+    of `low`. `no_bits` is -1 for each row.
     """
     n = np.int64(0)
     row = row_from

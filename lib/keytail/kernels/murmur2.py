@@ -64,9 +64,9 @@ def partition_of_keys(data, offsets, nulls, n_partitions):
     """
     offsets = np.ascontiguousarray(offsets, np.int64)
     if n_partitions < 1:
-        raise ValueError(f"{n_partitions} partitions")
+        raise ValueError(f"invalid number of partitions {n_partitions}: must be at least 1")
     if len(offsets) != len(nulls) + 1 or offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
-        raise ValueError("offsets do not ascend inside the data, one more than there are rows")
+        raise ValueError("invalid offsets: one more than keys is needed, and they must ascend inside the data")
     out = np.empty(len(nulls), np.int32)
     # Always read-only, so that one compiled kernel serves both kinds of arrays.
     views = [np.ascontiguousarray(array, dtype).view() for array, dtype in

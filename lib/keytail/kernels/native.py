@@ -165,7 +165,7 @@ def _call_prefetch(typingctx, array, index):
         function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
-        # For reading, to be kept in every cache level, data rather than instructions.
+        # Arguments: read access, keep in every cache level, data rather than instructions.
         builder.call(function, [pointer, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
         return context.get_dummy_value()
 

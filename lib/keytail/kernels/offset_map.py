@@ -101,8 +101,8 @@ def _may_be_present(present, low, mask):
 def get_all(slots, present, low, high, wanted, n, found):
     """Set `found[i]` to the ordinal of hash i, or to -1 if it is absent or `wanted[i]` is below 0.
 
-    `present` is the result of `note_present` for the slots: in a table this full it takes a dozen slots to find that a
-    hash is absent, and most hashes of a clean section are.
+    `present` is the result of `note_present` for the slots. In a table this full, finding out that a hash is absent
+    takes a dozen slots, and most hashes of a clean section are absent.
     """
     capacity = slots.shape[0]
     mask = np.uint64(8 * present.shape[0] - 1)
@@ -154,7 +154,7 @@ def sum_by_size(counts, keys, records):
 def most_counted(slots, counts, top):
     """Write count and ordinal of the keys with the most records, at least 2, to `top` (int64, n rows of two).
 
-    Of equal counts the higher ordinal comes first. Returns how many rows are filled.
+    Among equal counts, the higher ordinal comes first. Returns the number of rows filled.
     """
     filled = 0
     for i in range(slots.shape[0]):

@@ -30,7 +30,7 @@ RECORD_TABLE = np.dtype(
     align=True,
 )
 
-# Where a batch's record block is: column `where` of an opened chunk.
+# The location of a batch's record block: column `where` of an opened chunk.
 CLOSED, IN_RAW, IN_ARENA = -1, 0, 1
 
 # Codes in `out[2]` of `scan_records`.
@@ -254,7 +254,7 @@ def scan_records(
 ):
     """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
 
-    Of a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: for
+    For a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: for
     blocks that were walked completely before. Stops before the first batch that might not fit. `out` is int64[4]: next
     row, records of whole batches written, a code, and the row that it refers to.
     """

@@ -185,7 +185,7 @@ def best_chain(base, last, below, touching, ranks, first_offset, keep):
     """Mark in `keep` (uint8) a longest chain of batches, in file order, whose offsets increase without overlap.
 
     Among the longest, choose the one with the fewest steps that pass over batches although no offset is missing between
-    its neighbours: such a step leaves the passed batches no offsets.
+    the two ends of the step: the batches in between then have no offsets left.
 
     Dynamic programming in O(n log n): `scores` is a Fenwick tree of the best score by rank of `last`. `ranks`: index of
     each `last` among its distinct values; `below`: how many of these are below each `base`; `touching`: 1 if the

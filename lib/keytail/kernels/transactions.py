@@ -15,13 +15,13 @@ ABORT, COMMIT = 0, 1
 
 NO_OFFSET = 2**63 - 1
 
-# Columns of the int64 state, one row per producer. FIRST_DATA: first data left of its open transaction.
+# Columns of the int64 state, one row per producer. FIRST_DATA: first remaining data of its open transaction.
 ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
 
 # Positions of `cursor`. EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.
 NEXT_ENTRY, MARKERS, ABORTS, EARLIEST = 0, 1, 2, 3
 
-# Columns of `aborts`, one row per ABORT marker. DATA: base offset of the first data left of the transaction; BEHIND:
+# Columns of `aborts`, one row per ABORT marker. DATA: base offset of the transaction's first remaining data; BEHIND:
 # its producer's previous marker, or -1; SINCE: earliest first data of the transactions that ended after the previous
 # ABORT marker, including this one. DATA and SINCE are NO_OFFSET if there is none.
 MARKER, PRODUCER, DATA, BEHIND, SINCE, OF_ENTRY, KEPT, ABORT_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
@@ -35,7 +35,7 @@ def track(table, producers, log_start_offset, entry_first, entry_producer, state
     transaction indexes come in the order of their first offsets; they decide what is discarded. The function writes
     `discard[row]`; per control batch `markers` (base offset, discard); per ABORT marker `aborts`, with what the log
     itself contains of its transaction, the entry that it ended (-1: none), and whether the marker is retained. `cursor`
-    is int64[4]. Data that ends below `log_start_offset` is not first data: its marker may be gone.
+    is int64[4]. Data that ends below `log_start_offset` does not count as first data: its marker may have been removed.
     """
     n_entries = entry_first.shape[0]
     for i in range(table.shape[0]):

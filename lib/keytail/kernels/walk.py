@@ -142,7 +142,7 @@ def read_headers(a, p, end):
 
 
 class Record(NamedTuple):
-    """Where the parts of a record are; lengths below 0 for null. `end` is -1 for a malformed record."""
+    """The positions and lengths of a record's parts; a length below 0 is null. `end` is -1 for a malformed record."""
 
     timestamp_delta: int
     offset_delta: int

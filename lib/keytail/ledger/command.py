@@ -106,7 +106,7 @@ OF_DOWNTIME = ("broker", "down_at_ms", "reachable_at_ms", "in_sync_at_ms")
 
 @dataclass(frozen=True)
 class PartitionRow(OfPartition):
-    """What one run did to one partition, from its result row."""
+    """The result of one run for one partition."""
 
     run_id: str
     topic: str
@@ -205,7 +205,7 @@ _OF_TABLES: tuple[Column[MaintainRow], ...] = (
 
 
 def show_rows(rows: Sequence[Any], request: Request) -> None:
-    """Print a line for each run, partition or table, then the reasons; one run with what is known of it."""
+    """Print a line for each run, partition or table, then the reasons; for one run, also the recorded facts."""
     if request.maintain:
         title = f"Ledger {request.ledger}" if request.execute else f"Dry run: nothing was changed in {request.ledger}"
         _print(title, _OF_TABLES, rows)

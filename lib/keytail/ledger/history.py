@@ -218,8 +218,8 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
 def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_Pair]:
-    """Yield the intent and the outcome for each key. Of several outcomes, it is one that the run recorded itself, or
-    else the first."""
+    """Yield the intent and the outcome for each key. If there are several outcomes, one that the run recorded itself is
+    used, or else the first."""
     intents: dict[tuple, Mapping[str, Any]] = {}
     outcomes: dict[tuple, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: (bool(row["repaired_by"]), row["at"])):

@@ -237,7 +237,7 @@ def given_settings(configuration: Configuration) -> dict[str, str]:
     """Return the settings that were given, by source and name (those of topics as TOPIC:NAME), for keys that keytail
     knows.
 
-    Of the file of `--topic-configs` only the path is included: it may have settings of thousands of topics.
+    The file of `--topic-configs` is included only by its path: it may have settings of thousands of topics.
     `--broker-version` is also included.
     """
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}

@@ -60,8 +60,8 @@ def _rows(path: str, table: str, read: Callable[[str], pyarrow.Table]) -> list[d
 
 @as_caller()
 def _by_deltalake(place: str, query: str) -> pyarrow.Table:
-    """Query the table `found` by deltalake's own engine: with Arrow's datasets threads of Arrow may outlive the
-    interpreter, and abort it."""
+    """Query the table `found` with deltalake's own engine. With Arrow's datasets, threads of Arrow may outlive the
+    interpreter and abort the process."""
     from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
 
     table = DeltaTable(place.replace("s3a://", "s3://", 1))  # Hadoop's name for the same store

@@ -1,9 +1,9 @@
 """Reads a segment in chunks: about 8 MiB of whole batches, as a table of batches over an array of bytes.
 
 Chunks are passed from each processing step to the next. Headers and checksums are checked when a chunk is read;
-record blocks are opened on request (`records/opening.py`), because a dead batch is never decompressed again. Log files
-are read by `preadv` through `log/fs.py` into reused buffers, never mapped: truncating a mapped file would kill the
-process.
+record blocks are opened on request (`records/opening.py`), because a batch without survivors need not be decompressed.
+Log files are read by `preadv` through `log/fs.py` into reused buffers, never mapped: truncating a mapped file would
+kill the process.
 """
 
 from __future__ import annotations

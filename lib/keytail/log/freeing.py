@@ -1,8 +1,8 @@
 """Unlinks large files at once and frees their blocks and cached pages later, in a thread.
 
-An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of
-a second, during which the next group can be replaced. Names on disk change in the
-same order as without the thread. Small files are freed at once: a thread would not save time.
+An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of a
+second, during which the next group can be replaced. Names on disk change in the same order as without the thread. Small
+files are freed at once: a thread would not save time.
 """
 
 from __future__ import annotations

@@ -74,8 +74,10 @@ _DESCRIPTIONS = {
 
 
 def _whose(path: Any) -> str:
-    """Return whose the file is, and as whom this process works, to end an error that access is denied. If the file is
-    absent or not reachable, whose the nearest directory above it is; empty if nothing is known."""
+    """Return the end of an access error: the owner and mode of the file, and the user that this process works as.
+
+    If the file is absent or cannot be reached, the nearest directory above it is described; empty if nothing is known.
+    """
     at = path if isinstance(path, str) else ""
     while at and at != os.path.dirname(at):
         try:

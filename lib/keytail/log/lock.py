@@ -186,7 +186,7 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
                     raise Refused(
                         "another run prepares compactions in the log dir",
                         path=path,
-                        remedy="Wait until it ends, or stop it, which retains what it has prepared; then run again",
+                        remedy="Wait until it ends, or stop it (prepared compactions are retained); then run again",
                         slug="prepare-in-progress",
                     )
                 raise Refused(

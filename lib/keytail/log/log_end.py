@@ -23,7 +23,7 @@ assert _INDEX_ENTRY.size == OFFSET_ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where the whole batches of a log file end: offset and byte position."""
+    """The end of the whole batches of a log file: offset and byte position."""
 
     next_offset: int
     end_position: int

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass
 class Meter:
-    """What one task has read. If several of its threads read at the same time, some bytes may not be counted."""
+    """The bytes that one task has read, and its phase. If several of its threads read at the same time, some bytes may
+    not be counted."""
 
     read_bytes: int = 0
     phase: str = ""

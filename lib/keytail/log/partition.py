@@ -1,5 +1,5 @@
-"""Collects the facts of a partition directory that planning needs: listing, sizes, last index entries. Of the logs only
-a few headers are read. `log_dirs.py` lists the log dirs and reads their checkpoints.
+"""Collects the facts of a partition directory that planning needs: listing, sizes, last index entries. Reads only
+a few headers of the logs. `log_dirs.py` lists the log dirs and reads their checkpoints.
 
 For states that keytail does not process, the facts have `problems`: sentences for a report. Nothing is changed.
 """
@@ -107,7 +107,7 @@ class _Listing:
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
-    """Return the facts of one partition. What forbids processing it is listed in `problems` and not raised."""
+    """Return the facts of one partition. Reasons against processing it are in `problems`, and not raised."""
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)
@@ -128,7 +128,7 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
 
 
 def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
-    """Raise Refused if a segment above the log start offset is missing, as far as files that it left show it."""
+    """Raise Refused if files of a segment above the log start offset exist without its `.log`."""
     first, active = facts.segments[0].base_offset, facts.segments[-1].base_offset
     bases = [segment.base_offset for segment in facts.segments]
     for offset, name in facts.without_log:
@@ -142,9 +142,9 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
             raise Refused(
                 f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
                 path=facts.path,
-                remedy="Bring the file back from a snapshot, or delete the partition here and let it be fetched from "
-                "another replica; verify describes the gap. To go on without its records, remove all files that begin "
-                f"with {name.partition('.')[0]}",
+                remedy="Restore the file from a snapshot, or delete the partition here, so that the broker fetches it "
+                "from another replica; verify describes the gap. To continue without its records, remove all files "
+                f"that begin with {name.partition('.')[0]}",
                 slug="segment-missing",
             )
 

@@ -1,9 +1,8 @@
-"""Reads and writes beside a running broker: what was not in the page cache is not left there, and reads and writes of
-other processes go first.
+"""Reads and writes beside a running broker: keeps the page cache as it was, and gives way to other disk requests.
 
-A broker serves most fetches from the page cache. A preparation reads each segment several times and would replace what
-the broker's consumers need by old segments. So pages that were not cached before they were read are dropped after it,
-and written files once they are durable; each pass then reads from the disk again.
+A broker serves most fetches from the page cache. A preparation reads each segment several times, and would replace the
+pages that the broker's consumers need by pages of old segments. So pages that were not cached before a read are dropped
+after it, and the pages of written files once the files are durable; each pass then reads from the disk again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from keytail.log.pace import Pace, PacedFileSystem
 PAGE_BYTES = mmap.PAGESIZE
 _UNLIMITED = 1 << 62
 
-# ioprio_set(2): its number, and the class of processes that get the disk when no other wants it.
+# ioprio_set(2): its number, and the class of processes that get the disk only when no other process wants it.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _OF_THIS_THREAD = (1, 0)
 _IDLE_CLASS = 3 << 13
@@ -48,10 +47,10 @@ class QuietFileSystem(PacedFileSystem):
 
 
 def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
-    """Return for each page of a file that these bytes are in whether it is in the page cache (bool).
+    """Return for each page of a file that contains some of these bytes whether it is in the page cache (bool).
 
-    Pages beyond the end of the file are not. All count as cached if the system does not tell (mincore(2) tells only
-    whoever may write to the file).
+    Pages beyond the end of the file are not. All pages count as cached if the system does not report it: mincore(2)
+    does so only for users who may write to the file.
     """
     start = position - position % PAGE_BYTES
     end = min(position + size_bytes, os.fstat(fd).st_size)
@@ -80,8 +79,8 @@ def _drop(fd: int, start: int, pages: np.ndarray) -> None:
 
 
 def let_others_go_first() -> bool:
-    """Give the disk to this thread, and to threads that it starts, only when no other process wants it. Returns whether
-    the system can; not every I/O scheduler obeys it."""
+    """Set the idle disk priority for this thread and threads that it starts; return whether the system supports it.
+    Some I/O schedulers ignore it."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is None:
         return False

@@ -34,8 +34,8 @@ class LogSlice:
 
     `segment` is the file as it was listed; with `is_last` it is the active one. The data after the slice begins at
     offset `next_offset` or above (None: there is none). `aborted` are all entries of transaction indexes (TXN_ENTRY,
-    native byte order) that concern the slice, sorted by producer and first offset; None if aborted data is treated as
-    any other.
+    native byte order) that concern the slice, sorted by producer and first offset; None if aborted data is treated like
+    other data.
     """
 
     partition_path: str

@@ -195,7 +195,8 @@ class TransactionTracker:
 
 
 class _NamedOffsets:
-    """What the log has at the offsets that the transaction indexes name: a batch of some producer, or nothing."""
+    """The contents of the log at the offsets that the transaction indexes name: a batch of some producer, or
+    nothing."""
 
     def __init__(self, offsets: np.ndarray) -> None:
         self._offsets = np.unique(offsets)

@@ -67,14 +67,14 @@ class Window:
         rest = self._buffer[self._begin + used : self._begin + self.filled]
         self.position += used
         wanted_bytes = min(wanted_bytes, self.size_bytes - self.position)
-        ahead = self._take_coming()
-        if ahead and len(rest) <= _HEADROOM_BYTES and len(rest) + ahead >= wanted_bytes:
+        ready = self._take_coming()
+        if ready and len(rest) <= _HEADROOM_BYTES and len(rest) + ready >= wanted_bytes:
             self._begin = _HEADROOM_BYTES - len(rest)
             self._prefetched[self._begin : _HEADROOM_BYTES] = rest
             self._buffer, self._prefetched = self._prefetched, self._buffer
-            self.filled = len(rest) + ahead
+            self.filled = len(rest) + ready
         else:
-            self._refill(rest, ahead, wanted_bytes)
+            self._refill(rest, ready, wanted_bytes)
         self._prefetch_next()
 
     def _take_coming(self) -> int:
@@ -87,7 +87,7 @@ class Window:
             self._raise_shorter(self._coming_at + count)
         return count
 
-    def _refill(self, rest: np.ndarray, ahead: int, wanted_bytes: int) -> None:
+    def _refill(self, rest: np.ndarray, ready: int, wanted_bytes: int) -> None:
         """Fill the window synchronously: at the start of a file, and for a batch larger than a window."""
         filled = min(max(wanted_bytes, self._window_bytes), self.size_bytes - self.position)
         buffer = self._buffer
@@ -95,7 +95,7 @@ class Window:
             buffer = np.empty(_HEADROOM_BYTES + max(filled, self._window_bytes), dtype=np.uint8)
         room = buffer[_HEADROOM_BYTES : _HEADROOM_BYTES + filled]
         room[: len(rest)] = rest
-        known = min(len(rest) + ahead, filled)
+        known = min(len(rest) + ready, filled)
         room[len(rest) : known] = self._prefetched[_HEADROOM_BYTES : _HEADROOM_BYTES + known - len(rest)]
         count = self._fs.read_into(self._fd, room[known:], self.position + known)
         if known + count < filled:
@@ -109,7 +109,7 @@ class Window:
         if len(self._prefetched) < _HEADROOM_BYTES + self._window_bytes:
             self._prefetched = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
         if self._reader is None:
-            self._reader = Threads(1, "read-ahead")
+            self._reader = Threads(1, "prefetch")
         self._coming_at, self._coming_bytes = next_position, min(self._window_bytes, self.size_bytes - next_position)
         room = self._prefetched[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
         self._coming = self._reader.submit(self._fs.read_into, self._fd, room, next_position)

@@ -1,7 +1,7 @@
 """Call a function for each chosen partition: in this process for a few partitions, in child processes for many.
 
-Listing a partition needs as much CPU as disk time, so threads would wait for each other; and where the storage is far
-away, more processes than cores wait for it at the same time.
+Listing a partition needs as much CPU time as disk time, so threads would wait for each other. On distant storage
+processes mostly wait, so more of them than there are cores run at the same time.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def of_each(
     function: Callable[[LogDirFacts, PartitionEntry], A],
     fs: FileSystem = LOCAL,
 ) -> list[A]:
-    """Return the answers in the order of the partitions. With many partitions they are pickled; what `function` refers
-    to is not. `function` must change nothing: it is called again if a process is lost."""
+    """Return the answers in the order of the partitions. With many partitions the answers are pickled; the objects that
+    `function` refers to are not. `function` must change nothing: it is called again if a process is lost."""
     cores = len(os.sched_getaffinity(0))
     is_main = threading.current_thread() is threading.main_thread()
     if len(partitions) < MANY or fs is not LOCAL or not is_main:

@@ -1,7 +1,7 @@
 """Engines, which run the tasks of a run: Spark (run/spark_engine.py), child processes (run/processes.py), this process.
 
 Drivers and commands are written for the protocol `Engine`, and do not ask which engine they have. Spark's DataFrames
-are an exception: what needs them takes the session from the engine.
+are an exception: code that needs them takes the session from the engine.
 """
 
 from __future__ import annotations

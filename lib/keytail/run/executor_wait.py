@@ -39,8 +39,8 @@ class Worker:
 
 @dataclass(frozen=True)
 class MasterState:
-    """What a standalone master reports: its workers, including those that died recently, and the other applications.
-    Its reply contains neither the free resources of a worker nor whether it is alive."""
+    """The state that a standalone master reports: its workers, including those that died recently, and the other
+    applications. Its reply contains neither the free resources of a worker nor whether it is alive."""
 
     workers: tuple[Worker, ...]
     others: tuple[str, ...] = ()
@@ -48,8 +48,8 @@ class MasterState:
 
 @dataclass(frozen=True)
 class Executor:
-    """What one executor requires by Spark's settings. `cores` None: all free cores of a worker. `cores_max`: the limit
-    for all executors of the run; None: no limit."""
+    """The resources of one executor by Spark's settings. `cores` None: all free cores of a worker. `cores_max`: the
+    limit for all executors of the run; None: no limit."""
 
     memory_mib: int
     cores: int | None = None

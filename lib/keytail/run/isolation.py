@@ -40,8 +40,8 @@ class LocalDirs:
             raise of_system(problem) from problem
 
     def remove(self) -> None:
-        """Remove them with their content; a forked child removes nothing. What cannot be removed is left to the next
-        run."""
+        """Remove them with their content; a forked child removes nothing. Directories that cannot be removed are left
+        to the next run."""
         if os.getpid() != self._maker:
             return
         while self.paths:

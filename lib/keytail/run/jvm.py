@@ -1,7 +1,7 @@
 """The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
 
-A process has at most one JVM of pyspark, which stays when a session is stopped; pyspark keeps it in
-`SparkContext._gateway`. What belongs to a JVM that keytail started is kept there too, so nothing here is global. A JVM
+A process has at most one JVM of pyspark, which keeps running when a session is stopped; pyspark keeps it in
+`SparkContext._gateway`. The data of a JVM that keytail started is kept there too, so nothing here is global. A JVM
 that other code of this process started, as in a notebook, is used but never ended.
 """
 
@@ -39,7 +39,7 @@ class Jvm:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """The context in which pyspark starts the JVM, with `popen`. If that fails, the JVM is ended."""
+        """Provide the context in which pyspark starts the JVM, with `popen`. If that fails, the JVM is ended."""
         try:
             with environment_of_children(safe_environment(self._dirs.paths)), self.log.of_start():
                 yield

@@ -65,9 +65,10 @@ class JvmLog:
 
     def redirect(self, session: Any) -> None:
         """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for
-        its own.
+        keytail's own JVM.
 
-        If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender follows.
+        If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender has
+        `follow`.
         """
         reader, writer = os.pipe()
         real, started = os.dup(2), threading.Event()

@@ -105,7 +105,7 @@ class Processes:
         on_end: Callable[[], object] = lambda: None,
     ) -> list[R | None]:
         """Call `function(payload, attempt)` for each payload, started in order; return the answers in order. Any thread
-        may call it. `on_end` is called at the end of each, in another thread.
+        may call it. `on_end` is called at the end of each payload, in another thread.
 
         A worker that dies is replaced, and its payload is tried once more, after `before_again(payload)` is called. The
         answer is None if the worker died again, or everything was cancelled. Raises OSError if no worker could be

@@ -4,7 +4,7 @@ Pure, and deliberately rough. All rates are defined here. They were measured on 
 files in the page cache (`python -m tests.bench.run`, figure 2, and with `--batch-records 1`, with `--codec zstd`). The
 codec and the batch size, which no listing shows, make a factor of ten between the fastest and the slowest log:
 estimates may be off by a factor of three either way, and a slow disk adds to that. They serve to order the work and to
-choose a way, and guarantee nothing.
+choose a strategy, and guarantee nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SPARK_START_S = 4.0
 SPARK_FROM_S = 10 * SPARK_START_S
 
 
-# Reading so few bytes takes little memory, and less time than a process that loads the kernels again.
+# Reading at most this many bytes takes little memory, and less time than starting a process that loads the kernels.
 HERE_BYTES = 64 << 20
 
 

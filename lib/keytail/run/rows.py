@@ -12,7 +12,7 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# Of a partition that a run did not begin, because of its deadline or a signal. As "skipped", it is no failure.
+# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", no failure.
 NOT_BEGUN = "not-begun"
 DONE = frozenset({"compacted", "prepared", "clean", "skipped", NOT_BEGUN, "would-compact"})
 _LEFT = ("skipped", NOT_BEGUN)
@@ -103,7 +103,7 @@ def status_of(problem: KeytailError) -> str:
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
     """Return 0 when every row is done, 3 when some are or the ledger lacks what was done, 1 when none is.
 
-    `named` are partitions that the user named: among those a skipped one, or one that was not begun, counts as refused.
+    `named` are partitions that the user named: one of them that was skipped or not begun counts as refused.
     """
     rows = list(rows)
     done = [row.status in DONE and not (row.status in _LEFT and row.name in named) for row in rows]

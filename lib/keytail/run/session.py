@@ -142,7 +142,7 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
     if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
         raise stop from None
     if isinstance(problem, SparkEnded):
-        if problem.rows is None:  # otherwise it has already been awaited
+        if problem.rows is None:  # otherwise the signal has already been awaited
             await_signal()
     elif isinstance(problem, Exception) and is_of_spark(problem) and engine.has_ended():
         await_signal()

@@ -57,9 +57,9 @@ class ScratchSpace:
     """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
 
     Without `limit_bytes`, at most half of the space that was free on a file system when it was first queried is used. A
-    partition that needs more is written in passes (`for_passes`). With `output_stays`, what tasks have written counts
-    after they have ended, and so does what others have written meanwhile: the space that is free does not fall below
-    what was free at the start minus the limit.
+    partition that needs more is written in passes (`for_passes`). With `output_stays`, bytes that tasks have written
+    count after the tasks have ended, and so do bytes that others have written meanwhile: the free space does not fall
+    below the space that was free at the start minus the limit.
     """
 
     fs: FileSystem
@@ -82,7 +82,7 @@ class ScratchSpace:
         return number
 
     def count_as_used(self, log_dir: str, size_bytes: int) -> None:
-        """Count bytes that an earlier run has written and that stay, as if this run had written them."""
+        """Count bytes that an earlier run has written and that remain, as if this run had written them."""
         device = self.device(log_dir)
         self._free_at_start[device] += size_bytes
         self._half_free[device] = self._free_at_start[device] // 2
@@ -114,7 +114,7 @@ class ScratchSpace:
 
     def refusal(self, device: int, need: int, *, out_of_place: bool = False) -> Refused:
         """Return the reason why a partition cannot be rewritten even alone: its largest group or, out of place
-        and if output stays, all of it needs `need` bytes."""
+        and with `output_stays`, all of it needs `need` bytes."""
         what = "the partition" if out_of_place or self.output_stays else "the largest group of segments"
         path = self._path_of[device]
         free = self.fs.free_bytes(path)

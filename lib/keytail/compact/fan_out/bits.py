@@ -1,8 +1,8 @@
 """The surviving records of a shard, in a scratch file of which each rewriting task reads a part.
 
 A file consists of blocks, then an index with one row per block: the numbers within their segment of surviving records
-(4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/saved_state.py it is part
-of a run, and it is not used before its checksums match.
+(4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/saved_state.py it belongs
+to one run, and is used only if its checksums match.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class _Scan:
         done = 0
         while True:
             low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
-            done += self._map.put_all(high, low, ordinals, n - done)  # swapped: not drained in a shard's order
+            done += self._map.put_all(high, low, ordinals, n - done)  # swapped: drained in another order than a shard's
             if done == n:
                 break
             yield from self._puts.drain(self._map)
@@ -159,7 +159,7 @@ class _Scan:
 
 
 def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
-    """Yield the key runs of a slice, and to one shard the nulls and keyless counts of its batches. Writes nothing."""
+    """Yield the key runs of a slice and, for one shard, the nulls and keyless counts of its batches; write nothing."""
     task, facts = part.task, part.facts
     settled: Settled = load_state(fs, task, part.settled)
     reader, scanner = SegmentReader(fs), RecordScanner()
@@ -195,7 +195,7 @@ def merge(
 ) -> ShardBits:
     """Write the survivors among the keys of one shard; `cells` ascend: all puts come first, in the order of the log.
 
-    Memory: the map, and a quarter of it besides, whatever the number of probes. Writes a scratch file of this attempt.
+    Memory: the map and a quarter of its size, whatever the number of probes. Writes a scratch file of this attempt.
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)

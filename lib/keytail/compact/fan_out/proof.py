@@ -44,7 +44,7 @@ _LOAD = 0.75
 
 @dataclass(frozen=True)
 class ProofPart:
-    """What one task of a proof reads: the groups that replace segments `numbers[0]` .. `numbers[1]`, or, without
+    """The input of one task of a proof: the groups that replace segments `numbers[0]` .. `numbers[1]`, or, without
     `groups`, the segments `present`, which are replaced in later passes."""
 
     task: CleaningTask

@@ -118,7 +118,7 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 
 
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
-    """Return the first byte of the slice and of the next one, by the offset index: adjacent slices get the same.
+    """Return the first byte of the slice and of the next one, by the offset index, so that adjacent slices agree.
 
     Returns the whole segment if it has no index. Does not check whether a batch begins there. Raises CorruptLog if the
     index is not sorted.
@@ -232,7 +232,7 @@ def _behind(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> 
         return facts
     if facts.batches and facts.first_offset <= before.last_offset:
         raise CorruptLog(
-            "batch begins at or below the offset that the one before it ended with",
+            "batch begins at or below the last offset of the previous batch",
             path=task.path(task.segments[facts.segment].base_offset, names.LOG),
             byte_position=facts.start,
             offset=facts.first_offset,

@@ -49,7 +49,8 @@ Merging = Callable[[FileSystem, Any, int, Iterable[tuple[int, bytes]], str], R]
 
 
 class Stages(Protocol):
-    """Runs stages. Exceptions of a function are raised by what runs it; `attempt` differs between any two runs.
+    """Runs stages. An exception of a function is raised by the method that runs it; `attempt` differs between any two
+    runs.
 
     A function may run twice, also concurrently: the result of only one of the runs is used. `name` is for display.
     """
@@ -161,7 +162,7 @@ def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int
 
 
 def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: np.ndarray) -> Survey:
-    """As in reading.read_log: transaction indexes are trusted until the log contradicts them."""
+    """Survey the slices; as in `reading.read_log`, transaction indexes are trusted until the log contradicts them."""
     for _ in range(2):
         pieces = [SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))]
         [known] = stages.shuffle("survey", survey, pieces, 1, settle, (task, aborted))

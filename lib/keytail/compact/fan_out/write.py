@@ -39,7 +39,7 @@ class WritePart:
 
 @dataclass(frozen=True)
 class Measured:
-    """What remains of a segment: total bytes, and bytes of its last output if it needs several by itself."""
+    """The remainder of a segment: total bytes, and bytes of its last output if it needs several by itself."""
 
     bytes: int
     last_bytes: int

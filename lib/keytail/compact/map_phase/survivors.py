@@ -1,8 +1,8 @@
 """The map phase: puts the dirty section into the offset map, and marks its surviving records with one bit each.
 
-Bits are indexed by a record's number within its segment, never by offset: compacted logs have gaps of billions. Also
-recorded is what the write phase needs to leave batches unopened: which contain a null value, and where the mapped range
-ends (format/CLEANING.md, "Building the map").
+Bits are indexed by a record's number within its segment, never by offset: compacted logs have gaps of billions. What
+the write phase needs to leave batches unopened is also recorded: which batches contain a null value, and where the
+mapped range ends (format/CLEANING.md, "Building the map").
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from keytail.log.transactions import TransactionTracker
 
 @dataclass
 class Survivors:
-    """The findings of the map phase. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
+    """The findings of the map phase. Offsets up to `latest_offset` were mapped; `end_offset` is the round's result.
 
     `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
-    `first_segment` + i, as far as the map phase got; `record_start[i]` and `batch_start[i]` are the bit numbers, in
+    `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit numbers, in
     `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` are the ordinal of the first
     record and the byte position of every chunk.
     """
@@ -231,7 +231,7 @@ class SurvivorBuilder:
             survivors.latest_offset = int(put[-1])
 
     def _stop_in_front_of(self, ordinal: int, survivors: Survivors, portion: KeyPortion, from_offset: int) -> None:
-        """Stop before this record, at which the map was full: what follows is kept, keyless or not."""
+        """Stop before this record, at which the map was full: all later records are retained, even without a key."""
         survivors.full = True
         row = portion.row_of(ordinal)
         self._advance(survivors, portion, row, from_offset)

@@ -1,7 +1,8 @@
 """`compact --output-dir`: writes what the log dirs would become elsewhere; they remain unchanged.
 
-The rules for what is due are those of `compact`, but for a partition that is already in the target, its output is used
-as the source. Everything else is copied. The states on disk are described in compact/out_of_place/OUT_OF_PLACE.md.
+The rules for what is due are those of `compact`; for a partition that is already in the target, they are applied to the
+target's state. Everything that is not due is copied. The states on disk are described in
+compact/out_of_place/OUT_OF_PLACE.md.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ class _Driver:
         return roots
 
     def _find_vanished(self, roots: list[Root]) -> None:
-        """Find partitions in the target that left their log dir of the source. A broker refuses one in two log dirs."""
+        """Find partitions in the target that have left their log dir of the source: none may be in two log dirs."""
         hosted = {name: root for root in roots for name in (*root.records, *root.lacking)}
         for root in roots:
             for name in self.known[root.facts.path]:

@@ -107,7 +107,7 @@ class Store:
         return tuple(placed)
 
     def put_file(self, fs: FileSystem, source: str, name: str, wanted: PlacedFile) -> PlacedFile:
-        """Stream a local file into an object, and check its size there. `wanted`: what must have been read."""
+        """Stream a local file into an object, and check its size there. `wanted` has the expected size and digest."""
 
         def once(remote: Any, path: str) -> PlacedFile:
             digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
@@ -339,7 +339,7 @@ class StoreTree:
 
 @contextlib.contextmanager
 def local_scratch(path: str) -> Iterator[None]:
-    """A directory of this host for files that are cleaned before being sent; retained if a fan-out continues in it."""
+    """Provide a local directory for cleaned files that are to be sent; it is retained if a fan-out continues in it."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     try:
         yield

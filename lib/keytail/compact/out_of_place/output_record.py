@@ -1,4 +1,4 @@
-"""The record beside the files of a partition written out of place, from which the next run learns what is there.
+"""The record beside the files of a partition written out of place: it describes them for the next run.
 
 JSON, of one version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Its storage, in a directory or
 an object store, and its evaluation are in other modules.
@@ -53,8 +53,8 @@ class Entries(NamedTuple):
 class OutputRecord:
     """`source_files` and `source_entries` as they were, `entries` as they must be in the target, with `files`.
 
-    Not `is_finished`: its files are being replaced, and may be in any state. `copied_for`: why it was copied unchanged.
-    `clean_to`: the offset below which it was compacted, None for a copy.
+    Unless `is_finished`, its files are being replaced, and may be in any state. `copied_for`: why it was copied
+    unchanged. `clean_to`: the offset below which it was compacted, None for a copy.
     """
 
     run_id: str
@@ -122,12 +122,12 @@ def seen_files(fs: FileSystem, partition_path: str) -> tuple[SeenFile, ...]:
         sorted(
             SeenFile(entry.name, entry.size_bytes, entry.mtime_ns)
             for entry in fs.scan(partition_path)
-            if entry.is_regular and _is_taken_over(entry.name)
+            if entry.is_regular and _is_copied(entry.name)
         )
     )
 
 
-def _is_taken_over(name: str) -> bool:
+def _is_copied(name: str) -> bool:
     if name == names.OUTPUT_RECORD or name.endswith((names.TEMPORARY, names.SCRATCH)):
         return False
     return names.parse_file_name(name).kind in ("live", "partition", "other")

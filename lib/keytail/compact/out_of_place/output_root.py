@@ -76,13 +76,13 @@ def is_outdated(tree: Tree, wanted: Mapping[str, bytes]) -> bool:
 
 
 def close_to_brokers(roots: Sequence[Root]) -> None:
-    """Prevent brokers from starting on the target. The log dir with the metadata log first: none starts without it."""
+    """Remove the files without which no broker starts on the target, first those beside the metadata log."""
     for root in _metadata_first(roots):
         root.tree.remove(STARTING)
 
 
 def write(fs: FileSystem, roots: Sequence[Root], *, is_complete: bool) -> None:
-    """Write every file; those that let a broker start last, and of these that of the metadata log's dir last."""
+    """Write every file: last those that let a broker start, and of these the ones beside the metadata log last."""
     planned = [(root, contents(fs, root, is_complete=is_complete)) for root in reversed(_metadata_first(roots))]
     for root, wanted in planned:
         _put(root.tree, wanted, (*_FIELD_OF, names.BOOTSTRAP_SNAPSHOT))

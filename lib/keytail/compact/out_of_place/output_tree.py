@@ -58,7 +58,7 @@ class TargetEntry:
 
 
 def classify(name: str, listing: dict[str, tuple[int, int | None]], data: bytes | None, where: str) -> TargetEntry:
-    """Return what the directory `name` is, from its listing and the contents of its record (None if it has none)."""
+    """Classify the directory `name` by its listing and the contents of its record (None if it has none)."""
     parsed = names.parse_partition_dir(name)
     if parsed is None or parsed.kind != "normal":
         return TargetEntry(name, is_foreign=True)

@@ -1,7 +1,7 @@
 """One partition out of place: cleaned into another directory, and everything else copied beside that (OUT_OF_PLACE.md).
 
 `place_partition` only reads the sources and writes scratch files; it may run on any host with both directories. The
-driver renames the files. The other functions are decisions, functions of values.
+driver renames the files.
 """
 
 from __future__ import annotations
@@ -87,9 +87,8 @@ def remove(fs: FileSystem, task: CleaningTask, scratch_names: Iterable[str]) -> 
 
 
 def to_copy(source_files: Sequence[SeenFile], groups: Sequence[GroupOutput]) -> list[SeenFile]:
-    """Return the files that are copied unchanged: of no segment that a group replaces, nor the producer snapshot at the
-    base of a removed one, as `log/replace.py` does in place.
-    """
+    """Return the files that are copied unchanged: all but those of segments that a group replaces, and the producer
+    snapshots at the bases of removed segments, as `log/replace.py` does in place."""
     sources = {base for group in groups for base in group.source_bases}
     outputs = {out.base_offset for group in groups for out in group.segments}
     return [file for file in source_files if not _is_replaced(file.name, sources, outputs)]

@@ -1,4 +1,4 @@
-"""What becomes of one partition in a compaction out of place: cleaned, copied, kept in the target, or left out.
+"""Decides what a compaction out of place does with a partition: clean, copy, keep in the target, or leave out.
 
 Pure except for listings of the source; the contents of the target are passed in.
 """
@@ -122,7 +122,7 @@ def judge(
     *,
     execute: bool = False,
 ) -> PlannedPartition:
-    """Decide for a chosen partition. Reads the same of the source as a plan; if it is unchanged, only its listing."""
+    """Decide for a chosen partition. Reads what a plan reads of the source; only its listing if it is unchanged."""
     at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", _no_row(entry))
     there = known[log_dir.path].get(at.name)
     try:
@@ -246,9 +246,8 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, T
 def not_chosen(
     fs: FileSystem, facts: LogDirFacts, path: str, there: TargetEntry | None
 ) -> tuple[OutputRecord | None, str]:
-    """For a partition that this run does not select: return its record if the target has it as the source is now, else
-    the reason why not.
-    """
+    """Return the record of a partition that this run does not select, if its copy in the target corresponds to the
+    present source; else None and the reason."""
     parsed = names.parse_partition_dir(os.path.basename(path))
     assert parsed is not None
     if there is None or not there.is_done:

@@ -38,7 +38,7 @@ def collect_markers(
 ) -> np.ndarray | None:
     """Return the table of all markers (kernels/proof/markers.py), or None if it would take more than `limit_bytes`.
 
-    In the last segment reading ends at the first invalid batch, since it may have a torn tail.
+    In the last segment reading ends at the first invalid batch, since its tail may be incomplete.
     """
     cursor = np.zeros(kernels.CURSOR_SIZE, dtype=np.int64)
     cursor[kernels.LAST_OFFSET] = -1
@@ -74,7 +74,7 @@ def walk_headers(
 ) -> None:
     """Call `read` with the bytes of each segment, from `cursor` on (kernels/proof/markers.py), until it has read all.
 
-    A torn tail of the last segment is not read. Raises CorruptLog for damage before it.
+    An incomplete tail of the last segment is not read. Raises CorruptLog for damage before it.
     """
     window = Window(fs)
     try:

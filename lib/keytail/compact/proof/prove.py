@@ -1,9 +1,9 @@
 """The proof before the commit: reads back what was written and checks it against what it replaces.
 
-Every output batch must be a batch of the source with fewer records, every removed record of the source must be
-justified by a later one that is kept (or by an expired tombstone, or because its transaction was aborted), and the
-index files must be those that the output's bytes require. The proof shares no reader, parser, hash or table of
-transactions with the writer. It changes nothing, and raises an error with its position at the first violation.
+Every output batch must be a batch of the source with all or some of its records, every removed record must be justified
+by a later one that is retained (or because a tombstone has expired, or a transaction was aborted), and the index files
+must be those that the output's bytes require. The proof shares no reader, parser, hash or table of transactions with
+the writer. It changes nothing, and raises an error with its position at the first violation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class ProofReport:
-    """What a passed proof checked."""
+    """The figures of a passed proof."""
 
     batches_checked: int
     batches_kept: int
@@ -55,9 +55,10 @@ def prove(
     """Raise KeytailError unless the groups of `spec` may replace the segments that they name; CorruptLog for a corrupt
     source.
 
-    If there are several passes, `so_far` is taken from the report of the previous one. What a pass removes is justified
-    by what it keeps, or by what is still present above it. The first pass reads the segments of all the others, so that
-    errors in them are found before anything is replaced; each later pass reads only its own.
+    If there are several passes, `so_far` is taken from the report of the previous one. Records that a pass removes are
+    justified by records that it retains, or by records that are still present above it. The first pass reads the
+    segments of all the others, so that errors in them are found before anything is replaced; each later pass reads only
+    its own.
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
@@ -208,7 +209,7 @@ def _supply(proof: Proof, code: int, is_present: bool) -> None:
     elif code == codes.NEED_MARKERS:
         proof.ensure_markers()
     elif code == codes.NEED_NEXT_OUTPUT:
-        if not proof.waiting:  # its offsets are those of segments after all outputs, or of no log
+        if not proof.waiting:  # the batch begins above all outputs, or its offset is impossible
             at = int(state.source.at)
             proof.fail_at_source(codes.SOURCE_ORDER, int.from_bytes(proof.source.bytes[at : at + 8].tobytes(), "big"))
         finish_output(proof)
@@ -232,8 +233,8 @@ def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:
 def refuse_unjustified(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, outlived: int
 ) -> None:
-    """Raise KeytailError unless each key's latest record is kept, or was a tombstone past its
-    horizon that no older record outlived.
+    """Raise KeytailError unless each key's latest record is retained, or was a tombstone past its horizon that no older
+    record outlived.
 
     `offset` is that of the first violation, -1 if there is none.
     """

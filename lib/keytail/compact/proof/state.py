@@ -1,4 +1,4 @@
-"""What is to be proven, the state of one proof with its windows and tables, and its error messages."""
+"""The specification of a proof, the state of one proof with its windows and tables, and its error messages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ REMEDY = "Nothing was replaced. Keep the directory and report this: it is a bug 
 
 @dataclass(frozen=True)
 class ProofSpec:
-    """What is to be proven: the scratch files `groups`, in ascending order, may replace the segments that they name."""
+    """The claim of a proof: the scratch files `groups`, in ascending order, may replace the segments that they name."""
 
     partition_path: str
     segments: Sequence[SegmentFacts]  # all of the partition, ascending: those above the rewritten ones may have markers

@@ -142,7 +142,7 @@ def spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
     """Return whether one output of these would make time retention keep old records longer, or young ones shorter."""
     if "delete" not in task.config.cleanup_policy:
         return False
-    # A segment without bytes has nothing to delete, and its time is the file's: ignored, or such segments would
-    # accumulate.
+    # A segment without bytes has nothing to delete, and its time is that of the file. It is ignored: otherwise such
+    # segments would accumulate.
     times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
     return bool(times) and max(times) - min(times) > task.config.segment_ms

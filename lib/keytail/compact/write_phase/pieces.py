@@ -1,6 +1,6 @@
 """Rewrites a batch one piece at a time, because it decompresses to more than the memory limit.
 
-It is opened twice: the decision about it depends on all of its records, and only then they are written.
+It is opened twice: the decision about it depends on all of its records, and only then are they written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKED_RECORDS = 2  # a rebuilt block is held compressed: at most the size of t
 
 @dataclass(frozen=True)
 class FoundInPieces:
-    """What is retained of the pieces so far, and the timestamp of the first retained record."""
+    """The number of records retained of the pieces so far, and the timestamp of the first retained record."""
 
     kept: int = 0
     kept_nulls: int = 0

@@ -39,7 +39,7 @@ _REBUILD_ERRORS = {
 
 @dataclass
 class Counts:
-    """What a rewrite read and removed; `large_batches`: those rebuilt to more than `max.message.bytes`."""
+    """Counts of what a rewrite read and removed; `large_batches`: those rebuilt to more than `max.message.bytes`."""
 
     records_read: int = 0
     tombstones_removed: int = 0
@@ -58,7 +58,7 @@ class _Rows:
     first_ordinal: np.ndarray
     retain_empty: np.ndarray
     marker_horizon: np.ndarray  # a marker without data: its batch gets a horizon
-    tombstones_go: np.ndarray  # their retention has passed
+    tombstones_go: np.ndarray  # the retention of the batch's tombstones has expired
     action: np.ndarray
     kept: np.ndarray
     kept_nulls: np.ndarray
@@ -240,7 +240,7 @@ class Rewriter:
     def _rebuilt_of_pieces(
         self, chunk: Chunk, opened: OpenedRows, found: FoundInPieces, rows: _Rows
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `_rebuild`, for one batch in pieces: it is opened again, now that its retained records are known."""
+        """Do the same as `_rebuild` for one batch in pieces: open it again, now that its retained records are known."""
         row = opened.first
         if rows.action[row] != record_kernels.REBUILD:
             return self._rebuilt[:0], np.empty(0, np.uint8)

@@ -87,7 +87,7 @@ def merge_places(places, cursor, end, end_offset, counts, differing):
 
 @njit
 def seen(replica, offset, log_starts, gaps):
-    """Return whether a record of the replica at this offset would have been seen."""
+    """Return whether the audit would have read a record of the replica at this offset."""
     if offset < log_starts[replica]:
         return False
     seen = True
@@ -137,7 +137,8 @@ def _same_key(entries, a, b):
 
 @kernel
 def merge(entries, cursor, end, log_starts, end_offset, gaps, counts, examples, missing_at, missing_in, spans, in_span):
-    """Compare the replicas' entries below `end_offset`, offset by offset; return how many records some replica lacks.
+    """Compare the replicas' entries below `end_offset`, offset by offset; return the number of records that at least
+    one replica lacks.
 
     Replica r has `entries[cursor[r]:end[r]]`, in ascending offsets. An entry of another key at the same offset is
     another record. For a missing record, `missing_at` receives the first entry that has it, and `missing_in` the mask

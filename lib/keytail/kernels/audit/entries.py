@@ -1,4 +1,4 @@
-"""Packs records into rows of eight words, and groups them, and the places of their offsets, by shard.
+"""Packs records into rows of eight words (entries); groups the entries, and the places of their offsets, by shard.
 
 `entries` is int64[n, WORDS]: the entries of each replica in log order, one replica after the other. A set of replicas
 is a bit mask. The possible differences and their reasons are described in audit/AUDIT.md.
@@ -88,7 +88,7 @@ def pack_records(raw, arena, where, records, n, table, from_offset, seed, scratc
             what |= IS_CONTROL | ((np.int64(batch.control_type) + 1) & 0xFF) << 8
         if attributes & TRANSACTIONAL:
             what |= IS_TRANSACTIONAL
-        if batch.magic < 2 and record.timestamp_ms == -1:  # a rebuilt batch with append time gives the record that time
+        if batch.magic < 2 and record.timestamp_ms == -1:  # the record gets the append time if its batch is rebuilt
             what |= TIMELESS
         what |= (np.int64(batch.producer_epoch) & 0xFFFF) << 16
         sequence = np.int64(-1)

@@ -25,7 +25,7 @@ from keytail.kernels.transactions import ABORT, COMMIT
 # Reasons why a record is missing from a replica, the most serious last.
 SUPERSEDED, DELETED, ABORTED, MARKER, DROPPED_KEYLESS, CLEANING_UNKNOWN, UNKNOWN, LOST, REASONS = range(9)
 
-# Rows of the limits of cleaning: what is known of it, and what is possible.
+# Rows of the limits of cleaning: the offset up to which cleaning is known to have come, and up to which it may have.
 KNOWN, POSSIBLE = range(2)
 _NOWHERE = np.int64(2**63 - 1)
 
@@ -45,7 +45,7 @@ def _fate(markers, producer, offset):
 
 @njit
 def _slot(slots, keys, low, high):
-    """Return the slot of the key, or the free slot for it, in the table `slots` of numbers of `keys` + 1 (0: free)."""
+    """Return the slot of the key, or the free slot for it; `slots` contain indexes of `keys` + 1 (0: free)."""
     mask = slots.shape[0] - 1
     i = np.int64(mixed(low)) & mask
     while slots[i] != 0 and (keys[slots[i] - 1, 0] != low or keys[slots[i] - 1, 1] != high):
@@ -75,12 +75,12 @@ def index_keys(entries, missing_at, slots, keys):
 
 @kernel
 def first_removable(entries, begin, end, replica, slots):
-    """Return the first offset that no cleaner of the replica has reached: it has this record and the record has no key,
-    or it has an older record of its key. The largest number if there is none.
+    """Return the first offset that no cleaner of the replica can have reached; the largest number if there is none.
 
-    The record may be missing in the replica, if another one has it. Records in transactions are left out: aborted ones
-    supersede nothing. `slots` is zeroed, and its length is a power of two and more than twice the number of the
-    replica's entries.
+    At this offset the replica has a record without a key, or any replica has a record whose key has an older record in
+    this replica: a cleaner would have removed the record without a key, or the older record. Records in transactions
+    are left out: aborted ones supersede nothing. `slots` is zeroed, and its length is a power of two and more than
+    twice the number of the replica's entries.
     """
     found = _NOWHERE
     for i in range(begin[replica], end[replica]):
@@ -102,7 +102,7 @@ def first_removable(entries, begin, end, replica, slots):
 
 @njit
 def _place(slots, entries, i):
-    """Return the slot of the key of entry `i`, or the free slot for it, in a table of numbers of entries + 1."""
+    """Return the slot of the key of entry `i`, or the free slot for it; `slots` contain indexes + 1 (0: free)."""
     mask = slots.shape[0] - 1
     at = np.int64(mixed(entries[i, LOW])) & mask
     while slots[at] != 0:
@@ -115,7 +115,7 @@ def _place(slots, entries, i):
 
 @njit
 def _add(slots, entries, i):
-    """Add entry `i` to the table, unless it has an entry of the same key; return whether it has one."""
+    """Add entry `i` to the table unless it contains an entry of the same key; return whether it does."""
     at = _place(slots, entries, i)
     if slots[at] != 0:
         return True
@@ -125,7 +125,7 @@ def _add(slots, entries, i):
 
 @kernel
 def note_keys(entries, begin, end, end_offset, last, markers, slots, keys, newest, oldest, later, anywhere, tombstones):
-    """Note what the replicas hold of each numbered key, in committed transactions and outside of transactions.
+    """Note the offsets of the numbered keys in each replica, in committed transactions and outside of transactions.
 
     `newest[key, replica]` is the last offset in that replica; `oldest[key]` is the first offset in any replica. For
     both limits of each replica (`last`, int64[2, replicas], inclusive), `later[limit, key, replica]` is the last offset
@@ -160,10 +160,11 @@ def note_keys(entries, begin, end, end_offset, last, markers, slots, keys, newes
 def _by_cleaning(offset, is_all_seen, newest, later, anywhere, tombstone):
     """Return why a cleaner has removed a record of a key, or LOST if it would not have.
 
-    `newest` is the last record of the key in the replica. As far as the cleaner came, `later` is the last one in the
-    replica, `anywhere` that in any replica, and `tombstone` the last tombstone in any. A record that the cleaner did
-    not reach explains nothing, except after a tombstone, or if a tombstone may not have been seen. A later record that
-    is missing too is what the replica has lost, unless an older one shows that the cleaner did not come so far.
+    `newest` is the last record of the key in the replica. Of the records below the offset that the cleaner reached,
+    `later` is the last one in the replica, `anywhere` the last one in any replica, and `tombstone` the last tombstone
+    in any replica. A record that the cleaner did not reach explains a removal only after a tombstone, or if the audit
+    may not have read a tombstone. If the later record is also missing, the replica has lost it, unless an older record
+    shows that the cleaner did not reach it.
     """
     if later > offset or (newest > offset and (tombstone >= offset or not is_all_seen)):
         return SUPERSEDED
@@ -194,7 +195,7 @@ def judge(
             kind = (what >> 8 & 0xFF) - 1
             verdicts[m] = MARKER if kind in (ABORT, COMMIT) else LOST
             continue
-        always = np.int64(LOST)  # the reason to remove it that needs no other record
+        always = np.int64(LOST)  # a reason for its removal that depends on no other record
         if what & IS_TRANSACTIONAL and _fate(markers, entries[at, PRODUCER], offset) == ABORT:
             always = np.int64(ABORTED)
         elif what & KEYLESS:
@@ -248,9 +249,9 @@ def settle(events, replicas, log_starts, end_offset, gaps, counts, found, marker
     """Follow the transactions of all replicas together; return (rows of `found`, rows of `markers`) in use.
 
     `events` are sorted by producer, offset and kind. `markers` receives the markers that any replica has: producer,
-    offset, kind (ABORT if they disagree). Counted, and noted while `found` has room, are transactions that ended
-    differently, and replicas that have data without the marker that the others have. Markers that one replica has
-    dropped while another still has data are only counted.
+    offset, kind (ABORT if they disagree). Transactions that ended differently, and replicas that have data without the
+    marker that the others have, are counted, and written to `found` while it has room. Markers that one replica has
+    dropped while another one still has data are only counted.
     """
     n_found = n_markers = np.int64(0)
     i, n = 0, events.shape[0]

@@ -1,6 +1,6 @@
 """Reads batch headers as a fetch does, valid or not: every batch that has a size gets a row and a validity flag.
 
-Unlike in `batches.py`, whose rows are reliable, a wrong checksum, count or order is shown here.
+Batches with a wrong checksum, count or order are included; `batches.py` accepts only valid ones.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def index_any(raw, n, position, table, valid, out):
     """Fill `table` (BATCH_TABLE rows) and `valid` (bool) with the batches of `raw[:n]`, which is at byte `position`.
 
     `valid`: the batch is large enough for its header, and its checksum is correct. The missing bytes of an incomplete
-    header are read as zeros. `out` is int64[4]: rows, bytes consumed, a code, and the size of a batch that did not fit
-    whole. Ends at 17 bytes or fewer, as a reader of segment files does.
+    header are read as zeros. `out` is int64[4]: rows, bytes consumed, a code, and the size of a batch that is not
+    whole. Stops when 17 bytes or fewer are left, as Kafka's reader of segment files does.
     """
     rows = 0
     p = np.int64(0)
@@ -97,8 +97,8 @@ FOUND, CONTINUE, NO_BATCH = 0, 1, 2
 def find_batch(raw, n, p, target, out):
     """Find the first batch from `raw[p]` on whose last offset is `target` or more; `raw[:n]` contains whole headers.
 
-    `out` is int64[4]: FOUND, GO_ON where the bytes end, or NO_BATCH at an impossible size; the position of that; and
-    the size and last offset of a batch found.
+    `out` is int64[4]: a code (FOUND, GO_ON at the end of the bytes, NO_BATCH at an impossible size), the position
+    there, and the size and last offset of the batch found.
     """
     out[0] = CONTINUE
     while n - p > _UP_TO_MAGIC:

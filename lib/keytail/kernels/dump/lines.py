@@ -24,7 +24,7 @@ HEADER_KEYS = 6  # span a, a block of headers: [k1,k2]
 JSON_HEADERS = 7  # span a, a block of headers: objects of `key` and `value`, as with JSON
 JSON_HEADER_KEYS = 8  # the same without their values
 
-# Where a span is.
+# The array that contains a span.
 IN_RAW, IN_ARENA, IN_EXTRA = 0, 1, 2
 
 PARENT, CHILD, USED, NEEDED = 0, 1, 2, 3
@@ -123,7 +123,7 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
         rows = layout[kind_of_row, 4]
         needed = layout[kind_of_row, 5]
         for i in range(ops_from, ops_to):
-            if ops[i, 0] > WORD:  # names and quotes: made even from a header of two bytes, the minimum
+            if ops[i, 0] > WORD:  # a factor with room for the names and quotes of the smallest header, two bytes
                 size = max(sizes[span_base + ops[i, 1] * rows + row], np.int64(0))
                 needed += size * (32 if ops[i, 0] >= JSON_HEADERS else 6)
         if needed > len(out) - p:

@@ -114,7 +114,7 @@ def _ascii_bytes(a, p, end):
 
 @inlined
 def _has_zero(word):
-    """Return non-zero if any of the eight bytes is zero: the high bit of each such byte, and of a 1 after one."""
+    """Return non-zero if any of the eight bytes is zero: the high bit of each such byte, and of a byte 1 after it."""
     return (word - _LOW_BITS) & ~word & _HIGH_BITS
 
 

@@ -1,7 +1,7 @@
 """Decompresses the record blocks of many batches in one call, if they are as Kafka's producers write them.
 
-A block that has another framing, does not fit, or is damaged is only NOT_PLAIN here and left to
-`format/compression.py`, which reports what is wrong with it.
+For a block that has another framing, does not fit, or is damaged, the functions return NOT_PLAIN;
+`format/compression.py` then decompresses it or reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from keytail.kernels.records import CLOSED, IN_ARENA, IN_RAW
 
 GZIP, SNAPPY, LZ4, ZSTD = range(1, 5)
 _GZIP_HEADER_BYTES, _GZIP_TRAILER_BYTES = 10, 8
-_ZSTD_MOST_WINDOW_LOG = 23  # Kafka's own are far smaller, and its reader accepts larger ones than this
+_ZSTD_MOST_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; its reader accepts larger ones
 
 
 @njit
@@ -111,7 +111,7 @@ def _unlz4(tools, data, start, n, out, at, room):
 
 @njit
 def _gunzip(tools, data, start, n, out, at, room):
-    """Decompress one member whose header has no optional fields, and which nothing follows."""
+    """Decompress one member without optional header fields and with nothing after it."""
     header = _GZIP_HEADER_BYTES
     if tools[INFLATE] == 0 or n < header + _GZIP_TRAILER_BYTES + 1 or room > 0x7FFFFFFF:
         return NOT_PLAIN

@@ -1,4 +1,4 @@
-"""Checks of a source batch by itself, of an output batch by itself and with its index entries, and of both headers.
+"""Checks a source batch alone, an output batch alone and with its index entries, and the headers of both together.
 
 Each check returns PASSED or a violation (`codes.py`). `next_batch` returns a code and the batch's size; its code may
 also be SOURCE_DONE or NEED_SOURCE.

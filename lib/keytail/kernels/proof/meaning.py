@@ -1,4 +1,4 @@
-"""What a batch means for the keys of its records: the outcome of its transaction, expired retention, its producer."""
+"""Determines what a batch means for its records' keys: transaction outcome, expired retention, producer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from keytail.kernels.proof.markers import ABORT, COMMIT, FIRST_DATA, KIND, OFFSE
 from keytail.kernels.proof.state import fail
 from keytail.kernels.walk import be_16, be_32, be_64, control_type
 
-# Meaning of a batch's records: values of their keys; nothing (aborted data and markers); a marker without data.
+# What a batch's records mean: values of their keys; nothing (aborted data and markers); a marker without data.
 COUNTS, SILENT, UNNEEDED = range(3)
 
 
 @register_jitable
 def is_over(source, p, state):
-    """Return whether the retention of the tombstones in the batch at `p`, or of the marker that it is, has expired."""
+    """Return whether the retention of the tombstones in the batch at `p`, or of the marker in it, has expired."""
     if state.rules.by_file_time != 0:
         return state.source.is_old != 0
     has_horizon = be_16(source, p + v2.ATTRIBUTES) & v2.DELETE_HORIZON != 0

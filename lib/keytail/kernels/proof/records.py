@@ -1,4 +1,4 @@
-"""The records of a source batch beside those of its output: each is parsed, compared, and noted with its outcome."""
+"""Parses the records of a source batch and of its output side by side, compares them, and notes their outcomes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Records(NamedTuple):
 
 @_inlined
 def check_room(records, p, base, notes, state):
-    """Return PASSED, NEED_NOTES if `notes` have no room for the records, or SOURCE_COUNT if there cannot be so many."""
+    """Return PASSED, NEED_NOTES if `notes` have no room for the records, or SOURCE_COUNT if there are too many."""
     n_bytes = records.end - records.at
     if records.n > n_bytes // SMALLEST_RECORD_BYTES:
         return fail(state, SOURCE_COUNT, p, base)
@@ -108,7 +108,7 @@ def walk_records(source, output, records, others, notes, state):
                 nulls = np.int64(1)
         code = _judge(record, offset, kept, expired, state)
         if code == _NOTE:
-            action = KEPT if kept else EXPIRED if _may_go(record, offset, expired, state) else DROPPED
+            action = KEPT if kept else EXPIRED if _may_be_removed(record, offset, expired, state) else DROPPED
             _note(notes, noted, key_at, records.data, record, offset, action)
             noted += 1
             key_at += record.key_bytes
@@ -170,7 +170,7 @@ def _is_same(data, record, other_data, other):
 
 
 @_inlined
-def _may_go(record, offset, expired, state):
+def _may_be_removed(record, offset, expired, state):
     """Return whether the record is a tombstone whose retention has expired."""
     return record.value_bytes < 0 and expired and offset < state.rules.removal_limit
 
@@ -190,8 +190,8 @@ def _judge(record, offset, kept, expired, state):
         return PASSED if kept else LOST_BEYOND_END
     if record.key_bytes < 0:
         return PASSED if kept or rules.drop_keyless != 0 else LOST_KEYLESS
-    # Of the clean section, only removals that the dirty section must justify are noted.
-    if offset < rules.first_dirty and (kept or _may_go(record, offset, expired, state)):
+    # In the clean section, only removals that the dirty section must justify are noted.
+    if offset < rules.first_dirty and (kept or _may_be_removed(record, offset, expired, state)):
         return PASSED
     return _NOTE
 

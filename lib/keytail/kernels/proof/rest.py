@@ -62,8 +62,7 @@ def _note_batch(source, block, notes, markers, state):
 
 @kernel
 def note_piece(source, records, notes, state):
-    """Note some records of the batch for which `note_rest` needed a block or notes; return a code
-    as it does."""
+    """Note some records of the batch for which `note_rest` needed a block or notes; return a code as it does."""
     return note_present(source, records, notes, state)
 
 

@@ -2,7 +2,7 @@
 
 All fields are int64, flags 0 or 1, so that `save` can pass the state on as a plain array. Kernels get a record
 (`new_state`), and the arrays that belong together as the named tuples below. No field has the name of an attribute of
-NumPy's scalars, such as `base`: outside of compiled code it would not be the field.
+NumPy's scalars, such as `base`: outside of compiled code the attribute would be read instead.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def _int64s(*names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names])
 
 
-# What is to be proven. `horizon_ms`: delete horizon for a batch that has none, -1: none. `removal_limit`: no tombstone
-# or marker at or above this offset may be removed for its age. `keep_magic`: rewritten messages of magic 0 or 1 keep
-# their magic. `by_file_time`: `source.is_old` decides on tombstones and markers; no horizon is set or kept (CLEANING.md
-# 16).
+# The rules of the proof. `horizon_ms`: delete horizon for a batch that has none, -1: none. `removal_limit`: no
+# tombstone or marker at or above this offset may be removed for its age. `keep_magic`: rewritten messages of magic 0 or
+# 1 keep their magic. `by_file_time`: `source.is_old` decides on tombstones and markers; no horizon is set or kept
+# (CLEANING.md 16).
 RULES = _int64s(
     "first_dirty", "end_offset", "first_uncleanable", "log_start", "removal_limit", "now_ms", "horizon_ms",
     "interval_bytes", "drop_keyless", "keep_magic", "by_file_time",
 )  # fmt: skip
 
-# Of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the next
-# batch's decompressed block (-1: none), and the last offset passed.
+# Fields of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the
+# next batch's decompressed block (-1: none), and the last offset passed.
 _WINDOW = ("at", "to", "is_all", "block_bytes", "last_offset")
 # `is_old`: by the time of the file, the retention of its tombstones has expired.
 SOURCE = _int64s(*_WINDOW, "is_old")
@@ -41,8 +41,8 @@ INDEXES = _int64s(
 )  # fmt: skip
 
 # The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: source and
-# output have the same bytes for it. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of
-# those kept their number, the first and the largest timestamp, and whether one has no value.
+# output have the same bytes for it. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of the
+# retained ones among them: their number, the first and the largest timestamp, and whether one has no value.
 BATCH = _int64s(
     "at_output", "is_whole", "meaning", "last_offset", "kept_count", "first_ms", "newest_ms", "has_nulls"
 )  # fmt: skip
@@ -55,7 +55,7 @@ STATE = np.dtype(
         ("indexes", INDEXES),
         ("batch", BATCH),
         ("noted", _int64s("count", "key_bytes")),  # columns of `Notes.pending` and bytes of `Notes.keys` in use
-        # What a code asks for: bytes of a window, or room for so many records, with keys of so many bytes.
+        # What a code requests: bytes of a window, or room in the notes for records and for the bytes of their keys.
         ("wanted", _int64s("bytes", "records", "key_bytes")),
         ("totals", _int64s("batches_read", "batches_kept", "records_read", "records_kept")),
         ("failure", _int64s("at", "offset")),  # `at`: index in the window or index file

@@ -1,8 +1,8 @@
 """The proof's table of keys: the latest record of each and its outcome, in 24 bytes per slot.
 
 Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are stored; no key bytes. Offsets are put in
-ascending order; those put as PRESENT may come once more, with their outcome. The caller ensures that one slot is always
-free.
+ascending order; those put as PRESENT may be put a second time, with their outcome. The caller ensures that one slot is
+always free.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def put_keys(data, pending, digests, n, slots, used):
 
 @kernel
 def rehash(old, new, of_shard):
-    """Move every entry of one table into an empty one; `of_shard`: of tables whose slots are by `low_slot_of`."""
+    """Move every entry of one table into an empty one; `of_shard`: slots are determined by `low_slot_of`."""
     capacity = new.shape[0] // SLOT_WORDS
     for i in range(0, old.shape[0], SLOT_WORDS):
         if old[i + 2] != 0:
@@ -101,7 +101,8 @@ def rehash(old, new, of_shard):
 
 @kernel
 def first_unjustified(slots):
-    """Return the lowest offset of a latest record removed without reason, or -1; and 1 if an older one outlived it."""
+    """Return the lowest offset of a key's latest record that was removed without reason (-1: none), and 1 if an older
+    record of that key was retained."""
     worst = np.int64(-1)
     outlived = 0
     for i in range(0, slots.shape[0], SLOT_WORDS):

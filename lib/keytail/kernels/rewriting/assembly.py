@@ -51,8 +51,8 @@ def assemble(
     """Write the surviving batches of rows `row_from` .. `row_to` to `target[at:]`; return (bytes, rows of `new_table`).
 
     `position` is the byte position of `target[at]` in the new segment. Copied batches keep every byte; emptied and
-    rebuilt ones follow CLEANING.md, "Rebuilt batch" and "Emptied batch"; a rebuilt one that keeps its magic, 0 or 1, is
-    a message around others.
+    rebuilt ones follow CLEANING.md, "Rebuilt batch" and "Emptied batch"; a rebuilt batch of magic 0 or 1 that keeps its
+    magic is a wrapper message.
     """
     p = at
     rows = 0

@@ -172,8 +172,8 @@ def rebuild_blocks(
                     base_timestamp = timestamp if first_ms == NOT_EARLIER else first_ms
             max_timestamp = max(max_timestamp, timestamp)
             if keeps:
-                # As Kafka's builder: with magic 1 the distance from the first kept offset, and the wrapper's append
-                # time.
+                # As in Kafka's builder: with magic 1, inner messages have offsets relative to the first retained one,
+                # and the wrapper's append time.
                 at = np.int64(record.offset) - (base_offset if batch.magic == 1 else np.int64(0))
                 if attributes & v2.LOG_APPEND_TIME:
                     timestamp = np.int64(batch.max_timestamp_ms)

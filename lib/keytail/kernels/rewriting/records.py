@@ -31,7 +31,7 @@ def decide_records(
 ):
     """Set `keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records are retained").
 
-    Of rows decided by bits, only the survivors are among the records. `first_ordinal[row]` is the ordinal of the row's
+    For rows decided by bits, `records` contains only the survivors. `first_ordinal[row]` is the ordinal of the row's
     first record; `tombstones_go[row]`: the retention of its tombstones has expired.
     """
     previous = np.int64(-1)

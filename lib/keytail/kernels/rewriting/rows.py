@@ -23,7 +23,7 @@ from keytail.kernels.rewriting.records import BEYOND, BY_BITS, BY_MAP, COPY, DRO
     RECORDS,  # records of the segment before the chunk
     RECORD_BIT,  # bit of the segment's first record, -1: none
     BATCH_BIT,  # bit of the chunk's first batch
-    FILE_IS_OLD,  # 1: what is removed by the time of its file is due for removal
+    FILE_IS_OLD,  # 1: tombstones and markers whose retention depends on the file's time are due for removal
     REMOVAL_LIMIT,  # tombstones and markers from this offset on are retained
     BY_FILE_TIME,  # 1: FILE_IS_OLD applies to version 2, too, and horizons are ignored (CLEANING.md 16)
     FACTS,

@@ -10,10 +10,10 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.verify import columns
 
 # Columns of `state`, int64; -1: unknown. LAST_OFFSET, OFFSET_DELTA and LAST_SEQUENCE are those of the last data batch,
-# OPEN_FROM is the first data left of an open transaction, LAST_MARKER the offset of the last marker.
+# OPEN_FROM is the first remaining data of an open transaction, LAST_MARKER the offset of the last marker.
 EPOCH, LAST_SEQUENCE, LAST_OFFSET, OFFSET_DELTA, OPEN_FROM, LAST_MARKER, STATE_COLUMNS = range(7)
 
-# Columns of `markers`. MARKER_DATA: first data left of the transaction that the marker ended; -1: none.
+# Columns of `markers`. MARKER_DATA: first remaining data of the transaction that the marker ended; -1: none.
 MARKER_OFFSET, MARKER_POSITION, MARKER_PRODUCER, MARKER_ABORTS, MARKER_DATA, MARKER_COLUMNS = range(6)
 
 _ABORT, _COMMIT = 0, 1

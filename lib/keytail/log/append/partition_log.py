@@ -173,7 +173,7 @@ class PartitionLog:
                 slug="set-exceeds-segment",
             )
 
-    # What is in it
+    # Contents
 
     @property
     def log_start_offset(self) -> int:

@@ -57,7 +57,8 @@ def create(path: str, at: int, name: str, like: FileStat | None) -> int:
 
 def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
     """Return `like` with the owner that a new file in `directory` gets: the directory's owner, unless it is root.
-    Root gives a file in a user's directory to that user, never to a third one or with the labels of a third one's file.
+    Root gives a file in a user's directory to that user, never to a third user or with the labels of a third user's
+    file.
 
     In a directory of root, only root can have created the file of `like`. A process that root started and that works
     as another user creates all files for that user, even next to files of root.

@@ -11,8 +11,8 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.chunk import Chunk, OpenedRows
 
-# Keys of a portion: those of a chunk with records of 64 bytes. Fewer would cost time: waking the thread that looks them
-# up takes as long as looking up thousands.
+# Keys of a portion: those of a chunk with records of 64 bytes. Fewer cost time: waking the thread that looks them up
+# takes as long as looking up thousands of keys.
 _KEYS = 1 << 17
 _RECORDS_AT_ONCE = 1 << 10  # so few that they and their bytes remain in the private cache of a core
 

@@ -103,8 +103,7 @@ class OpenedRows:
         return chunk if self.table is None else replace(chunk, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
-        """Return `first`, the number of each row's first record, but for the row of a piece that of the piece's first.
-        """
+        """Return `first`, the number of each row's first record; for the row of a piece, that of its first record."""
         if not self.records_before:
             return first
         first = first.copy()
@@ -206,7 +205,8 @@ class BlockOpener:
                 )  # fmt: skip
                 if row == end:
                     break
-                # Old, damaged, not in plain framing, or too large for the rest: into an empty arena, or by itself.
+                # The block is of an old format, damaged, not in plain framing, or too large for the rest: it is opened
+                # into an empty arena, or by itself.
                 block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
                     try:
