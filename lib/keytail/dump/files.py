@@ -50,8 +50,8 @@ class DumpOptions:
 
 
 def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Report) -> int:
-    """Dump files and the files of partition directories, in order. Return how many were of a kind that can be dumped,
-    also if one could not be read. Raises the same errors as `expanded`."""
+    """Dump files and the files of partition directories, in order. Return how many of them have a type that can be
+    dumped, including those that could not be read. Raises the same errors as `expanded`."""
     reader = LogReader(fs)
     shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
     writer = DumpWriter(report.out, shown)

@@ -248,7 +248,7 @@ def _unopened(chunk: Chunk, valid: np.ndarray, row: int, why: KeytailError, *, c
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
-    """Return the records of `block` up to the first invalid one, and what is wrong with that one or with offsets."""
+    """Return the records of `block` up to the first invalid one, and what is wrong with that record or with offsets."""
     data, at = block.tobytes(), 0
     base = int(batch["base_offset"])
     append_time = bool(int(batch["attributes"]) & LOG_APPEND_TIME)
