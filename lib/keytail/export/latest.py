@@ -314,7 +314,7 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
     Raises the same errors as `find_latest`, also at the end, if the files have changed meanwhile.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
-    bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)  # writable, as all bits
+    bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)  # writable, like all arrays of bits
     with unchanged(fs, piece.partition_path, piece.segments, is_last=piece.is_last):
         for number in range(len(piece.segments)):
             bit = piece.first_bits[number]

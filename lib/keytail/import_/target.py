@@ -70,8 +70,8 @@ class Target:
             raise Refused(
                 "it is not known whether the partition has other replicas, which would differ permanently: the log "
                 "dirs contain no metadata log",
-                remedy="If it has none, give --single-replica; else stop all brokers that have one, and give the log "
-                "dirs of each other broker with --replica-log-dirs",
+                remedy="If it has no other replicas, give --single-replica; otherwise stop all brokers that have one, "
+                "and give the log dirs of each other broker with --replica-log-dirs",
                 slug="unknown-replicas",
             )
 
@@ -168,7 +168,7 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
 
 
 def _check_settings(configuration: Configuration, topic: str) -> None:
-    """Raise Refused if a setting that decides about the records is unknown, or the topic has an old message format."""
+    """Raise Refused if one of _SETTINGS is unknown, or the topic has an old message format."""
     cluster = configuration.cluster
     if unknown := configuration.unknown(topic, _SETTINGS):
         raise Refused(unknown, slug="unknown-topic-settings")
