@@ -235,7 +235,8 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
     task = job.task
     row = AuditRow(
         task.topic, task.partition, "failed", start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None,
-        replicas=tuple(_reported(log) for log in task.replicas), first_offset=job.first_offset, end_offset=task.end_offset,
+        replicas=tuple(_reported(log) for log in task.replicas), first_offset=job.first_offset,
+        end_offset=task.end_offset,
     )  # fmt: skip
     if outcome.problem is not None:
         # A closed segment that changes or vanishes while it is read is not damage: a broker cleans or deletes it.

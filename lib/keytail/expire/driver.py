@@ -42,8 +42,8 @@ from keytail.threads import Threads
 
 @dataclass
 class _Examined:
-    """A surveyed partition: with `retention`, its settings, if it can be decided on; otherwise with the reason in
-    `error`."""
+    """A surveyed partition. `retention` has its settings; it is None if the partition is not processed, for the reason
+    in `error`."""
 
     facts: PartitionFacts
     retention: Retention | None = None

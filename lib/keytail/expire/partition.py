@@ -165,14 +165,15 @@ def decide(
         expired.append(ExpiredSegment(segment.base_offset, ends[number], segment.log_bytes, reason, why, timestamp_ms))
     if count == len(segments):
         return Decision(tuple(expired), facts.log_end_offset, True, "")
-    stays = segments[count]
+    first_kept = segments[count]
     if count < limit:
-        what_keeps = _why_kept(facts, retention, now_ms, ages.get(stays.base_offset), stays, left, ends[count])
+        age = ages.get(first_kept.base_offset)
+        what_keeps = _why_kept(facts, retention, now_ms, age, first_kept, left, ends[count])
     return Decision(
         tuple(expired),
-        max(facts.log_start_offset, stays.base_offset),
+        max(facts.log_start_offset, first_kept.base_offset),
         False,
-        f"segment {stays.base_offset} is retained: {what_keeps}",
+        f"segment {first_kept.base_offset} is retained: {what_keeps}",
     )
 
 
@@ -219,7 +220,7 @@ def _why_kept(
     retention: Retention,
     now_ms: int,
     age: Age | None,
-    stays: SegmentFacts,
+    first_kept: SegmentFacts,
     left_bytes: int,
     end: int,
 ) -> str:
@@ -229,7 +230,7 @@ def _why_kept(
     parts = []
     if retention.by_size:
         parts.append(
-            f"without it, {left_bytes - stays.log_bytes:,} bytes would remain, fewer than retention.bytes "
+            f"without it, {left_bytes - first_kept.log_bytes:,} bytes would remain, fewer than retention.bytes "
             f"{retention.retention_bytes:,}"
         )
     if age is not None:
@@ -305,7 +306,7 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
 
 def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
     """Move the log start offset. Afterwards expired segments are not served; the next broker or run removes them."""
-    # It may exist from the first attempt, which failed on a full disk.
+    # The empty segment may exist from the first attempt, which failed on a full disk.
     if decision.rolls and not fs.exists(_path(facts, facts.log_end_offset, names.LOG)):
         like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
         make_empty_segment(fs, facts.path, facts.log_end_offset, like)
@@ -330,7 +331,7 @@ def _truncate_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
 
 
 def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> list[tuple[int, int]]:
-    """Return the leader epochs, with their start offsets, that a log needs that begins at `log_start_offset`."""
+    """Return the leader epochs, with their start offsets, for a log that begins at `log_start_offset`."""
     below = list(itertools.takewhile(lambda entry: entry[1] <= log_start_offset, entries))
     rest = list(entries[len(below) :])
     return [(below[-1][0], log_start_offset), *rest] if below else rest

@@ -2,8 +2,8 @@
 
 There are three strategies to pass records to the tasks that write: in this process (here.py), on Spark bypassing the
 JVM (slices.py) and through Spark's rows (rows.py). Each passes to a task the records of its partition as columns, in
-the same order. Tasks write only scratch files, with names unique to the attempt; the driver renames them after every task has
-succeeded. The caller holds the locks.
+the same order. Tasks write only scratch files, with names unique to the attempt; the driver renames them after every
+task has succeeded. The caller holds the locks.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class PreparedRow(OfPartition):
     end_dirty_offset: Annotated[int | None, "the end of the compacted offsets, exclusive"] = None
     bytes_before: Annotated[int | None, "size of the partition's `.log` files when it was prepared"] = None
     bytes_after: Annotated[int | None, "their size after the commit"] = None
-    disk_bytes: Annotated[int | None, "size of the new segments, which use this space until they are committed or discarded"] = None
+    disk_bytes: Annotated[int | None, "size of the new segments, until they are committed or discarded"] = None
 
 
 def _time(time_ms: int) -> str:

@@ -93,7 +93,7 @@ def _write(path: str, reported: Page, start_ms: int, exit_status: int, ended_ear
     """Write the page and return whether that succeeded. A failure is only reported."""
     try:
         write_page(path, report_of(reported, start_ms, exit_status, ended_early))
-    except Exception as problem:  # a page never justifies failing a run
+    except Exception as problem:  # no error of the page may end the run
         what = repr(problem)
         if isinstance(problem, KeytailError):
             what = in_words(problem)

@@ -1,8 +1,8 @@
 """Restores partitions to their state before a run that kept a backup; lists or removes backups.
 
 Spark is not used. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
-held from before the first survey until after the last file. Listing and forgetting do not change or lock log dirs, so a
-broker may run meanwhile.
+held from before the first survey until after the last operation. Listing and forgetting do not change or lock log dirs,
+so a broker may run meanwhile.
 """
 
 from __future__ import annotations
