@@ -78,7 +78,7 @@ def become(user: User) -> None:
             os.setegid(user.gid)
             os.seteuid(user.uid)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error shows what is not allowed
+            with contextlib.suppress(OSError):  # the first error has the cause
                 give_back()
             _caller = None
             raise

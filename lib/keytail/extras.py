@@ -76,7 +76,7 @@ def require(for_what: str, extra: Extra) -> None:
 
 @as_caller()
 def installed(*packages: str) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
+    """Return the versions of the packages that are installed, by name."""
     versions = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

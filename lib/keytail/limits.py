@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# An environment variable, so that every process of a run has it; Spark's executors get it by `spark.executorEnv`.
+# An environment variable, so that every process of a run has it; Spark's executors get it through `spark.executorEnv`.
 MAX_RECORD_VARIABLE = "KEYTAIL_MAX_RECORD_BYTES"
 MAX_RECORD_BYTES = 64 << 20
 

@@ -71,7 +71,7 @@ class AuditRow(OfPartition):
     first_divergence: Annotated[int | None, "the smallest offset of the examples"] = None
     examples: Annotated[
         tuple[dict[str, Any], ...],
-        "each with `kind`, `offset`, and what the replicas have there; up to `--examples N` of a kind",
+        "each with `kind`, `offset`, and the replicas' data at the offset; up to `--examples N` of a kind",
     ] = ()
     explained: Annotated[
         dict[str, int] | None,
@@ -79,7 +79,7 @@ class AuditRow(OfPartition):
     ] = None
     dropped_early: Annotated[
         dict[str, int] | None,
-        "tombstones and markers that one replica removed while another has what they delete",
+        "tombstones and markers that one replica removed while another has the records that they delete",
     ] = None
     not_compared: Annotated[
         tuple[dict[str, Any], ...],

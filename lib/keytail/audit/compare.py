@@ -74,8 +74,9 @@ def shown_cleaned_to(table: np.ndarray, end_offset: int | None) -> int:
     if they show no removal.
 
     Only cleaning leaves batches with fewer records than offsets, batches with a delete horizon, and offsets without a
-    batch inside a segment. `end_offset` is that of the previous batch, or the segment's base offset; None if the batch
-    before could not be read. Offsets without a batch between two segments show nothing: a segment may be missing.
+    batch inside a segment. `end_offset` is the end of the previous batch, or the segment's base offset; None if the
+    previous batch could not be read. Offsets without a batch between two segments show nothing: a segment may be
+    missing.
     """
     base, last = table["base_offset"], table["last_offset"]
     is_cleaned = table["record_count"] <= last - base
@@ -94,9 +95,9 @@ def cleaning_limits(
     that may have superseded them. Both are int64[2, replicas]; row 0 is what is known, row 1 what is possible.
 
     `shown`: how far the log of each replica shows that it was cleaned (`shown_cleaned_to`). `first_removable`: the
-    first offset at which it shows that it was not cleaned: that of a record without a key, or with an older record of
-    its key. A replica that lost its disk may have fetched what another one had cleaned: this is known as far as its own
-    log shows it, and possible up to the highest offset that any replica was cleaned to.
+    first offset at which it shows that it was not cleaned: the offset of a record without a key, or of a record whose
+    key has an older record. A replica that lost its disk may have fetched a log that another replica had cleaned: this
+    is known as far as its own log shows it, and possible up to the highest offset to which any replica was cleaned.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))

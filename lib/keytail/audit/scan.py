@@ -179,8 +179,8 @@ class _Scan:
             yield Cell(shard, GAPS << _KIND_SHIFT | self._order, known)
 
     def _in_order(self, chunk: Chunk, last: int) -> Chunk:
-        """Return the chunk up to the first batch whose offsets decrease or belong to the next segment, since those
-        offsets identify other records."""
+        """Return the chunk up to the first batch whose offsets decrease or belong to the next segment, since these
+        offsets belong to other records."""
         table = chunk.table
         rows = len(table)
         if self._next_base is not None:

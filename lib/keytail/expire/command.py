@@ -125,7 +125,7 @@ def _is_plain(row: ExpireRow) -> bool:
 
 def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
     """Print a line for each partition, then one for each removed segment, with its reason, then totals. Many partitions
-    that are kept are only counted."""
+    with status `kept` are only counted."""
     title = "Expired" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
     print_errors(rows)

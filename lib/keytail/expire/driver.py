@@ -124,7 +124,7 @@ def _examine(
     request: Request,
     now_ms: int,
 ) -> _Examined:
-    """Survey one partition. An executing run then completes or rolls back an interrupted replacement, if it may."""
+    """Survey one partition. If allowed, an executing run then completes or rolls back an interrupted replacement."""
     start_ms = time.time_ns() // 1_000_000
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []

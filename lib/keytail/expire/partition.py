@@ -142,8 +142,8 @@ def decide(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> Decision:
-    """Decide which segments are removed at `now_ms`. `ages` has those of `age_candidates` by base offset, up to the
-    first young one.
+    """Decide which segments are removed at `now_ms`. `ages` has the ages of `age_candidates` by base offset, up to the
+    first segment that is too young.
 
     There are three passes from the oldest segment on, each of which ends at the first segment that does not qualify: by
     log start offset, by size, by time; the last two only if `cleanup.policy` has `delete`.
@@ -248,8 +248,7 @@ def findings(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> tuple[Finding, ...]:
-    """Return a finding for each segment with a known age for which a broker, by its time index, would decide otherwise.
-    """
+    """Return a finding for each segment with a known age that a broker, by its time index, would treat differently."""
     by_base = {segment.base_offset: segment for segment in facts.segments}
     claims = {base: claimed_age(segment) for base, segment in by_base.items()}
     ours = decide(facts, retention, now_ms, ages, high_watermark=high_watermark).expired
@@ -321,7 +320,8 @@ def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
 
 
 def _truncate_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
-    """Remove epochs before that of the log start, which then begins there. Returns whether that changed anything."""
+    """Remove the epochs before the one that contains the log start, and let that one begin there. Returns whether the
+    file changed."""
     file = os.path.join(path, names.LEADER_EPOCHS)
     entries = read_epochs(fs, file)
     wanted = epochs_from(entries, log_start_offset)

@@ -42,7 +42,7 @@ _NO_PARTITION = -1  # for numbers that do not fit into an int, and records to le
 @dataclass(frozen=True)
 class Piece:
     """A row group. `file_number` counts files in the order of their names, from 0; `first_row` is the number of its
-    first row in the file. Size and mtime are those of the file when the driver read its footer."""
+    first row in the file. Size and mtime are the file's when the driver read its footer."""
 
     path: str
     file_number: int

@@ -43,9 +43,9 @@ class Source:
 
 
 def records_of(frame: Any, source: Source) -> Any:
-    """Convert the frame that `opened` returns to records: columns key, value (binary), timestamp (bigint, ms), headers
-    (array of structs of binaries) and partition (int), where the source has them; those of `sort_by` as `sort_0`,
-    `sort_1`, ...; number and turn (bigint).
+    """Convert the frame that `opened` returns to records. The columns are key, value (binary), timestamp (bigint, ms),
+    headers (array of structs of binaries) and partition (int), if the source has them; `sort_0`, `sort_1`, ... with the
+    values of the columns `sort_by`; number and turn (bigint).
 
     `number` ascends in the order of the source; `turn` increases by 1 from record to record of a file. For Parquet both
     are derived from the number of the file, in the order of names, and the number of the row in it, so they do not

@@ -76,7 +76,7 @@ class Target:
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return name and level of the codec: that of the flag, otherwise that of the topic's compression.type."""
+        """Return name and level of the codec, from the flag, otherwise from the topic's compression.type."""
         of_topic = {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(
             str(self.values["compression.type"]), str(self.values["compression.type"])
         )

@@ -21,7 +21,7 @@ IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
 
 
 class SegmentIndexes:
-    """The indexes of a partition, segments by number from 0, and `notes` on problems with those that were used.
+    """The indexes of a partition's segments, which are numbered from 0. `notes` has problems of indexes that were used.
 
     `trusts_indexes`: use them like a broker that starts on the files as they are; otherwise invalid ones are not used.
     """

@@ -1,4 +1,4 @@
-"""Suggests commands and flags for unknown names: those with the same meaning, or else with a similar spelling."""
+"""Suggests commands and flags that have the same meaning as an unknown name, or else a similar spelling."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Group(TyperGroup):
 
 
 class OneCommand(TyperCommand):
-    """A command that suggests flags for unknown ones."""
+    """A command that suggests existing flags for unknown flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:

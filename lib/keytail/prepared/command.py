@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedRow(OfPartition):
-    """One partition with a preparation. Sizes of segments are those of `.log` files."""
+    """One partition with a preparation. Sizes of segments are sizes of `.log` files."""
 
     topic: Annotated[str, ""]
     partition: Annotated[int, ""]

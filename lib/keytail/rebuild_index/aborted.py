@@ -21,13 +21,13 @@ _MANY_ROWS = 1 << 16
 
 
 def asked_offsets(entries: np.ndarray) -> np.ndarray:
-    """Return the offsets (int64, ascending) whose batches are needed to judge these entries."""
+    """Return the offsets (int64, ascending) whose batches are needed to check these entries."""
     return np.unique(np.concatenate([entries["first_offset"], entries["last_stable_offset"]]))
 
 
 class Needed:
-    """Selects, from the batches of a part of a log, those that show what was aborted there, or that contain an asked
-    offset.
+    """Selects the batches of a part of a log that show which transactions were aborted there, or that contain one of
+    the `asked` offsets.
 
     From the data between two markers of a producer these are the first batch, and the first that reaches the log start
     offset. Without an abort in the part, batches between a producer's first and last marker are omitted: they do not
@@ -79,7 +79,7 @@ class Needed:
         return rows[needed | self._holds_asked(rows)]
 
     def _first_and_last(self, rows: np.ndarray, is_marker: np.ndarray) -> np.ndarray:
-        """Return the rows without those that each producer wrote between its first marker and its last one."""
+        """Return the rows without the batches of each producer between its first and its last marker."""
         if not is_marker.any():
             return rows
         _, producer = np.unique(rows["producer_id"], return_inverse=True)

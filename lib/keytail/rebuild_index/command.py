@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment. The state of each index file is empty if there is none and none is needed."""
+    """One segment. The state of an index file is empty if the file does not exist and is not needed."""
 
     base_offset: int
     status: Annotated[str, "`sound`, `would-rebuild`, `rebuilt`, or `damaged` (bytes that are not batches)"]
@@ -94,7 +94,7 @@ class RebuildRow(OfPartition):
     start_ms: int | None = None
     end_ms: int | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
-    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # damage that was found, likewise
+    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # of the damage that was found
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger
 
 

@@ -126,7 +126,7 @@ class _Batches:
         return (self.last[rows] == offsets) | inside
 
     def have(self, offsets: np.ndarray, times_ms: np.ndarray) -> np.ndarray:
-        """Return whether each offset is the last of a batch, or that of a record with that timestamp."""
+        """Return whether each offset is the last of a batch, or belongs to a record with the timestamp beside it."""
         rows, inside = self.rows_of(offsets)
         if self._is_open and len(self._offsets):
             at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)
@@ -137,8 +137,8 @@ class _Batches:
 
 
 class _Entries:
-    """The entries of one index. `take` selects the entries for a chunk; `inside` contains those of their offsets that
-    are inside of a batch; `compare` sets `why` to what is wrong with an entry."""
+    """The entries of one index. `take` selects the entries for a chunk; `inside` has their offsets that are inside of a
+    batch, not at its end; `compare` sets `why` to the problem of the first wrong entry."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         self.keys = entries[key].astype(np.int64)

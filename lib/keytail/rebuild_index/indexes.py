@@ -40,7 +40,7 @@ State = Literal["sound", "missing", "wrong"]
 class SegmentTask:
     """One segment, and everything that a task needs to know about its partition.
 
-    No batch may reach `end_offset`. `asked_offsets` are those of the entries in the partition's transaction indexes.
+    No batch may reach `end_offset`. `asked_offsets` are the offsets in entries of the partition's transaction indexes.
     `torn_tail`: the log may end with bytes that are not a batch. `is_in_use`: a broker may be writing to it.
     `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: write replacements for wrong
     files.

@@ -50,7 +50,7 @@ class RebuildSettings:
 
     `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: install replacements for wrong
     files. `truncate`: truncate a torn tail first. `is_in_use`: a broker may be writing to the partition, so the end of
-    its last segment is not judged.
+    its last segment is not checked.
     """
 
     index_interval_bytes: int

@@ -157,8 +157,8 @@ def truncate_tail(
 ) -> None:
     """Truncate the log, in the order of TAIL.md. The segment is left without index files.
 
-    `hosted` are the partitions of the log dir, whose entries its cleaner checkpoint keeps. If the process is killed at
-    any moment, the same truncation can be found, planned and made again.
+    `hosted` are the partitions of the log dir, whose entries are retained in its cleaner checkpoint. If the process is
+    killed at any moment, the same truncation can be found, planned and made again.
     """
     log_path = os.path.join(facts.path, names.segment_file(torn.tail.base_offset, names.LOG))
     _refuse_unfit(fs, log_path, torn)
@@ -210,7 +210,7 @@ def _refuse_unfit(fs: FileSystem, log_path: str, torn: Truncation) -> None:
 
 
 def _unlink(fs: FileSystem, path: str, file_names: Iterable[str]) -> None:
-    """Durably remove those of the files that exist."""
+    """Remove the files that exist, durably."""
     there = {entry.name for entry in fs.scan(path)}
     removed = [name for name in file_names if name in there]
     refuse_lost(fs, path)

@@ -89,8 +89,8 @@ class PartitionOutcome:
 class Rebuild:
     """One run over many partitions. `on_outcome` is called with each outcome as it ends, one at a time; `on_trace` with
     a task's Python traceback. Without an engine everything runs in this process. `hosted` contains the partitions of
-    each log dir, whose entries its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are
-    on a network file system."""
+    each log dir, whose entries are retained in its checkpoints. `shared_storage` states that no broker can reach log
+    dirs that are on a network file system."""
 
     plans: Sequence[PartitionPlan]
     engine: Engine = field(default_factory=ThisProcess)

@@ -109,7 +109,7 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
 
 
 def _by_topic(found: Sequence[Partition]) -> TableOf:
-    """Return the topics, those with the most records first; no row for a single topic, which the other tables cover."""
+    """Return a row per topic, most records first; no rows for a single topic, which the other tables cover."""
     topics: dict[str, list[Partition]] = defaultdict(list)
     for item, counts in _counted(found):
         if sum(counts.keys):

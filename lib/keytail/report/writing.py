@@ -1,6 +1,7 @@
 """Implements `--report FILE.html`: writes the page of a run when its command has ended, for whatever reason.
 
-If that fails, this is reported, and the exit status becomes 1 if it would have been 0; what the run did is unchanged.
+If the page cannot be written, this is reported, and the exit status becomes 1 if it would have been 0; the results of
+the run are not affected.
 """
 
 from __future__ import annotations

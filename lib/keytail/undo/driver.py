@@ -146,7 +146,7 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
 
 
 def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
-    """Return the entry with its log dir replaced by that of `log_dirs` which has the partition now, if there is one."""
+    """Return the entry, with its log dir replaced by the one of `log_dirs` that has the partition now, if any does."""
     of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
     if entry.manifest is None or not of_name:
         return entry

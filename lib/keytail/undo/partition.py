@@ -50,7 +50,7 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to restore in one partition. `parts` are to be restored, in this order, the reverse of that of the run.
+    """What to restore in one partition. `parts` are to be restored in this order, which is the reverse of the run's.
 
     If there are `differences` (sentences), nothing may be changed. `cleaner_checkpoint` is the target value of the
     entry (None: it is removed); `moves_checkpoint` is true if the current value is different.
@@ -154,8 +154,8 @@ def _replaced_sources(
 def _match(
     files: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile] | Mapping[str, BackupFile | LeftFile]
 ) -> bool:
-    """Return whether the files are the wanted ones. Producer snapshots may be missing: a broker that starts removes
-    those below the log start."""
+    """Return whether the files equal `wanted`. Producer snapshots may be missing: a broker that starts removes
+    snapshots below the log start."""
     missing = wanted.keys() - files.keys()
     return (
         files.keys() <= wanted.keys()
