@@ -253,7 +253,7 @@ class NotRegular(UnsafeFile):
 
 
 class ForeignFile(UnsafeFile):
-    """A file that another user than the owner of its directory owns: root must not read it on that owner's behalf."""
+    """A file whose owner is not the owner of its directory: root must not read it on behalf of the latter."""
 
     slug = "foreign-file"
     remedy = (

@@ -96,8 +96,9 @@ def cleaning_limits(
 
     `shown`: how far the log of each replica shows that it was cleaned (`shown_cleaned_to`). `first_removable`: the
     first offset at which it shows that it was not cleaned: the offset of a record without a key, or of a record whose
-    key has an older record. A replica that lost its disk may have fetched a log that another replica had cleaned: this
-    is known as far as its own log shows it, and possible up to the highest offset to which any replica was cleaned.
+    key has an older record. A replica that lost its disk may have fetched a log that another replica had cleaned: its
+    own log shows up to where this is known, and it is possible up to the highest offset to which any replica was
+    cleaned.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))

@@ -82,8 +82,7 @@ class DescribeRow(OfPartition):
 
 
 def exit_status(rows: Sequence[DescribeRow], request: Request | None = None) -> int:
-    """Return 0, unless partitions could not be read or records not counted: 1 if this failed for all partitions, 3 if
-    only for some."""
+    """Return 0 if all partitions were read, and their records counted if requested; 1 if none was; otherwise 3."""
     bad = sum(bool(row.error) for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 

@@ -67,8 +67,8 @@ class Finding:
     base_offset: Annotated[int, ""]
     broker_deletes: Annotated[
         bool,
-        "a broker that starts would delete the segment, which must be retained; otherwise it would retain a segment "
-        "that is to be removed",
+        "`true`: a broker that starts would delete the segment, which must be retained; `false`: it would retain a "
+        "segment that is to be removed",
     ]
     what: Annotated[str, ""]
     remedy: Annotated[str, ""]

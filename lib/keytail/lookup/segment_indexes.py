@@ -52,7 +52,7 @@ class SegmentIndexes:
         if segment.index_bytes is None and segment.log_bytes > 0:
             self.note(
                 f"{self.file(number, names.INDEX)} is missing: the segment was read instead. A broker that starts "
-                f"rebuilds all its indexes and answers the same. {REBUILD}"
+                f"rebuilds all its indexes and returns the same. {REBUILD}"
             )
         return segment.index_bytes is None
 

@@ -67,8 +67,8 @@ checked before the work begins and again before the file gets its name.
 _COMMON = {
     "status": "listed below",
     "error": "the reason for the status, or empty",
-    "start_ms": "start of the work on the partition",
-    "end_ms": "end of the work on the partition",
+    "start_ms": "when the work began",
+    "end_ms": "when the work ended",
     "notes": "other findings and actions, a sentence each",
 }
 _TYPES = {str: "string", ErrorText: "string", int: "number", float: "number", bool: "boolean"}

@@ -18,7 +18,8 @@ _BROKER = ("--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zook
 
 
 def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the commands that an unknown one may mean. `also_called` has other words for each command, by its name."""
+    """Return the commands that an unknown name may mean. `also_called` has other words for each command, by its name.
+    """
     meant: dict[str, list[str]] = {}
     for command, words in also_called.items():
         for word in (command, *words):

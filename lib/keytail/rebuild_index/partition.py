@@ -123,7 +123,7 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
             index_interval_bytes=settings.index_interval_bytes,
             segment_index_bytes=settings.segment_index_bytes,
             asked_offsets=asked,
-            # Where a broker recovers the log at startup, it also truncates it at the first invalid batch.
+            # If a broker recovers the segment at startup, it also truncates it at the first invalid batch.
             torn_tail=not facts.clean_shutdown and end > facts.recovery_point,
             is_in_use=settings.is_in_use and end == names.MAX_OFFSET,
             rebuild_all=settings.rebuild_all,

@@ -185,8 +185,8 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     done = [row for row in rows if row.status == "salvaged"]
     if not request.execute:
         return (
-            "This was a dry run: nothing was written. If another replica is intact, use that one. To write the good "
-            "batches of this one, run the same command with --execute."
+            "This was a dry run: nothing was written. If another replica is intact, use that one. To write the intact "
+            "batches of this replica, run the same command with --execute."
         )
     if not done:
         return ""
