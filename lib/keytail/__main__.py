@@ -1,4 +1,4 @@
-"""`python -m keytail` is the command `keytail`."""
+"""Runs the command `keytail` for `python -m keytail`."""
 
 from keytail.main.main import main
 

@@ -1,10 +1,10 @@
-"""The user that this process works as.
+"""Changes the user that this process works as.
 
-When started as root on log dirs of another user, keytail works as that user: the process gets that user's effective ids
-and groups, and so no more rights to files than the owner of the log dirs has. The real and saved ids remain root's, for
-two reasons: the owner can then neither signal nor trace the process, and `as_caller` can give root's rights to files
-back to one thread, for files outside of log dirs that the caller names or installed (packages, compiled kernels,
-reports). Code that omits `as_caller` fails with "Permission denied" and does no harm.
+When started as root on log dirs of another user, keytail works as that user: the process takes the effective ids and
+groups of that user, and so has no more rights to files than the owner of the log dirs. The real and saved ids remain
+root's, for two reasons: the owner can then neither signal nor trace the process, and `as_caller` can restore root's
+rights to files in one thread, for files outside of log dirs that the caller names or installed (packages, compiled
+kernels, reports). Code that omits `as_caller` fails with "Permission denied" and does no harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # of prctl(2)
-_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # makes setfsuid and setfsgid only return the present id
+_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # makes setfsuid and setfsgid only return the current id
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def is_root() -> bool:
 
 def become(user: User) -> None:
     """Work as `user`, in all threads, until `give_back`. Raises OSError if the system does not allow it."""
-    global _caller  # noqa: PLW0603 (ids belong to the process, and so does this)
+    global _caller  # noqa: PLW0603 (ids are per process, and so is this variable)
     with _parent_death_signal_kept():
         _caller = _caller or current()
         try:
@@ -78,7 +78,7 @@ def become(user: User) -> None:
             os.setegid(user.gid)
             os.seteuid(user.uid)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error shows what is not allowed
+            with contextlib.suppress(OSError):  # the first error has the cause
                 give_back()
             _caller = None
             raise
@@ -111,7 +111,8 @@ def working_as(user: User) -> Iterator[None]:
 
 
 def on_workers(task: Callable[[Iterator[Any]], Iterator[Any]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return `task`, a function for mapInArrow, run as the current user of this process, also if the worker is root."""
+    """Wrap `task`, a function for mapInArrow, so that workers that run as root run it as this process's current user.
+    """
     return functools.partial(_as_user, current(), task)
 
 
@@ -165,7 +166,8 @@ def _set_file_ids(uid: int, gid: int) -> None:
 
 @contextlib.contextmanager
 def _parent_death_signal_kept() -> Iterator[None]:
-    """Restore the parent death signal of this thread (prctl), which the kernel clears whenever ids of it change."""
+    """Restore the parent death signal of this thread (prctl), which the kernel clears when the thread's ids change.
+    """
     libc, number = _libc(), ctypes.c_int(0)
     libc.prctl(_GET_PARENT_DEATH_SIGNAL, ctypes.byref(number))
     parent = os.getppid()

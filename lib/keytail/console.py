@@ -1,7 +1,7 @@
 """Output on standard error: lines for people or JSON objects for programs, in full or only warnings and errors.
 
-Standard output is for rows alone. Modules call `say`, or `OutputStyle.line` for lines of other programs. No run ends
-because standard error cannot be written to.
+Only rows are written to standard output. Modules call `print_message`, or `OutputStyle.line` for lines that they print
+themselves. A run continues if standard error cannot be written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OutputStyle:
         return level != "info" or not self.quiet
 
     def line(self, text: str, level: Level, now: datetime.datetime, **facts: Any) -> str:
-        """Return one line, without its line end. `facts` are for programs: `text` contains them too."""
+        """Return one line, without its line end. `facts` are fields of the JSON object; `text` contains them too."""
         if not self.as_json:
             return "\n".join(map(visible, text.split("\n")))
         if slugs := slugs_of(text):
@@ -44,7 +44,7 @@ class OutputStyle:
         return json.dumps({"time": time, "level": level, "message": text.strip().removeprefix("keytail: "), **facts})
 
 
-# A context variable (threads.py): every layer down to the kernels prints, and would otherwise pass it on.
+# A context variable (threads.py): code of every layer prints, and would otherwise need a parameter for the style.
 _style: contextvars.ContextVar[OutputStyle] = contextvars.ContextVar("style")
 
 
@@ -74,7 +74,8 @@ def standard_error() -> TextIO:
 
 
 class Unfailing:
-    """A stream that suppresses errors and keeps the first one; `problem` is the error of the first write, if any."""
+    """A stream that suppresses errors and keeps the first one. `problem`, if given, becomes the error of the first
+    write."""
 
     def __init__(self, stream: TextIO, problem: OSError | None = None) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The errors that keytail raises: few kinds, each with the problem, its place, the reason it matters and a remedy.
+"""The errors that keytail raises: a few classes; each error has the problem, its place and a remedy.
 
 The class determines the result for the partition: `CorruptLog` gives the row status `corrupt`, `Refused` gives
 `refused`, any other `KeytailError` gives `failed`; `UsageProblem` ends the run with status 2.
@@ -19,7 +19,7 @@ _NOT_ALLOWED = (
 )
 _FULL = ("no-space", _OUT_OF_ROOM)
 _DENIED = ("permission-denied", _NOT_ALLOWED)
-# Slug and remedy of errors of the system.
+# Slug and remedy for errors of the operating system.
 OF_SYSTEM = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
@@ -67,27 +67,28 @@ WRITTEN_TO = "Another process writes there: find and stop it, then run again"
 REPORT_IT = "This is a bug in keytail: keep a copy of the files and of the output of this run, and report it"
 
 
-# Control characters, direction marks, and characters of no width: a terminal obeys them, or shows misleading text.
+# Control characters, direction marks and zero-width characters: they control a terminal, or make its text misleading.
 _UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x061C, 0x180E, 0x200B, 0x200E, 0x200F, *range(0x2028, 0x202F)]
 _UNSEEN += [*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)]
 _VISIBLE = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     for code in _UNSEEN
 }
-# The same for whole lines, which have line ends and tabs; JSON has only one kind of escape.
+# For whole lines, which keep their line ends and tabs; in JSON lines, only JSON's own escapes are valid.
 _VISIBLE_IN_LINES = {code: text for code, text in _VISIBLE.items() if chr(code) not in "\n\t"}
 _VISIBLE_IN_JSON = {code: json.dumps(chr(code))[1:-1] for code in _VISIBLE_IN_LINES} | {0x7F: "\\u007f"}
 
 
 def visible(text: str) -> str:
-    """Return `text` as one line for a terminal, unsafe characters escaped: file names may contain any character."""
+    """Return `text` as one line for a terminal, with unsafe characters escaped: file names may contain any character.
+    """
     return text if text.isprintable() else text.translate(_VISIBLE)  # translate is slow, and tables have many cells
 
 
 def visible_lines(text: str, *, as_json: bool = False) -> str:
-    """Return lines of output for a terminal: their content escaped as by `visible`, except line ends and tabs.
+    """Return lines of output for a terminal, with unsafe characters escaped, except line ends and tabs.
 
-    With `as_json` the lines are JSON, and keep their meaning.
+    With `as_json` the lines are JSON: the escapes are JSON's, and the values remain the same.
     """
     return text.translate(_VISIBLE_IN_JSON if as_json else _VISIBLE_IN_LINES)
 
@@ -96,10 +97,10 @@ _IN_BRACKETS = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]")
 
 
 class ErrorText(str):
-    """A message about errors, with their slugs: `slugs` has each once, in the order of the text.
+    """A message about errors, with their slugs: `slugs` contains each slug once, in the order of the text.
 
-    Slugs are not read from the text: the name of a file in it may look like one. `+` and `joined` keep them, f-strings
-    do not.
+    Slugs are not parsed from the text, since a file name in it may look like a slug. `+` and `joined` keep the slugs,
+    f-strings lose them.
     """
 
     slugs: tuple[str, ...]
@@ -135,32 +136,33 @@ NO_ERROR = ErrorText()
 
 
 def joined(texts: Iterable[str]) -> ErrorText:
-    """Return messages as one, separated by semicolons; empty ones are left out."""
+    """Return the non-empty messages as one message, separated by semicolons."""
     texts = [text for text in texts if text]
     return ErrorText("; ".join(texts), (slug for text in texts for slug in slugs_of(text)))
 
 
 def stored(text: str) -> str:
-    """Return a message for a file or table that has no field for slugs: what only looks like one is escaped in it."""
+    """Return the text of a message for a file or table without a field for slugs. Words in brackets that are not slugs
+    are escaped."""
     return _IN_BRACKETS.sub(lambda found: found[0] if found[1] in slugs_of(text) else f" \\{found[0][1:]}", text)
 
 
 def of_stored(text: str) -> ErrorText:
-    """Return the message that `stored` returned the text of."""
+    """Return a message, with its slugs, from the text that `stored` returned."""
     return ErrorText(text, _IN_BRACKETS.findall(text))
 
 
 def refusal(text: str, *, slug: str) -> ErrorText:
-    """Return a reason for a row that is refused, with its slug as messages of errors have it."""
+    """Return the reason for a refused row, followed by its slug in brackets, as in error messages."""
     return ErrorText(text + f" [{slug}]", (*slugs_of(text), slug))
 
 
 class KeytailError(Exception):
-    """An error that keytail explains itself.
+    """An error that keytail detects and explains.
 
-    `what` is one sentence, with the slugs of errors in it if it is an ErrorText; `path`, `byte_position` and `offset`
-    are the place; `remedy` is what to do next. `slug` is the name of the error for programs, such as
-    `unknown-topic-settings`: unlike the words, it never changes. A subclass may have a default for it.
+    `what` is one sentence, an ErrorText if it contains the messages of other errors; `path`, `byte_position` and
+    `offset` are the place; `remedy` is what to do next. `slug` is the name of the error for programs, such as
+    `unknown-topic-settings`: unlike the message, it never changes. A subclass may define a default slug.
     """
 
     default_slug: str | None = None
@@ -215,11 +217,11 @@ def _rebuild(
 
 
 class CorruptLog(KeytailError):
-    """Bytes on disk are not what the format allows, or contradict each other."""
+    """Bytes on disk are invalid in their format, or contradict each other."""
 
 
 class Refused(KeytailError):
-    """The state is one in which keytail does not act; nothing was changed."""
+    """keytail does not process something in its present state; nothing was changed."""
 
 
 class UsageProblem(KeytailError):
@@ -244,14 +246,14 @@ class SymbolicLink(UnsafeFile):
 
 
 class NotRegular(UnsafeFile):
-    """A directory, FIFO, socket or device where a file should be."""
+    """A directory, FIFO, socket or device where a regular file is expected."""
 
     slug = "not-a-regular-file"
     remedy = "Find out what created it, move it away, then run again"
 
 
 class ForeignFile(UnsafeFile):
-    """A file whose owner is not that of its directory, which root must not read for the directory's owner."""
+    """A file whose owner is not the owner of its directory: root must not read it on behalf of the latter."""
 
     slug = "foreign-file"
     remedy = (
@@ -274,7 +276,7 @@ def of_system(error: OSError, where: str = "") -> KeytailError:
 
 
 def out_of_memory() -> KeytailError:
-    """Return the error for a MemoryError, which implies nothing about the data that were being read."""
+    """Return the error for a MemoryError. It does not mean that the data that were being read are damaged."""
     return KeytailError(
         f"out of memory on host {os.uname().nodename}",
         remedy="Lower --map-memory or the number of concurrent tasks (--master 'local[2]'), then run again",

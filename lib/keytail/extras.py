@@ -1,7 +1,7 @@
-"""The optional packages: which extra of pyproject.toml brings which, and the error if one is not installed.
+"""The extras of pyproject.toml with their packages, and the error for a package that is not installed.
 
-Commands that need no Spark run without any of them. A command that needs an extra states it (`Command.extras`), and it
-is required before anything is done.
+Commands that do not use Spark need none of these packages. A command declares the extras that it needs
+(`Command.extras`), and they are checked before the command does anything.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MODULES = {"delta-spark": "delta"}
 
 @dataclass(frozen=True)
 class Extra:
-    """An extra of pyproject.toml, with the packages that keytail imports. The first one comes with this extra alone, or
-    with another one that requires it. `adds`: the commands and flags that need it.
+    """An extra of pyproject.toml, with the packages that keytail imports; the first package is the extra's own. `adds`:
+    the commands and flags that need the extra.
     """
 
     name: str
@@ -54,7 +54,7 @@ AVRO = Extra("avro", ("fastavro",), "export of Avro")
 REPORT = Extra("report", ("jinja2",), "--report and report")
 EXTRAS = (SPARK, DELTA, HISTORY, OBJECT_STORE, AVRO, REPORT)
 
-# What needs an extra, and the extra.
+# Pairs of a command or flag and an extra that it needs.
 Needs = Iterable[tuple[str, Extra]]
 
 
@@ -76,7 +76,7 @@ def require(for_what: str, extra: Extra) -> None:
 
 @as_caller()
 def installed(*packages: str) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
+    """Return the versions of the packages that are installed, by name."""
     versions = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

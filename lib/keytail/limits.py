@@ -1,17 +1,18 @@
-"""The most that one task holds of a log in memory, where the command line may raise it."""
+"""The limit for the size of a record in memory, which the command line can raise."""
 
 from __future__ import annotations
 
 import os
 
-# An environment variable, so that every process of a run has it; Spark's executors get it by `spark.executorEnv`.
+# An environment variable, so that every process of a run has it; Spark's executors get it through `spark.executorEnv`.
 MAX_RECORD_VARIABLE = "KEYTAIL_MAX_RECORD_BYTES"
 MAX_RECORD_BYTES = 64 << 20
 
 
 def max_record_bytes() -> int:
-    """Return the largest uncompressed size in bytes of a record, or of all messages in a compressed one (magic 0, 1).
+    """Return the largest uncompressed size in bytes of a record, or of all messages in a compressed message (magic 0
+    or 1).
 
-    Larger batches are decompressed in pieces, but a record is held as a whole.
+    Larger batches are decompressed in pieces, but each record must fit into memory as a whole.
     """
     return int(os.environ.get(MAX_RECORD_VARIABLE) or MAX_RECORD_BYTES)

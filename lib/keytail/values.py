@@ -1,10 +1,9 @@
-"""Serialization of values as data: results of tasks, and files that one pass leaves for the next.
+"""Serializes values as data: results of tasks, and files that one pass saves for the next.
 
-It reads bytes that came from another process or from a directory of another user. They cannot make it run code of their
-choice: the values consist of numbers, text, containers, arrays, and instances of keytail's own data classes, whose
-modules are imported and whose fields are set without calling the class (`_made` names two exceptions). The format is a
-header (JSON) and the raw bytes of the arrays, each in its own part; arrays are written from their place in memory, not
-copied.
+The serialized bytes may come from another process or from another user's directory, and cannot choose code to run:
+values consist of numbers, text, containers, arrays, and instances of keytail's own data classes. The modules of these
+classes are imported, and their fields are set without calling the class (`_made` has two exceptions). The format is a
+header (JSON) and the raw bytes of the arrays, each in its own part. Arrays are written without copying them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ def to_parts(value: Any) -> list[memoryview]:
 
 
 def from_parts(parts: Sequence[Any]) -> Any:
-    """Return the value. An array is a view of its part if that is writable, else a copy. Raises NotAValue."""
+    """Return the value that `to_parts` serialized. An array is a view of its part if the part is writable, else a copy.
+    Raises NotAValue."""
     try:
         header = json.loads(bytes(parts[0]))
         return _Reader(header["classes"], parts[1:]).decoded(header["value"])
@@ -61,7 +61,7 @@ def sizes_of(parts: Sequence[memoryview]) -> bytes:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Return `value` in one piece. Raises TypeError for anything that is not data."""
+    """Return `value` serialized into one bytes object. Raises TypeError for anything that is not data."""
     parts = to_parts(value)
     return b"".join((sizes_of(parts), *parts))
 
@@ -214,7 +214,7 @@ def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
 
 
 def _tuples(descr: Any) -> Any:
-    """Convert lists to tuples where the description of a dtype has tuples, which JSON does not have."""
+    """Convert lists of a dtype's description, as read from JSON, back to tuples where NumPy requires these."""
     if isinstance(descr, str):
         return descr
     return [tuple(_tuples(part) if isinstance(part, list) and at == 1 else _shape(part) for at, part in enumerate(item))

@@ -1,7 +1,8 @@
 """The table of supported Python and Java versions, for pyproject.toml, `doctor` and the documentation.
 
-A version is supported if the pinned Spark supports it and keytail was tested with it: `make versions` tests those of a
-machine. tests/test_versions.py checks files that cannot import this table against it.
+A version is supported if the pinned Spark supports it and keytail was tested with it: `make versions` runs the tests
+with each version that is installed on a machine. tests/test_versions.py checks files that cannot import this table
+against it.
 """
 
 from __future__ import annotations

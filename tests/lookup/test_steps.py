@@ -233,11 +233,11 @@ def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Pa
             else:
                 expected, answer = at_time(believed, start, timestamp), at_time(files, start, timestamp)
                 if expected == answer:
-                    assert all(note.endswith("answers the same") for note in broker)
+                    assert all(note.endswith("returns the same") for note in broker)
                 elif expected is None:
-                    assert [note.endswith("answers nothing") for note in broker] == [True]
+                    assert [note.endswith("returns nothing") for note in broker] == [True]
                 else:
-                    assert [f"answers offset {expected[1].offset}, timestamp" in note for note in broker] == [True]
+                    assert [f"returns offset {expected[1].offset}, timestamp" in note for note in broker] == [True]
     assert seen
 
 
@@ -263,11 +263,11 @@ def test_after_an_unclean_shutdown_a_broker_rebuilds_the_indexes_after_the_recov
     result = lookup_time(LOCAL, survey(partition, clean=False), NOW + 25)
     assert result.record is not None and result.record.offset == 25
     if recovery_point < 40:
-        expected = "answers the same"
+        expected = "returns the same"
     elif damage is _wrong_time_index:
         expected = "on these files is unknown"
     else:  # the segment counts as older than the time, and the next one begins later
-        expected = f"answers offset 40, timestamp {NOW + 40} (2025-06-15T15:06:40.040Z)"
+        expected = f"returns offset 40, timestamp {NOW + 40} (2025-06-15T15:06:40.040Z)"
     assert result.notes[-1].endswith(expected)
 
 

@@ -64,14 +64,14 @@ class AuditRow(OfPartition):
         "each with `name`, `path`, `segments`, `bytes`, `records`, `log_start_offset`, `log_end_offset`, "
         "`high_watermark`, `cleaned_to`",
     ] = ()
-    first_offset: Annotated[int | None, "where the compared range begins"] = None
-    end_offset: Annotated[int | None, "where it ends, not included"] = None
-    records_compared: Annotated[int | None, "those that at least two replicas have"] = None
+    first_offset: Annotated[int | None, "start of the compared range"] = None
+    end_offset: Annotated[int | None, "end of the compared range, exclusive"] = None
+    records_compared: Annotated[int | None, "records that at least two replicas have"] = None
     divergences: Annotated[dict[str, int] | None, "counts by kind"] = None
     first_divergence: Annotated[int | None, "the smallest offset of the examples"] = None
     examples: Annotated[
         tuple[dict[str, Any], ...],
-        "each with `kind`, `offset`, and what the replicas have there; up to `--examples N` of a kind",
+        "each with `kind`, `offset`, and the replicas' data at the offset; up to `--examples N` of a kind",
     ] = ()
     explained: Annotated[
         dict[str, int] | None,
@@ -79,7 +79,7 @@ class AuditRow(OfPartition):
     ] = None
     dropped_early: Annotated[
         dict[str, int] | None,
-        "tombstones and markers that one replica removed while another has what they delete",
+        "tombstones and markers that one replica removed while another has the records that they delete",
     ] = None
     not_compared: Annotated[
         tuple[dict[str, Any], ...],

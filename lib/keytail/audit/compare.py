@@ -12,7 +12,8 @@ from keytail.kernels.audit import differences, reasons
 
 MOST_REPLICAS = 62  # of one partition: one bit each
 
-# Differences of what is at one offset, and of two records of one key there, in the order of the kernels' numbers.
+# Kinds of differences between two replicas' records at one offset: with different keys, and with the same key, in the
+# order of the kernels' numbers.
 PLACES = ("control", "control-type", "key")
 assert len(PLACES) == differences.PLACE_KINDS
 DIFFERENCES = (
@@ -33,7 +34,7 @@ assert len(REASONS) == reasons.REASONS
 
 @dataclass(frozen=True)
 class ReplicaLog:
-    """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns, ascending.
+    """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns, by base offset.
 
     `cleaned_to` is its entry in `cleaner-offset-checkpoint`; 0 if there is no entry, None if there is no such file.
     `epochs`: leader epochs with their start offsets.
@@ -54,8 +55,8 @@ class ReplicaLog:
 
 
 def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
-    """Return the range of offsets to compare, from the first that two replicas should have: (from, to), empty if from
-    >= to.
+    """Return the range of offsets to compare, as (start, end); it is empty if start >= end. It begins at the first
+    offset that two replicas should have.
 
     It ends at the smallest log end offset, since a replica has yet to fetch later records, and not above the largest
     high watermark, since records above that may be truncated.
@@ -73,8 +74,9 @@ def shown_cleaned_to(table: np.ndarray, end_offset: int | None) -> int:
     if they show no removal.
 
     Only cleaning leaves batches with fewer records than offsets, batches with a delete horizon, and offsets without a
-    batch inside a segment. `end_offset` is that of the previous batch, or the segment's base offset; None if the batch
-    before could not be read. Offsets without a batch between two segments show nothing: a segment may be missing.
+    batch inside a segment. `end_offset` is the end of the previous batch, or the segment's base offset; None if the
+    previous batch could not be read. Offsets without a batch between two segments show nothing: a segment may be
+    missing.
     """
     base, last = table["base_offset"], table["last_offset"]
     is_cleaned = table["record_count"] <= last - base
@@ -90,12 +92,13 @@ def cleaning_limits(
     replicas: Sequence[ReplicaLog], shown: Sequence[int], first_removable: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the offsets below which cleaning may have removed records of each replica, and the last offset of a record
-    that may have superseded them. Both are int64[2, replicas]: what is known, and what is possible.
+    that may have superseded them. Both are int64[2, replicas]; row 0 is what is known, row 1 what is possible.
 
     `shown`: how far the log of each replica shows that it was cleaned (`shown_cleaned_to`). `first_removable`: the
-    first offset at which it shows that it was not cleaned: that of a record without a key, or with an older record of
-    its key. A replica that lost its disk may have fetched what another one had cleaned: this is known as far as its own
-    log shows it, and possible up to the highest offset that any replica was cleaned to.
+    first offset at which it shows that it was not cleaned: the offset of a record without a key, or of a record whose
+    key has an older record. A replica that lost its disk may have fetched a log that another replica had cleaned: its
+    own log shows up to where this is known, and it is possible up to the highest offset to which any replica was
+    cleaned.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))
@@ -112,11 +115,12 @@ def cleaning_limits(
 
 
 def epoch_spans(replicas: Sequence[ReplicaLog], first: int, end: int) -> list[tuple[int, int, int]]:
-    """Return (epoch, from, to) of each leader epoch that has different start offsets in the replicas, within
-    [first, end).
+    """Return (epoch, smallest start, largest start) of each leader epoch that has different start offsets in the
+    replicas, if they overlap [first, end).
 
-    This is no difference by itself: a follower's epoch begins with the first batch that it fetched. But a record that
-    two replicas have within the span belongs to the epoch in one of them, and to the previous one in the other.
+    Different starts alone are not a difference: a follower's epoch begins with the first batch that it fetched. But a
+    record that two replicas have between the starts belongs to this epoch in one of them, and to an earlier epoch in
+    the other.
     """
     starts: dict[int, list[int]] = {}
     for replica in replicas:

@@ -1,7 +1,7 @@
 """Audits the chosen partitions: compares their replicas, record by record. Only reads, and takes no lock.
 
-Each small partition is audited in one task, on Spark or in a child process; a large one in tasks on all hosts. This
-module schedules the tasks and transports the cells; audit/stages.py compares the replicas.
+Each small partition is audited by one task, on Spark or in a child process; a large one by tasks on all hosts. This
+module schedules the tasks; audit/stages.py compares the replicas.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BUNDLE_PARTITIONS = 64
 
 @dataclass(frozen=True)
 class AuditJob:
-    """One partition, and the lowest offset that two of its replicas should have."""
+    """The audit of one partition, from the lowest offset that two of its replicas should have."""
 
     task: AuditTask
     first_offset: int
@@ -154,9 +154,9 @@ def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> Aud
         refuse_other_topic(fs, replica.name, entry.path, topic_id)
     logs = tuple(_log(fs, *item) for item in hosting)
     first, end = compared_range(logs)
-    reported = tuple(_told(log) for log in logs)
+    reported = tuple(_reported(log) for log in logs)
     if first >= end and any(log.segments[-1][1] or len(log.segments) > 1 for log in logs):
-        what = f"no two replicas have offsets in common: the second one begins at {first}, the first one ends at {end}"
+        what = f"no two replicas have offsets in common: the range to compare would be {first} to {end}"
         return replace(row, status="skipped", error=ErrorText(what), replicas=reported)
     size = sum(log.size_bytes for log in logs)
     task = AuditTask(
@@ -190,7 +190,7 @@ def _log(fs: FileSystem, replica: Replica, log_dir: LogDirFacts, entry: Partitio
     )
 
 
-def _told(log: ReplicaLog, records: int | None = None) -> dict[str, Any]:
+def _reported(log: ReplicaLog, records: int | None = None) -> dict[str, Any]:
     return {
         "name": log.name,
         "path": log.path,
@@ -235,7 +235,8 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
     task = job.task
     row = AuditRow(
         task.topic, task.partition, "failed", start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None,
-        replicas=tuple(_told(log) for log in task.replicas), first_offset=job.first_offset, end_offset=task.end_offset,
+        replicas=tuple(_reported(log) for log in task.replicas), first_offset=job.first_offset,
+        end_offset=task.end_offset,
     )  # fmt: skip
     if outcome.problem is not None:
         # A closed segment that changes or vanishes while it is read is not damage: a broker cleans or deletes it.
@@ -259,7 +260,7 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
         row,
         status=status_of_audit(divergences, bool(gaps)),
         error=ErrorText(_summary(divergences, len(gaps))),
-        replicas=tuple(_told(log, records) for log, records in counted),
+        replicas=tuple(_reported(log, records) for log, records in counted),
         records_compared=found.common,
         divergences=divergences,
         first_divergence=min(offsets, default=None),

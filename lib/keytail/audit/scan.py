@@ -23,7 +23,8 @@ from keytail.log.records.scan import RecordScanner
 from keytail.run.shuffle import Cell
 from keytail.values import to_bytes
 
-# The kind of a cell, the upper part of its order: gaps, events of transactions, offsets with what is there, records.
+# The kinds of cells, in the upper bits of a cell's order: ranges of unreadable offsets, events of transactions, short
+# rows for offsets, records.
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_SHIFT, _REPLICA_SHIFT, _SEGMENT_SHIFT = 60, 52, 26
 _ENTRIES_AT_ONCE = 1 << 17  # entries that are distributed to shards at a time: 8 MiB, and the same for the result
@@ -54,8 +55,8 @@ class FromAllShards:
 
 @dataclass(frozen=True)
 class AuditTask:
-    """One partition to be audited; it is small and can be pickled. `spans`: offset ranges in which shards search for
-    records that replicas have in common. `from_all` is given in a second run.
+    """One partition to be audited, for tasks on workers. `spans`: offset ranges in which shards search for records that
+    replicas have in common. `from_all` is set only in a second run.
     """
 
     topic: str
@@ -142,7 +143,7 @@ class _Scan:
         self._filled = 0
         self._scratch = np.empty(1 << 12, np.uint8)
         self._gaps: list[Gap] = []
-        self._cleaned_to = 0  # as the batches show
+        self._cleaned_to = 0  # the largest result of `shown_cleaned_to`
         self.records = 0
 
     def cells(self) -> Iterator[Cell]:
@@ -178,8 +179,8 @@ class _Scan:
             yield Cell(shard, GAPS << _KIND_SHIFT | self._order, known)
 
     def _in_order(self, chunk: Chunk, last: int) -> Chunk:
-        """Return the chunk up to the first batch whose offsets decrease or belong to the next segment, since those
-        offsets identify other records."""
+        """Return the chunk up to the first batch whose offsets decrease or belong to the next segment, since these
+        offsets belong to other records."""
         table = chunk.table
         rows = len(table)
         if self._next_base is not None:
@@ -286,13 +287,13 @@ class _Scan:
 
     def _events(self, chunk: Chunk) -> Iterator[Cell]:
         """Yield cells with the markers and the transactional data batches that have records, for shards by producer."""
-        if self._task.from_all is not None:  # the second run has them
+        if self._task.from_all is not None:  # the first run has collected them
             return
         table = chunk.table
         control = (table["attributes"] & CONTROL) != 0
         special = ((table["attributes"] & TRANSACTIONAL) != 0) | control
         special &= (table["record_count"] > 0) & (table["producer_id"] >= 0)
-        special &= table["base_offset"] >= self._log.log_start_offset  # what is below it is not compared
+        special &= table["base_offset"] >= self._log.log_start_offset  # records below it are not compared
         special &= ~control | np.isin(table["control_type"], (0, 1))
         if not special.any():
             return

@@ -35,7 +35,7 @@ class ShardFindings:
     spans of AuditTask, whether replicas have a common record in it. `shown` and `first_removable` are by replica, as in
     `cleaning_limits`, the latter by this shard's records.
 
-    `needs_all_shards`: missing records can be explained only with what all shards know together.
+    `needs_all_shards`: missing records can be explained only with the facts of all shards (`FromAllShards`).
     """
 
     records: list[int]
@@ -138,7 +138,7 @@ def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[
     used = differences.merge_places(places, begin.copy(), end, task.end_offset, counts, differing)
     if used < 0:
         raise KeytailError(
-            "the records of a replica are not in the order of their offsets",
+            "the records of a replica are not in offset order",
             path=task.replicas[0].path,
             remedy="Run `keytail verify` to find the file; if a broker is running there, run the audit again",
             slug="records-out-of-order",
@@ -196,8 +196,8 @@ class _Shard:
         return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
 
     def find_removable(self) -> None:
-        """Find, by the keys of this shard, up to where each replica without a checkpoint can have been cleaned at most.
-        """
+        """Find the highest offset up to which each replica without a checkpoint can have been cleaned, according to the
+        keys of this shard."""
         if self.task.from_all is not None:
             return
         for number, replica in enumerate(self.task.replicas):
@@ -318,7 +318,7 @@ def record_of(words: list[int]) -> dict[str, Any]:
 
 
 def of_lost(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:
-    """Return the replicas that lack a record, and the record by the names of those that have it."""
+    """Return the names of the replicas that lack a record, and the record for each replica that has it, by name."""
     offset, lacking, words = lost
     holding = [r.name for n, r in enumerate(task.replicas) if not lacking >> n & 1 and r.log_start_offset <= offset]
     return {"lacking": _names(task, lacking), "records": dict.fromkeys(holding, record_of(words))}

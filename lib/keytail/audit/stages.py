@@ -21,7 +21,7 @@ from keytail.run.shuffle import Cell
 
 
 class Stages(Protocol):
-    """Runs a stage: shuffles its cells to shards, and processes each shard with its cells by order."""
+    """Runs a stage: shuffles its cells to shards, and processes the cells of each shard in their order."""
 
     def shuffle(
         self,
@@ -130,8 +130,8 @@ def _together(
 
 
 def _add_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
-    """Add examples of lost records, except at offsets where replicas have different records: that is reported instead.
-    """
+    """Add examples of lost records, except at offsets where replicas have different records: these are reported as such
+    instead."""
     elsewhere: set[int] = set()
     for finding in findings:
         elsewhere.update(found["offset"] for found in finding.elsewhere)

@@ -27,7 +27,7 @@ _OF_OLD_MESSAGES = {
 
 AllSettings = Annotated[bool, o.flag("--all", "Show every setting, including Kafka's defaults, each with its source.")]
 CountRecords = Annotated[bool, o.flag(
-    "--records", "Count the records, which reads every batch. Without it only offsets are known."
+    "--records", "Count the records, by reading every batch. By default only offsets are shown."
 )]
 
 
@@ -51,19 +51,19 @@ class DescribeRow(OfPartition):
     partition: int
     log_dir: str
     segments: int
-    bytes: Annotated[int, "of `.log` files"]
+    bytes: Annotated[int, "size of the `.log` files"]
     offsets: Annotated[int, "from log start offset to log end offset"]
-    records: Annotated[int | None, "`null` unless counted; markers count"]
+    records: Annotated[int | None, "`null` unless counted; includes markers"]
     log_start_offset: int
     log_end_offset: int
     high_watermark: int | None
     cleaner_checkpoint: int | None
     clean_shutdown: bool
-    live: Annotated[bool, "a broker runs there, so that the numbers may have changed since"]
+    live: Annotated[bool, "a broker is running, so the numbers may have changed since"]
     eligible: Annotated[bool, "whether `compact` would process it now"]
-    blocker: Annotated[str, "otherwise the reason"]
-    first_dirty_offset: Annotated[int | None, "`null`: the state does not determine it"]
-    end_dirty_offset: Annotated[int | None, "not included"]
+    blocker: Annotated[str, "the reason why it is not eligible"]
+    first_dirty_offset: Annotated[int | None, "`null` if it cannot be determined"]
+    end_dirty_offset: Annotated[int | None, "exclusive"]
     clean_bytes: int | None
     cleanable_bytes: int | None
     dirty_ratio: float | None
@@ -82,8 +82,7 @@ class DescribeRow(OfPartition):
 
 
 def exit_status(rows: Sequence[DescribeRow], request: Request | None = None) -> int:
-    """Return 0, unless partitions could not be read or records not counted: 1 if this failed for all partitions, 3 if
-    only for some."""
+    """Return 0 if all partitions were read, and their records counted if requested; 1 if none was; otherwise 3."""
     bad = sum(bool(row.error) for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 

@@ -31,7 +31,7 @@ from keytail.run.each_partition import of_each
 from keytail.threads import Threads
 
 _ALWAYS = ("cleanup.policy",)
-# Slugs of errors of the system.
+# Slugs of errors of the operating system.
 _UNREADABLE = {slug for slug, _ in OF_SYSTEM.values()} | {"file-system-error"}
 
 
@@ -69,7 +69,7 @@ def _kafka(inferred: Inferred) -> dict[str, Any]:
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
     """Return the number of records according to the headers of all batches, whose checksums are checked; or the problem
     if a batch cannot be read."""
-    from keytail.log.chunk import SegmentReader  # noqa: PLC0415 (brings in the kernels)
+    from keytail.log.chunk import SegmentReader  # noqa: PLC0415 (imports the kernels)
 
     reader = SegmentReader(fs)
     count = 0
@@ -149,7 +149,7 @@ def _row(
 
 
 def _unreadable(facts: PartitionFacts) -> ErrorText:
-    """Return why the partition could not be read, empty if it could be: its numbers are not known then."""
+    """Return why the partition could not be read, so that its numbers are unknown; empty if it was read."""
     if facts.segments:
         return NO_ERROR
     return joined(problem for problem in facts.problems if set(slugs_of(problem)) & _UNREADABLE)

@@ -110,7 +110,7 @@ class DumpWriter:
     def _add_control(
         self, part: Part, control: np.ndarray, numbers: dict[str, np.ndarray], spans: dict[str, Span], extra: _Extra
     ) -> None:
-        """Add the contents of control records: those of markers as columns, those of other types as text."""
+        """Add the contents of control records: those of markers as columns, other types as text."""
         n = len(control)
         is_marker = np.zeros(n, np.bool_)
         types, epochs = np.zeros(n, np.int64), np.zeros(n, np.int64)

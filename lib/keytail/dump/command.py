@@ -28,12 +28,12 @@ Files = Annotated[
     typer.Argument(metavar="FILE...", help="Files of a log dir, or partition directories.", show_default=False),
 ]
 FileList = Annotated[list[str] | None, o.flag(
-    "--files A,B", "Comma-separated list of such files, as for Kafka's tool."
+    "--files A,B", "Comma-separated list of files or directories to dump, as for Kafka's tool."
 )]
 PrintDataLog = Annotated[bool, _what_flag("--print-data-log", "Print records with their keys and payloads.")]
 DeepIteration = Annotated[bool, _what_flag("--deep-iteration", "Print records without keys and payloads.")]
 SkipRecordMetadata = Annotated[bool, _what_flag(
-    "--skip-record-metadata", "Print only those fields of records that --print-data-log adds; none of control records."
+    "--skip-record-metadata", "Print only the fields that --print-data-log adds, and no fields of control records."
 )]
 OffsetsDecoder = Annotated[bool, _what_flag(
     "--offsets-decoder", "Decode keys and payloads of __consumer_offsets; implies --print-data-log."

@@ -50,8 +50,8 @@ class DumpOptions:
 
 
 def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Report) -> int:
-    """Dump files and the files of partition directories, in order. Return how many were of a kind that can be dumped,
-    also if one could not be read. Raises the same errors as `expanded`."""
+    """Dump files and the files of partition directories, in order. Return how many of them have a type that can be
+    dumped, including those that could not be read. Raises the same errors as `expanded`."""
     reader = LogReader(fs)
     shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
     writer = DumpWriter(report.out, shown)
@@ -75,7 +75,7 @@ def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Rep
 
 
 def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
-    """Return the paths, each directory replaced by those of its files that can be dumped, sorted by name. Raises
+    """Return the paths, with each directory replaced by its files that can be dumped, sorted by name. Raises
     UsageProblem if a path does not exist, or a directory has no such file."""
     found = []
     for path in paths:
@@ -191,7 +191,7 @@ def _problems(part: Part) -> list[Problem]:
 
 
 def _wrong_inside(part: Part) -> list[Problem]:
-    """Return the problems of messages inside compressed ones, which have checksums of their own."""
+    """Return the problems of messages inside compressed messages, which have their own checksums."""
     if part.legacy is None:
         return []
     spans = part.legacy.spans

@@ -104,8 +104,8 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
 
 
 def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
-    """Report entries that do not ascend, in which a search would fail. Kafka's tool checks only entries by themselves.
-    """
+    """Report entries that are not in ascending order: a search in them would fail. Kafka's tool checks each offset
+    index entry only by itself."""
     for column in columns:
         back = np.flatnonzero(np.diff(column) <= 0)
         if len(back):
@@ -192,7 +192,7 @@ def _check_times(
 def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
     """Return the largest timestamp of the records of each batch, by the number of its entry; at least -1, as in Kafka.
 
-    A batch that a cleaner emptied retains the timestamp in its header: if the entry has the same, that is returned.
+    A batch that a cleaner emptied retains the timestamp in its header, which is returned if it equals the entry's.
     """
     if not found:
         return {}
@@ -216,7 +216,7 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) 
 
 
 class _Log:
-    """The log beside an index file, of which single batches are read."""
+    """Reads single batches of the log beside an index file."""
 
     def __init__(self, fs: FileSystem, index_path: str) -> None:
         self._fs = fs

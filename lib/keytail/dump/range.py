@@ -1,7 +1,7 @@
 """Finds where to begin reading a log for a range of offsets or bytes.
 
-The position is that of an offset index entry, if a batch begins there, at or below the entry's offset. If entries do
-not ascend, or the log contradicts the entry, the log is read from byte 0.
+The position is taken from an offset index entry if a batch begins there, at or below the entry's offset. If the entries
+are not in ascending order, or the log contradicts the entry, the log is read from byte 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
 
 
 def offset_entries(fs: FileSystem, path: str, base: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return offsets and positions in the offset index at `path`; if it cannot be searched, none, and the reason."""
+    """Return the offsets and positions (int64) in the offset index at `path`; if it cannot be searched, empty arrays
+    and the reason."""
     none = np.zeros(0, np.int64)
     try:
         entries = index.parse_offset_index(fs.read_bytes(path))

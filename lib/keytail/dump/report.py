@@ -66,7 +66,7 @@ class Report:
         self._times["offset"].setdefault(path, []).append((index_offset, log_offset))
 
     def gaps(self, path: str, before: np.ndarray, after: np.ndarray) -> None:
-        """Record offsets that are not consecutive. That is not damage, since compaction leaves gaps."""
+        """Record offsets that are not consecutive. They are not damage, since compaction leaves gaps."""
         kept, count = self._gaps.get(path, ([], 0))
         room = MOST_GAPS - len(kept)
         kept += zip(before[:room].tolist(), after[:room].tolist(), strict=True)

@@ -45,7 +45,7 @@ class Part:
 
     `records.records["row"]` is an index into `batches`; `first_record` (int64, one more than batches) has the first
     record of each. The arrays are views of buffers that the next part overwrites. `continues`: the part has one batch,
-    that of the previous part, with more of its records.
+    the same as the previous part, with more of its records.
     """
 
     batches: np.ndarray
@@ -89,7 +89,7 @@ class LogReader:
         """Yield the batches from byte `start` (where one begins) up to `end`; afterwards `extent` has the position
         where they end.
 
-        `wanted` returns which of the given rows (BATCH_TABLE) to yield; if it leaves out the last ones, reading ends.
+        `wanted` returns which of the given rows (BATCH_TABLE) to yield; if it omits the last rows, reading ends.
         """
         for chunk, valid in self._chunks(path, start, end):
             chosen = slice(0, len(chunk.table)) if wanted is None else wanted(chunk.table)
@@ -240,7 +240,7 @@ class LogReader:
 
 
 def _unopened(chunk: Chunk, valid: np.ndarray, row: int, why: KeytailError, *, continues: bool) -> Part:
-    """Return a batch without its records, or without those after its previous pieces."""
+    """Return a batch without its records, or, if `continues`, without the records after its previous parts."""
     batches = chunk.table[row : row + 1]
     table = RecordTable(batches, np.zeros(0, RECORD_TABLE), _NOTHING, _NOTHING, np.full(1, IN_RAW, np.int8))
     problem = Problem(why.what, int(batches["position"][0]), int(batches["base_offset"][0]))
@@ -248,7 +248,7 @@ def _unopened(chunk: Chunk, valid: np.ndarray, row: int, why: KeytailError, *, c
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
-    """Return the records of `block` up to the first invalid one, and what is wrong with that one or with offsets."""
+    """Return the records of `block` up to the first invalid one, and what is wrong with that record or with offsets."""
     data, at = block.tobytes(), 0
     base = int(batch["base_offset"])
     append_time = bool(int(batch["attributes"]) & LOG_APPEND_TIME)

@@ -53,11 +53,11 @@ class ExpiredSegment:
     """A segment that is to be removed, or was removed, and the reason."""
 
     base_offset: Annotated[int, ""]
-    end_offset: Annotated[int, "not included"]
+    end_offset: Annotated[int, "exclusive"]
     log_bytes: Annotated[int, ""]
-    reason: Annotated[Reason, "by which of the three rules"]
+    reason: Annotated[Reason, "the rule that applies"]
     why: Annotated[str, "the reason in words"]
-    timestamp_ms: Annotated[int | None, "its age; `null`: it was not needed"] = None
+    timestamp_ms: Annotated[int | None, "time from which its age is counted; `null` if it was not needed"] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class Finding:
     base_offset: Annotated[int, ""]
     broker_deletes: Annotated[
         bool,
-        "a broker that starts would delete the segment, which must be retained; otherwise it would retain a segment "
-        "that is to be removed",
+        "`true`: a broker that starts would delete the segment, which must be retained; `false`: it would retain a "
+        "segment that is to be removed",
     ]
     what: Annotated[str, ""]
     remedy: Annotated[str, ""]
@@ -86,14 +86,14 @@ class ExpireRow(OfPartition):
     kept: Annotated[str, "why the first remaining segment is retained"] = ""
     segments_before: Annotated[int | None, ""] = None
     segments_after: Annotated[int | None, ""] = None
-    bytes_before: Annotated[int | None, "of `.log` files"] = None
+    bytes_before: Annotated[int | None, "size of the `.log` files"] = None
     bytes_after: Annotated[int | None, ""] = None
     log_start_before: Annotated[int | None, "log start offset"] = None
     log_start_after: Annotated[int | None, ""] = None
     log_end_offset: Annotated[int | None, ""] = None
     in_use: Annotated[bool, "a broker has the log dir open"] = False
     expired: Annotated[tuple[ExpiredSegment, ...], "the segments to remove, ascending"] = ()
-    findings: Annotated[tuple[Finding, ...], "where a broker would decide differently, because of a wrong index"] = ()
+    findings: Annotated[tuple[Finding, ...], "segments that a broker treats differently, because of wrong indexes"] = ()
     notes: Annotated[tuple[str, ...], "other changes, a sentence each"] = ()
     start_ms: Annotated[int | None, ""] = None
     end_ms: Annotated[int | None, ""] = None
@@ -125,7 +125,7 @@ def _is_plain(row: ExpireRow) -> bool:
 
 def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
     """Print a line for each partition, then one for each removed segment, with its reason, then totals. Many partitions
-    that are kept are only counted."""
+    with status `kept` are only counted."""
     title = "Expired" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
     print_errors(rows)
@@ -155,9 +155,9 @@ def next_step(rows: Sequence[ExpireRow], request: Request) -> str:
             "that must be retained."
         )
     if any(row.status == "would-expire" for row in rows):
-        return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+        return "This was a dry run. To remove the segments, stop the broker, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "What was not done is unchanged; the reasons and remedies are given above."
+        return "What is not reported as done is unchanged; the reasons and remedies are given above."
     return "Next: start the broker." if any(row.status == "expired" for row in rows) else ""
 
 

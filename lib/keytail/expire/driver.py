@@ -42,8 +42,8 @@ from keytail.threads import Threads
 
 @dataclass
 class _Examined:
-    """A surveyed partition: with `retention`, its settings, if it can be decided on; otherwise with the reason in
-    `error`."""
+    """A surveyed partition. `retention` has its settings; it is None if the partition is not processed, for the reason
+    in `error`."""
 
     facts: PartitionFacts
     retention: Retention | None = None
@@ -124,7 +124,7 @@ def _examine(
     request: Request,
     now_ms: int,
 ) -> _Examined:
-    """Survey one partition. An executing run then completes or rolls back an interrupted replacement, if it may."""
+    """Survey one partition. If allowed, an executing run then completes or rolls back an interrupted replacement."""
     start_ms = time.time_ns() // 1_000_000
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []

@@ -142,8 +142,8 @@ def decide(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> Decision:
-    """Decide which segments are removed at `now_ms`. `ages` has those of `age_candidates` by base offset, up to the
-    first young one.
+    """Decide which segments are removed at `now_ms`. `ages` has the ages of `age_candidates` by base offset, up to the
+    first segment that is too young.
 
     There are three passes from the oldest segment on, each of which ends at the first segment that does not qualify: by
     log start offset, by size, by time; the last two only if `cleanup.policy` has `delete`.
@@ -165,14 +165,15 @@ def decide(
         expired.append(ExpiredSegment(segment.base_offset, ends[number], segment.log_bytes, reason, why, timestamp_ms))
     if count == len(segments):
         return Decision(tuple(expired), facts.log_end_offset, True, "")
-    stays = segments[count]
+    first_kept = segments[count]
     if count < limit:
-        what_keeps = _why_kept(facts, retention, now_ms, ages.get(stays.base_offset), stays, left, ends[count])
+        age = ages.get(first_kept.base_offset)
+        what_keeps = _why_kept(facts, retention, now_ms, age, first_kept, left, ends[count])
     return Decision(
         tuple(expired),
-        max(facts.log_start_offset, stays.base_offset),
+        max(facts.log_start_offset, first_kept.base_offset),
         False,
-        f"segment {stays.base_offset} is retained: {what_keeps}",
+        f"segment {first_kept.base_offset} is retained: {what_keeps}",
     )
 
 
@@ -219,7 +220,7 @@ def _why_kept(
     retention: Retention,
     now_ms: int,
     age: Age | None,
-    stays: SegmentFacts,
+    first_kept: SegmentFacts,
     left_bytes: int,
     end: int,
 ) -> str:
@@ -229,7 +230,7 @@ def _why_kept(
     parts = []
     if retention.by_size:
         parts.append(
-            f"without it, {left_bytes - stays.log_bytes:,} bytes would remain, fewer than retention.bytes "
+            f"without it, {left_bytes - first_kept.log_bytes:,} bytes would remain, fewer than retention.bytes "
             f"{retention.retention_bytes:,}"
         )
     if age is not None:
@@ -247,8 +248,7 @@ def findings(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> tuple[Finding, ...]:
-    """Return a finding for each segment with a known age for which a broker, by its time index, would decide otherwise.
-    """
+    """Return a finding for each segment with a known age that a broker, by its time index, would treat differently."""
     by_base = {segment.base_offset: segment for segment in facts.segments}
     claims = {base: claimed_age(segment) for base, segment in by_base.items()}
     ours = decide(facts, retention, now_ms, ages, high_watermark=high_watermark).expired
@@ -305,7 +305,7 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
 
 def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
     """Move the log start offset. Afterwards expired segments are not served; the next broker or run removes them."""
-    # It may exist from the first attempt, which failed on a full disk.
+    # The empty segment may exist from the first attempt, which failed on a full disk.
     if decision.rolls and not fs.exists(_path(facts, facts.log_end_offset, names.LOG)):
         like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
         make_empty_segment(fs, facts.path, facts.log_end_offset, like)
@@ -320,7 +320,8 @@ def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
 
 
 def _truncate_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
-    """Remove epochs before that of the log start, which then begins there. Returns whether that changed anything."""
+    """Remove the epochs before the one that contains the log start, and let that one begin there. Returns whether the
+    file changed."""
     file = os.path.join(path, names.LEADER_EPOCHS)
     entries = read_epochs(fs, file)
     wanted = epochs_from(entries, log_start_offset)
@@ -330,7 +331,7 @@ def _truncate_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
 
 
 def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> list[tuple[int, int]]:
-    """Return the leader epochs, with their start offsets, that a log needs that begins at `log_start_offset`."""
+    """Return the leader epochs, with their start offsets, for a log that begins at `log_start_offset`."""
     below = list(itertools.takewhile(lambda entry: entry[1] <= log_start_offset, entries))
     rest = list(entries[len(below) :])
     return [(below[-1][0], log_start_offset), *rest] if below else rest

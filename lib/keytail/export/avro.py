@@ -57,7 +57,7 @@ class AvroSchemas:
 
     @property
     def sql_type(self) -> str:
-        from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415 (brings in pyspark.sql)
+        from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415 (imports pyspark.sql)
 
         return str(from_arrow_type(self.arrow_type, prefer_timestamp_ntz=False).simpleString())
 
@@ -119,7 +119,7 @@ def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
                 pyarrow.array([value], readers.built_type).cast(readers.column_type)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as its:
                 fail(row, f"cannot be stored in a table: {its}")
-        raise AssertionError("one of them cannot be held") from reason
+        raise AssertionError("each value can be converted by itself") from reason
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ AsOfTimestamp = Annotated[str | None, _what_flag(
     "Export the state before the first record at or after this time (ms since 1970, or ISO 8601); needs a separate "
     "table.",
 )]
-Full = Annotated[bool, o.run_flag("--full", "Export all records again, also those that the table already has.")]
+Full = Annotated[bool, o.run_flag("--full", "Export all records again, including those that the table already has.")]
 Execute = Annotated[bool, o.run_flag(
     "--execute", "Write the tables; without it the command prints what it would do. Log dirs are only read."
 )]
@@ -114,14 +114,14 @@ class ExportRow(OfPartition):
     status: str
     error: ErrorText = NO_ERROR
     way: Annotated[str, "`full` or `incremental`"] = ""
-    why: Annotated[str, "the reason for it, or why nothing is exported"] = ""
-    from_offset: Annotated[int | None, "where the range that is read begins"] = None
-    end_offset: Annotated[int | None, "where it ends, not included"] = None
-    log_bytes: Annotated[int | None, "of the segments that are read"] = None
+    why: Annotated[str, "the reason for the strategy, or why nothing is exported"] = ""
+    from_offset: Annotated[int | None, "start of the offsets that are read"] = None
+    end_offset: Annotated[int | None, "end of the offsets that are read, exclusive"] = None
+    log_bytes: Annotated[int | None, "size of the segments that are read"] = None
     records: Annotated[int | None, "rows written"] = None
-    tombstones: Annotated[int | None, "that are the latest records of their keys"] = None
+    tombstones: Annotated[int | None, "tombstones that are the latest records of their keys"] = None
     keyless: Annotated[int | None, "records without a key, which were left out"] = None
-    table: Annotated[str, "its directory"] = ""
+    table: Annotated[str, "directory of the table"] = ""
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
@@ -184,7 +184,7 @@ EXPORT = Command(
     statuses={
         "would-export": Status("in a dry run: records would be exported", "done"),
         "exported": Status("records were exported", "done"),
-        "clean": Status("nothing is new"),
+        "clean": Status("there are no new records"),
         **FAILURES,
     },
     exits={1: "nothing could be exported"},

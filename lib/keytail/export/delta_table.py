@@ -23,7 +23,7 @@ from keytail.run.delta import changed_settings
 VERSION = 1
 _COMMIT = re.compile(r"\d{20}\.json")
 _LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
-# Operations whose commits change no row.
+# Operations whose commits change no rows.
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 COLUMNS = ("partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch")
 # In an error message of Spark: partition and offset of a value that its parser rejected.
@@ -34,7 +34,7 @@ UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
 class TableState:
     """The export state of a table. `as_of`: the offset or time of the log state that it shows, empty for the latest.
 
-    `changed`: the operation by which others have changed the table since; then `partitions` is empty.
+    `changed`: the operation by which others changed the table after the last export; then `partitions` is empty.
     """
 
     topic: str
@@ -151,7 +151,8 @@ def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *
 
 
 def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -> None:
-    """Replace the table's rows by newer records of their keys, and remove those with tombstones, in one commit."""
+    """Replace the table's rows by newer records of their keys, and remove rows whose keys have tombstones, in one
+    commit."""
     from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
 
     spark = frame.sparkSession

@@ -52,7 +52,8 @@ class _Planned:
 
 
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
-    """Export; without `execute` only plan. Returns a row for each chosen partition, sorted by topic and partition."""
+    """Export the chosen partitions; without `execute` only plan this. Returns a row for each, sorted by topic and
+    partition."""
     target = checked_target(fs, request)
     chosen = choose(fs, request.choice)
     request = replace(request, target=target)
@@ -80,7 +81,7 @@ def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
 
 @as_caller()
 def checked_target(fs: FileSystem, request: Request) -> str:
-    """Return the absolute directory of the tables. Raises UsageProblem if it, or a flag for the state, is invalid."""
+    """Return the absolute directory of the tables. Raises UsageProblem if it, or an --as-of flag, is invalid."""
     if request.as_of_offset is not None and request.as_of_timestamp is not None:
         raise UsageProblem(
             "--as-of-offset and --as-of-timestamp exclude each other",

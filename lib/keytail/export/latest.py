@@ -1,7 +1,7 @@
 """Finds the latest committed record of each key of a partition, for an export.
 
-The map phase (`find_latest`) hashes the keys of a range of offsets into the offset map, and returns one bit per record,
-like that of a compaction; aborted data is not mapped. The read phase (`latest_records`) reads the records that have a
+Like that of a compaction, the map phase (`find_latest`) hashes the keys of a range of offsets into the offset map, and
+returns one bit per record; aborted data is not mapped. The read phase (`latest_records`) reads the records that have a
 bit, in one task per slice of segments. If the keys do not fit into the map, they are divided into shards by their
 hashes, and the log is read once per shard, with the same limit of memory.
 """
@@ -36,8 +36,8 @@ MOST_SHARDS = 64
 
 @dataclass(frozen=True)
 class LatestTask:
-    """The records to find in a partition: those from `from_offset` up to, not including, `end_offset`. `segments` are
-    all segments of the log, as listed. With `tombstones`, tombstones that are latest records get a bit."""
+    """The records to find in a partition, with offsets in [from_offset, end_offset). `segments` are all segments of the
+    log, as listed. With `tombstones`, tombstones that are latest records get a bit."""
 
     partition_path: str
     segments: tuple[SegmentFacts, ...]
@@ -65,8 +65,8 @@ class LatestTask:
 class Latest:
     """One bit per record of the task's `sources`, compressed. The bits of segment i begin at `first_bits[i]`.
 
-    `tombstones` counts those that are the latest record of their key, with or without a bit. `has_gap`: offsets are
-    missing between or in the batches of the range, as after compaction.
+    `tombstones` counts tombstones that are the latest record of their key, with or without a bit. `has_gap`: offsets
+    are missing between or in the batches of the range, as after compaction.
     """
 
     bits: bytes
@@ -314,7 +314,7 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
     Raises the same errors as `find_latest`, also at the end, if the files have changed meanwhile.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
-    bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)  # writable, as all bits
+    bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)  # writable, like all arrays of bits
     with unchanged(fs, piece.partition_path, piece.segments, is_last=piece.is_last):
         for number in range(len(piece.segments)):
             bit = piece.first_bits[number]

@@ -37,14 +37,14 @@ from keytail.run.watching import sending_progress
 from keytail.values import NotAValue, from_bytes, to_bytes
 
 _PROBLEM = "keytail-export-problem "
-_SAID = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
+_ENCODED_PROBLEM = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
 # Bytes of log per task in a shuffle of MERGE.
 _MERGED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Work:
-    """One partition to be exported according to `plan`; `after` is its state in the table after that."""
+    """One partition to be exported according to `plan`; `after` is its state in the table after the export."""
 
     partition: int
     plan: ExportPlan
@@ -249,8 +249,8 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
 def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
     """Return the partition that made a job fail, if known, and the error."""
     text = text_of(problem)
-    if message := _SAID.search(text):
-        with contextlib.suppress(NotAValue, ValueError, TypeError):  # not a task's text: Spark's has the reason
+    if message := _ENCODED_PROBLEM.search(text):
+        with contextlib.suppress(NotAValue, ValueError, TypeError):  # not written by a task: `lost` has Spark's text
             number, known = from_bytes(base64.b64decode(message[1]))
             if isinstance(known, KeytailError):
                 return number, known

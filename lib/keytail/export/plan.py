@@ -1,7 +1,7 @@
 """Decides with pure functions which offsets of a partition have to be exported, given the state of the table.
 
-Only records after the last exported offset are read if that leads to the same table; if it does not, or if that is
-not known, the whole log is read (export/EXPORT.md, "Full or incremental").
+Only records after the last exported offset are read if the resulting table equals that of a full export; if it does
+not, or if this is unknown, the whole log is read (export/EXPORT.md, "Full or incremental").
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Literal
 class Exported:
     """The exported state of a partition: the committed records below `end_offset`.
 
-    `leader_epoch` is that of the last offset below it (None if unknown), `log_start_offset` that of the log at that
-    time.
+    `leader_epoch` is the epoch of the last offset below it (None if unknown), `log_start_offset` the start of the log
+    at the time of the export.
     """
 
     end_offset: int
@@ -70,7 +70,7 @@ _DONE = {NO_TABLE: "there was no table before", NO_PARTITION: "the partition was
 
 
 def why_exported(why: str) -> str:
-    """Return the reason of a plan in words that are still true after its export."""
+    """Return the reason of a plan in words that are correct after the export."""
     return _DONE.get(why, why)
 
 

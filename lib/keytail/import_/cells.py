@@ -32,7 +32,7 @@ PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bi
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
 PART_BYTES = 16 << 20  # of decoded records that are divided at a time
-# Rows of Parquet that are decoded at a time, whatever their size: as many as by Spark's own reader.
+# Rows of Parquet that are decoded at a time, whatever their size: as many as in Spark's own reader.
 _MOST_ROWS = 4096
 _READ_BYTES = 1 << 20
 Numbers = tuple[np.ndarray, np.ndarray]  # partitions, and which of them are valid
@@ -42,7 +42,7 @@ _NO_PARTITION = -1  # for numbers that do not fit into an int, and records to le
 @dataclass(frozen=True)
 class Piece:
     """A row group. `file_number` counts files in the order of their names, from 0; `first_row` is the number of its
-    first row in the file. Size and mtime are those of the file when the driver read its footer."""
+    first row in the file. Size and mtime are the file's when the driver read its footer."""
 
     path: str
     file_number: int
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of the source that one task reads. All slices, ordered by number, are the source."""
+    """The part of the source that one task reads. All slices, ordered by number, make up the source."""
 
     number: int
     pieces: tuple[Piece, ...]

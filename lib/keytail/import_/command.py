@@ -167,11 +167,11 @@ class ImportRow(OfPartition):
     status: str
     error: ErrorText = NO_ERROR
     records: int = 0
-    source_bytes: Annotated[int | None, "of keys and values; counted by a dry run"] = None
-    log_bytes: Annotated[int | None, "written, per replica"] = None
+    source_bytes: Annotated[int | None, "size of keys and values; only in a dry run"] = None
+    log_bytes: Annotated[int | None, "size of the new segments, per replica"] = None
     segments: int | None = None
-    first_offset: Annotated[int | None, "of the records"] = None
-    end_offset: Annotated[int | None, "not included"] = None
+    first_offset: Annotated[int | None, "of the imported records"] = None
+    end_offset: Annotated[int | None, "exclusive"] = None
     replicas: int = 1
     import_id: str = ""
     notes: tuple[str, ...] = ()
@@ -180,7 +180,7 @@ class ImportRow(OfPartition):
 
 
 def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:
-    """Return 0 if no partition has a problem, 3 if only some can be imported or were, otherwise 1."""
+    """Return 0 if no partition has a problem, 3 if some partitions were or can be imported, otherwise 1."""
     if all(row.status not in FAILURES for row in rows):
         return 0
     return 3 if any(row.status.startswith("imported") or row.status == "would-import" for row in rows) else 1
@@ -221,9 +221,9 @@ def show_rows(rows: Sequence[ImportRow], request: Request) -> None:
 
 def next_step(rows: Sequence[ImportRow], request: Request) -> str:
     if not request.execute and any(row.status == "would-import" for row in rows):
-        return "This was a dry run. To do it: stop the brokers, and run the same command with --execute."
+        return "This was a dry run. To import, stop the brokers, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "What was not done is unchanged; the reasons and remedies are given above."
+        return "Partitions that were not imported are unchanged; the reasons and remedies are given above."
     return "Next: start the brokers." if any(row.status == "imported" for row in rows) else ""
 
 
@@ -249,7 +249,7 @@ IMPORT = Command(
         "would-import": Status("in a dry run: records would be imported", "done"),
         "imported": Status("the records were imported", "done"),
         "imported-before": Status("an earlier run of the same import has imported them"),
-        "unchanged": Status("the source has no records for it"),
+        "unchanged": Status("the source has no records for the partition"),
         **FAILURES,
     },
     exits={1: "nothing could be imported"},

@@ -51,9 +51,10 @@ BATCH_BYTES = 128 << 10
 
 
 def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
-    """Import; without `execute` make a dry run. Returns a row for each partition of the topic in the log dirs,
+    """Import the source; without `execute` make a dry run. Returns a row for each partition of the topic in the log
+    dirs, ascending.
 
-    ascending. A process that was started as root works as the owner of the log dirs from now on.
+    A process that was started as root works as the owner of the log dirs from now on.
     """
     work_as_owner(fs, request.all_log_dirs)
     with contextlib.ExitStack() as run:
@@ -83,7 +84,8 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
 def _opened(
     request: Request, local: LocalSource | None, n_partitions: int, run: contextlib.ExitStack, reporter: Reporter
 ) -> tuple[Here | Slices | Rows, Sequence[SourceFileFacts]]:
-    """Return the source in the strategy that suits it, with its files. Starts Spark, unless the source is small."""
+    """Return the source with the strategy that reads it, and its files. Starts Spark, unless this process can read it.
+    """
     here = source_here(local, request.source, n_partitions) if request.master is None else None
     if here is not None and local is not None:
         return here, files_here(local)

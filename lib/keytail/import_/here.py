@@ -1,7 +1,7 @@
-"""The strategy of an import of little Parquet: in the command's own process, without Spark.
+"""Implements the strategy of an import for small Parquet sources: in the command's own process, without Spark.
 
-The work, and so the result, is that of slices.py: the records of each partition are packed into cells in scratch files,
-from which the partitions are written.
+It does the same work as slices.py, with the same result: the records of each partition are packed into cells in scratch
+files, from which the partitions are written.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from keytail.run.tasks import Outcome, run_attempt
 
 # Names this process's only attempt of each task.
 _ATTEMPT = "h0"
-# A dictionary of Parquet can make many records of few bytes.
+# A limit besides HERE_BYTES, since Parquet's dictionaries can store many records in few bytes.
 MOST_RECORDS = 1_000_000
-# Footers to read before it is known whether the source is small.
+# The most footers that are read to find out whether the source is small.
 _MOST_FILES = 100
 
 

@@ -32,7 +32,7 @@ _ATTEMPT = "driver"
 
 
 def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, topic_id: str) -> None:
-    """Create an empty partition with the files that a broker has for one that it has always led."""
+    """Create an empty partition with the files that a broker has for a partition that it has always led."""
     path = os.path.join(log_dir, names.partition_dir(topic, partition))
     refuse_lost(fs, log_dir)
     fs.mkdir(path, fs.stat(log_dir))
@@ -41,7 +41,7 @@ def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, top
 
 
 def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
-    """Create the missing files of an empty partition, also of one whose creation was interrupted."""
+    """Create the missing files of an empty partition, whose creation may have been interrupted."""
     like = fs.stat(path)
     there = {entry.name for entry in fs.scan(path)}
     if names.PARTITION_METADATA not in there:

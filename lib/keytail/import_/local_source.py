@@ -1,6 +1,6 @@
-"""What the files of a source on this host show before Spark starts: format, columns, and a list of Parquet files.
+"""Finds the format, the columns and the Parquet files of a source on this host, before Spark starts.
 
-Faults of the source are reported here if they are certain. Where only Spark can find out (a URI, a pattern, a path on
+Faults of the source are reported here if they are certain. If only Spark can read it (a URI, a pattern, a path on
 another file system, a file that pyarrow cannot read), nothing is decided, and Spark reports what is wrong.
 """
 

@@ -1,9 +1,9 @@
 """One run of an import: a strategy reads the source, one task writes each target partition, the driver commits.
 
-There are three strategies to bring records to the tasks that write: in this process (here.py), on Spark bypassing the
-JVM (slices.py) and through Spark's rows (rows.py). All give a task the records of its partition as columns, in the same
-order. Tasks write only scratch files, with names unique to the attempt; the driver renames them after every task has
-succeeded. The caller holds the locks.
+There are three strategies to pass records to the tasks that write: in this process (here.py), on Spark bypassing the
+JVM (slices.py) and through Spark's rows (rows.py). Each passes to a task the records of its partition as columns, in
+the same order. Tasks write only scratch files, with names unique to the attempt; the driver renames them after every
+task has succeeded. The caller holds the locks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ImportOutcome:
 
 @as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
-    """Return the source with the strategy that suits it. `frame` is the DataFrame that `source.opened` returned."""
+    """Return the source with the strategy that reads it. `frame` is the DataFrame that `source.opened` returned."""
     rows = records_of(frame, source)  # in either strategy this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
     if isinstance(found, Slices):
@@ -101,7 +101,7 @@ class Import:
         """Return the outcome of each task by partition. Partitions without records are absent."""
         if not self.tasks:
             return {}
-        # Partitions that already have their records are skipped; one that does not exist must reach a task.
+        # Skip only partitions that already have their records: tasks refuse records of partitions that do not exist.
         skipped = [plan.partition for plan in self.plans if plan.record is not None]
         scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
         write = partial(write_partition, tasks=dict(self.tasks), refused=dict(self.refused))

@@ -1,4 +1,4 @@
-"""The tasks of an import that write partitions, one for each partition, and how Spark runs them."""
+"""Runs the tasks of an import that write partitions, one for each partition, on Spark or in this process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_on_spark(
 
 
 def _on_worker(batches: Iterator[Any], *, unpack: Unpack, write: WritePartition) -> Iterator[Any]:
-    """The body of one Spark task: write the records of one partition, in order."""
+    """Run one Spark task: write the records of one partition, in order."""
     from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
     context = TaskContext.get()

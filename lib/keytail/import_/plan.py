@@ -152,8 +152,8 @@ def refusals(facts: PartitionFacts, rules: Rules) -> list[ErrorText]:
 def plan_import(
     replicas: Sequence[ReplicaFacts], import_id: str, *, append: bool, topic_id: str | None
 ) -> ImportPlan:
-    """Return the plan for the `replicas` of one partition, for none of which `refusals` has a reason. `topic_id` is
-    the given one or that of the metadata log.
+    """Return the plan for the `replicas` of one partition; `refusals` must have returned no reasons for any of them.
+    `topic_id` is that of --topic-id or of the metadata log.
 
     Raises Refused if an import would lose or duplicate records, or leave the replicas permanently different.
     """

@@ -1,4 +1,4 @@
-"""Converts Arrow batches of records to the columns that are encoded; shared by both strategies of an import."""
+"""Converts Arrow batches of records to the columns that are encoded; shared by all strategies of an import."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class SegmentsWriter:
             self._encode(is_last=False)
 
     def _encode(self, is_last: bool) -> None:
-        """Write pending records; unless `is_last`, keep those of the last batch, since later ones may join it."""
+        """Write pending records; unless `is_last`, not those of the last batch, to which later records may be added."""
         task, columns = self._task, joined(self._pending)
         end, left = self._next + len(columns), 0
         encoding = Encoding(

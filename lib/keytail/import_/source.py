@@ -43,9 +43,9 @@ class Source:
 
 
 def records_of(frame: Any, source: Source) -> Any:
-    """Convert the frame that `opened` returns to records: columns key, value (binary), timestamp (bigint, ms), headers
-    (array of structs of binaries) and partition (int), where the source has them; those of `sort_by` as `sort_0`,
-    `sort_1`, ...; number and turn (bigint).
+    """Convert the frame that `opened` returns to records. The columns are key, value (binary), timestamp (bigint, ms),
+    headers (array of structs of binaries) and partition (int), if the source has them; `sort_0`, `sort_1`, ... with the
+    values of the columns `sort_by`; number and turn (bigint).
 
     `number` ascends in the order of the source; `turn` increases by 1 from record to record of a file. For Parquet both
     are derived from the number of the file, in the order of names, and the number of the row in it, so they do not
@@ -107,7 +107,7 @@ def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]
 
 
 def files_on_spark(spark: Any, frame: Any) -> list[SourceFileFacts]:
-    """Return the files of the source, by Spark's file systems."""
+    """Return the files of the source, as listed by Spark's file systems."""
     files = []
     configuration = spark._jsc.hadoopConfiguration()
     for name in sorted(frame.inputFiles()):
@@ -184,7 +184,7 @@ def check_types(types: Mapping[str, str], columns: Mapping[str, str], sort_by: S
 
 _BYTES = ("binary", "string")
 _AS_BYTES = (_BYTES, "binary or string", "Convert it to the bytes that consumers are to receive")
-# By role: the allowed types, these in words, and the remedy for another one.
+# By role: the allowed types, their description, and the remedy for a column of another type.
 _ALLOWED: dict[str, tuple[Collection[str], str, str]] = {
     "key": _AS_BYTES,
     "value": _AS_BYTES,
@@ -244,6 +244,6 @@ def _malformed_line(spark: Any, path: str) -> tuple[str, str] | None:
     try:
         lines = spark.read.text(path).select("_metadata.file_path", "value")
         found = lines.where("trim(value) <> '' and get_json_object(value, '$') is null").first()
-    except Exception:  # what could not be read is reported
+    except Exception:  # the caller reports the original error
         return None
     return None if found is None else (str(found[0]), str(found[1]))

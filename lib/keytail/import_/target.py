@@ -70,13 +70,13 @@ class Target:
             raise Refused(
                 "it is not known whether the partition has other replicas, which would differ permanently: the log "
                 "dirs contain no metadata log",
-                remedy="If it has none, give --single-replica; else stop all brokers that have one, and give the log "
-                "dirs of each other broker with --replica-log-dirs",
+                remedy="If it has no other replicas, give --single-replica; otherwise stop all brokers that have one, "
+                "and give the log dirs of each other broker with --replica-log-dirs",
                 slug="unknown-replicas",
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return name and level of the codec: that of the flag, otherwise that of the topic's compression.type."""
+        """Return name and level of the codec, from the flag, otherwise from the topic's compression.type."""
         of_topic = {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(
             str(self.values["compression.type"]), str(self.values["compression.type"])
         )
@@ -168,7 +168,7 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
 
 
 def _check_settings(configuration: Configuration, topic: str) -> None:
-    """Raise Refused if a setting that decides about the records is unknown, or the topic has an old message format."""
+    """Raise Refused if one of _SETTINGS is unknown, or the topic has an old message format."""
     cluster = configuration.cluster
     if unknown := configuration.unknown(topic, _SETTINGS):
         raise Refused(unknown, slug="unknown-topic-settings")

@@ -1,4 +1,4 @@
-"""The command `jobs-dir`, as it is declared."""
+"""Declares the command `jobs-dir`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from keytail.jobs_dir.command import Request
 def jobs_dir() -> Path:
     """Return the directory of the jobs; `conf` is beside it. Raises KeytailError if there is none."""
     package = Path(keytail.__file__).parent
-    places = (package / "jobs", package.parents[1] / "jobs")  # of a wheel; of the source tree
+    places = (package / "jobs", package.parents[1] / "jobs")  # in a wheel, in the source tree
     for place in places:
         if (place / "compact.py").is_file():
             return place

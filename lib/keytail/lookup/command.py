@@ -59,14 +59,14 @@ class LookupRow(OfPartition):
     batch_bytes: int | None = None
     codec: str | None = None
     segment: Annotated[int | None, "its base offset"] = None
-    key: Annotated[str | None, "whole, if it is UTF-8; `null` if it is not, or is null"] = None
-    key_base64: Annotated[str | None, "whole, if it is not UTF-8; otherwise `null`"] = None
+    key: Annotated[str | None, "the whole key as text; `null` if it is null or not UTF-8"] = None
+    key_base64: Annotated[str | None, "the whole key in base64 if it is not UTF-8; otherwise `null`"] = None
     value: Annotated[str | None, "as `key`"] = None
     value_base64: Annotated[str | None, "as `key_base64`"] = None
     control: Annotated[str | None, "the type of a marker, such as `COMMIT` or `ABORT`"] = None
     reason: Annotated[str, "why nothing, or another offset, was found"] = ""
     notes: Annotated[tuple[str, ...], "what is wrong with the indexes, and what a broker returns"] = ()
-    steps: Annotated[tuple[str, ...], "with `--explain`"] = ()
+    steps: Annotated[tuple[str, ...], "the steps of the search, with `--explain`"] = ()
 
 
 def exit_status(rows: Sequence[LookupRow], request: Request | None = None) -> int:
@@ -137,13 +137,13 @@ LOOKUP = Command(
     ),
     rows={"": LookupRow},
     statuses={
-        "found": Status("there is such a record"),
-        "none": Status("no record at or after it"),
+        "found": Status("a record was found"),
+        "none": Status("no record at or after the offset or time"),
         "out-of-range": Status("the offset is not in the log"),
         "corrupt": Status("damaged bytes, with file and position", "failed"),
         "failed": Status("something else went wrong", "failed"),
     },
-    exits={0: "if every partition gave an answer, including that nothing was found"},
+    exits={0: "if the lookup succeeded in every partition, whether it found a record or not"},
     show=show_rows,
     exit_status=exit_status,
     reads_records=True,

@@ -32,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _WrongEntry(Exception):
-    """Raised if the batch of an offset index entry does not begin at the entry's position."""
+    """Raised if no batch at or below an offset index entry's offset begins at the entry's position."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
 
 
 class SegmentIndexes:
-    """The indexes of a partition, segments by number from 0, and `notes` on problems with those that were used.
+    """The indexes of a partition's segments, which are numbered from 0. `notes` has problems of indexes that were used.
 
     `trusts_indexes`: use them like a broker that starts on the files as they are; otherwise invalid ones are not used.
     """
@@ -52,7 +52,7 @@ class SegmentIndexes:
         if segment.index_bytes is None and segment.log_bytes > 0:
             self.note(
                 f"{self.file(number, names.INDEX)} is missing: the segment was read instead. A broker that starts "
-                f"rebuilds all its indexes and answers the same. {REBUILD}"
+                f"rebuilds all its indexes and returns the same. {REBUILD}"
             )
         return segment.index_bytes is None
 

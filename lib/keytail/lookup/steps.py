@@ -43,7 +43,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
         what = f"below the log start offset {start}" if offset < start else f"above the log end offset {end}"
         return _answer(search, "out-of-range", f"{offset} is {what}: a broker rejects the fetch as out of range")
     if offset == end:
-        return _answer(search, "none", f"{offset} is the log end offset: the next record that is written gets it")
+        return _answer(search, "none", f"{offset} is the log end offset, which the next record will have")
     bases = [segment.base_offset for segment in facts.segments]
     first = bisect_right(bases, offset) - 1
     search.add_step(
@@ -76,7 +76,7 @@ def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Loo
         if search.indexes.is_unknown:
             search.indexes.note("The answer of a broker that starts on these files is unknown")
         else:
-            search.indexes.note(f"A broker that starts on these files answers {'the same' if same else answer}")
+            search.indexes.note(f"A broker that starts on these files returns {'the same' if same else answer}")
     return _answer(search, "found" if record else "none", reason, record)
 
 

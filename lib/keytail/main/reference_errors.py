@@ -93,7 +93,7 @@ def errors(home: Path = _HOME) -> Iterator[ListedError]:
             texts, remedies, slugs = (found.of(item) for item in (node.args[0], given.get("remedy"), given.get("slug")))
             slugs = [slug for slug in slugs if slug not in ("", _VARIES)] or [default]
             is_copy = ast.unparse(given.get("slug", node)).endswith(".slug")
-            if is_copy or (path.name == "errors.py" and not slugs[0]):  # or the machinery of all errors
+            if is_copy or (path.name == "errors.py" and not slugs[0]):  # errors.py has the code for all errors
                 continue
             if not kind or not slugs[0]:
                 raise ValueError(f"{path}:{node.lineno}: show the class and the slug of the error in this call")
@@ -113,7 +113,7 @@ def _subclasses(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, str, ast.Call]]:
-    """Yield the calls that create an error with a text: the innermost function, the name of the class, the call."""
+    """Yield each call that creates an error with a text: its innermost function, the name of the class, the call."""
     inside: dict[ast.AST, tuple[ast.AST, str]] = {}
     for scope in ast.walk(tree):  # outer ones first
         if isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -130,9 +130,10 @@ def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, 
 
 @dataclass(frozen=True)
 class _Texts:
-    """Finds what an expression in a function may be as text; parts that are known only at run time are `…`.
+    """Finds the texts that an expression in a function may have; parts that are known only at run time are `…`.
 
-    Of what is assigned to a name, that counts which is between the lines of the error before it and its own.
+    A name has the values assigned to it between line `used_at`, that of the previous error, and `line`; if there are
+    none, those assigned before.
     """
 
     path: Path

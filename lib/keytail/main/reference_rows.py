@@ -22,10 +22,11 @@ _TOP = """\
 
 The rows that commands return. With `--output json` standard output is an array of these rows and nothing else; tables
 show a part of the fields. `--rows-file FILE` writes the same array. The reason for a status is in `error`; see also
-[troubleshoot](../guide/troubleshoot.md). `slugs` are those of the errors in it, for programs, since the words of a
-message may change and its slug does not; [ERRORS](../main/ERRORS.md) lists them. A number that is not known or was not
-counted is `null`. Sizes are in bytes, those of logs are of `.log` files; times are in ms since 1970. Offsets named
-`end` are not included. `make reference` generates this page from the program, and a test compares the two.
+[troubleshoot](../guide/troubleshoot.md). `slugs` has the slugs of the errors in `error`: programs should use these,
+since the wording of a message may change, and its slug does not; [ERRORS](../main/ERRORS.md) lists them. A number that
+is unknown or was not counted is `null`. Sizes are in bytes; the size of a log is that of its `.log` files. Times are in
+ms since 1970. Offsets named `end` are exclusive. `make reference` generates this page from the program, and a test
+compares the two.
 """
 _END = """\
 ## Exit statuses
@@ -33,11 +34,11 @@ _END = """\
 | Exit status | Meaning |
 |---|---|
 | 0 | every partition is done: compacted, clean or skipped, sound, alike, ... |
-| 1 | no partition is, or the run could not begin (a broker holds the lock); or a check found something |
+| 1 | no partition is done, or the run could not begin (a broker holds the lock); or a check found something |
 | 2 | wrong usage: an unknown flag or topic, a directory that is not a log dir |
-| 3 | some partitions are, some were refused, corrupt or failed; or all are, and the ledger lacks the result |
+| 3 | some partitions are done, others refused, corrupt or failed; or all are done, but the ledger lacks the result |
 | 130 | interrupted from the keyboard (SIGINT); the rows that were known are printed |
-| 143 | stopped by SIGTERM: likewise |
+| 143 | stopped by SIGTERM; the rows that were known are printed |
 | 141 | of a command that changes nothing: the process that read its output (`head`) has ended |
 
 Output that cannot be written (a full disk, a reader that has ended) does not change what was done: a run with
@@ -46,8 +47,8 @@ that only reads ends with 1 instead of 0 (141 if a reader has ended), since the 
 standard output (`>&-`) is treated like `/dev/null`: the exit status is that of the run, as it is if standard error
 cannot be written. Closed descriptors 0 to 2 are opened on `/dev/null` first, so that no output is written into a file.
 
-An interrupted `compact` and `export` have a row for each partition, also for those that were not begun; other commands
-have rows for the partitions that have ended.
+An interrupted `compact` or `export` prints a row for each partition, including those that were not begun; other
+commands print rows for the completed partitions.
 
 A partition that is named by `--partitions` and is skipped, or was not begun, counts as refused.
 
@@ -65,9 +66,9 @@ checked before the work begins and again before the file gets its name.
 # The meaning of fields that most rows have.
 _COMMON = {
     "status": "listed below",
-    "error": "why the status is what it is; empty if there is nothing to say",
-    "start_ms": "when its work began",
-    "end_ms": "when its work ended",
+    "error": "the reason for the status, or empty",
+    "start_ms": "when the work began",
+    "end_ms": "when the work ended",
     "notes": "other findings and actions, a sentence each",
 }
 _TYPES = {str: "string", ErrorText: "string", int: "number", float: "number", bool: "boolean"}

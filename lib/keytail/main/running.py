@@ -1,5 +1,5 @@
-"""Run a declared command: build its request from the flags, show its rows, and turn errors into messages and an exit
-status."""
+"""Runs a declared command: builds its request from the flags, shows its rows, and converts errors to messages and an
+exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suggests commands and flags for unknown names: those with the same meaning, or else with a similar spelling."""
+"""Suggests commands and flags that have the same meaning as an unknown name, or else a similar spelling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _BROKER = ("--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zook
 
 
 def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the commands that an unknown one may mean. `also_called` has other words for each command, by its name."""
+    """Return the commands that an unknown name may mean. `also_called` has other words for each command, by its name.
+    """
     meant: dict[str, list[str]] = {}
     for command, words in also_called.items():
         for word in (command, *words):
@@ -82,7 +83,7 @@ class Group(TyperGroup):
 
 
 class OneCommand(TyperCommand):
-    """A command that suggests flags for unknown ones."""
+    """A command that suggests existing flags for unknown flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:

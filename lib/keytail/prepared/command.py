@@ -17,7 +17,7 @@ from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_lin
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
-Discard = Annotated[bool, o.run_flag("--discard", "With --execute: remove what is prepared, and free its space.")]
+Discard = Annotated[bool, o.run_flag("--discard", "With --execute: remove the preparations, and free their space.")]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedRow(OfPartition):
-    """One partition with a preparation. Sizes of segments are those of `.log` files."""
+    """One partition with a preparation. Sizes of segments are sizes of `.log` files."""
 
     topic: Annotated[str, ""]
     partition: Annotated[int, ""]
@@ -42,15 +42,15 @@ class PreparedRow(OfPartition):
     status: Annotated[str, ""]
     error: Annotated[ErrorText, "why it cannot be committed, or could not be discarded"] = NO_ERROR
     run_id: Annotated[str | None, "the run that prepared it"] = None
-    prepared_ms: Annotated[int | None, "the time that its decisions were made by"] = None
-    end_dirty_offset: Annotated[int | None, "where it ends, not included"] = None
-    bytes_before: Annotated[int | None, "of the `.log` files of the partition, then"] = None
-    bytes_after: Annotated[int | None, "of the same after the commit"] = None
-    disk_bytes: Annotated[int | None, "that the new segments take until they are committed or discarded"] = None
+    prepared_ms: Annotated[int | None, "the time on which its decisions are based"] = None
+    end_dirty_offset: Annotated[int | None, "the end of the compacted offsets, exclusive"] = None
+    bytes_before: Annotated[int | None, "size of the partition's `.log` files when it was prepared"] = None
+    bytes_after: Annotated[int | None, "their size after the commit"] = None
+    disk_bytes: Annotated[int | None, "size of the new segments, until they are committed or discarded"] = None
 
 
 def _time(time_ms: int) -> str:
-    """Return a time that a record states; whoever owns the log dir can have written any number."""
+    """Return the time in a preparation's record as text; the owner of the log dir can have written any number there."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000))
     except (OverflowError, ValueError, OSError):
@@ -78,16 +78,16 @@ def _show(rows: Sequence[PreparedRow], request: Request) -> None:
 
 def _next_step(rows: Sequence[PreparedRow], request: Request) -> str:
     if request.discard and not request.execute and rows:
-        return "This was a dry run. To remove what is prepared: run the same command with --execute."
+        return "This was a dry run. To remove the preparations, run the same command with --execute."
     if any(row.status == "ready" for row in rows):
-        return "Next: stop the broker, then run `keytail compact --execute`, which commits what is ready."
+        return "Next: stop the broker, then run `keytail compact --execute`, which commits the ready preparations."
     return ""
 
 
 PREPARED = Command(
     name="prepared",
     also_called=("preparations", "discard", "pending"),
-    help="List what `compact --prepare` has prepared and `compact --execute` would commit; or discard it.",
+    help="List the preparations of `compact --prepare`, which `compact --execute` would commit, or discard them.",
     request=Request,
     run="keytail.prepared.driver:prepared",
     examples=(f"keytail prepared {BROKER}", f"keytail prepared {BROKER} --discard --execute"),

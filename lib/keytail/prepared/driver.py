@@ -1,6 +1,6 @@
-"""Lists what runs of `compact --prepare` have prepared, and discards it.
+"""Lists and discards the preparations of `compact --prepare`.
 
-Takes no lock but that of preparations, and only to discard; a broker may run.
+Takes only the lock for preparations, and only to discard. A broker may be running.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from keytail.run.rows import status_of
 
 
 def prepared(request: Request, fs: FileSystem = LOCAL) -> list[PreparedRow]:
-    """Return a row for each chosen partition in which something is prepared; discard it if the request says so."""
+    """Return a row for each chosen partition with a preparation. Discards the preparations if the request asks for it.
+    """
     rules = Rules(check_clock(request.now_ms, False, True), force=True, high_watermark=request.high_watermark)
     with contextlib.ExitStack() as run:
         chosen = choose(fs, request.choice)
@@ -55,7 +56,7 @@ def _row(
 
 
 def _guarded(entry: PartitionEntry, make: Callable[[PreparedRow], PreparedRow | None]) -> PreparedRow | None:
-    """Return the row that `make` returns; an error of the partition becomes its row."""
+    """Return the row that `make` returns, or a row with the error that it raises."""
     row = PreparedRow(entry.topic, entry.partition, entry.log_dir, "stale")
     try:
         return make(row)
@@ -91,14 +92,14 @@ def _judge(
     record, reason = read_record(fs, entry.path, [file.name for file in found])
     if record is not None:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-        # Those of the run that commits are not known here.
+        # The message format that the committing run will use is not known here.
         planned = replace(planned, message_format=record.basis.message_format)
         basis = record.basis
         reason = checked(
             fs, record, planned, rules, by_file_time=basis.by_file_time, drop_keyless=basis.drop_keyless
         )
     elif not reason:
-        reason = ErrorText("it has no record: the run that prepares it was stopped, or has not ended")
+        reason = ErrorText("the preparation has no record: its run was stopped, or has not ended")
     return replace(
         _of_record(row, record),
         status="stale" if reason else "ready",

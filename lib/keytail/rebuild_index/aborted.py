@@ -1,8 +1,8 @@
-"""The transaction indexes that a log should have: which batches determine them, and the resulting entries.
+"""Computes the transaction indexes that a log should have, from the few batches that determine them.
 
-Tasks that read a part of a log each return the few batches that matter (`Needed`). From all of these in the order of
-the log, and the entries on disk, `right_entries` computes the right entries. What can be derived from a log, and which
-entries are trusted beyond that, is described in format/CLEANING.md, "Where the indexes are wrong".
+Each task that reads a part of a log returns the batches that are needed (`Needed`). From all of these batches in the
+order of the log, and the entries on disk, `right_entries` computes the right entries. format/CLEANING.md, "Where the
+indexes are wrong", describes what can be derived from a log, and which entries are trusted beyond that.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from keytail.kernels.batch_header import CONTROL, TRANSACTIONAL, TRANSACTIONAL_O
 from keytail.kernels.transactions import ABORT, COMMIT
 from keytail.log.transactions import Contradiction, TransactionTracker, sorted_entries
 
-# With more buffered rows, those that later ones have made unnecessary are removed.
+# If more rows are buffered, those that later rows have made unnecessary are removed.
 _MANY_ROWS = 1 << 16
 
 
 def asked_offsets(entries: np.ndarray) -> np.ndarray:
-    """Return the offsets (int64, ascending) whose batches are needed to judge these entries."""
+    """Return the offsets (int64, ascending) whose batches are needed to check these entries."""
     return np.unique(np.concatenate([entries["first_offset"], entries["last_stable_offset"]]))
 
 
 class Needed:
-    """Selects, from the batches of a part of a log, those that show what was aborted there, or that contain an asked
-    offset.
+    """Selects the batches of a part of a log that show which transactions were aborted there, or that contain one of
+    the `asked` offsets.
 
     From the data between two markers of a producer these are the first batch, and the first that reaches the log start
     offset. Without an abort in the part, batches between a producer's first and last marker are omitted: they do not
@@ -79,7 +79,7 @@ class Needed:
         return rows[needed | self._holds_asked(rows)]
 
     def _first_and_last(self, rows: np.ndarray, is_marker: np.ndarray) -> np.ndarray:
-        """Return the rows without those that each producer wrote between its first marker and its last one."""
+        """Return the rows without the batches of each producer between its first and its last marker."""
         if not is_marker.any():
             return rows
         _, producer = np.unique(rows["producer_id"], return_inverse=True)
@@ -99,7 +99,7 @@ def _is_marker(rows: np.ndarray) -> np.ndarray:
 def right_entries(
     parts: Iterable[np.ndarray], known: np.ndarray, first_offset: int, log_start_offset: int
 ) -> np.ndarray:
-    """Return all entries (TXN_ENTRY, native, by their markers) that the indexes of a log should have.
+    """Return all entries (TXN_ENTRY, native, in the order of their markers) that the indexes of a log should have.
 
     `parts` are the needed batches of its parts, in order; `known` the entries on disk, by first offset; `first_offset`
     the base offset of its first segment. Entries below the log start offset are not served, and a cleaned log contains

@@ -38,8 +38,8 @@ RebuildAll = Annotated[bool, o.run_flag(
 )]
 Truncate = Annotated[bool, o.safety_flag(
     "--truncate",
-    "Truncate a log that was torn by a crash, as a broker would at startup, and print what is lost. Only above the "
-    "recovery point, and only if the broker did not stop cleanly.",
+    "Truncate the invalid end of a log after a crash, as a broker would at startup, and print what is lost. Only above "
+    "the recovery point, and only if the broker did not stop cleanly.",
 )]
 
 
@@ -60,10 +60,10 @@ class Request:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment. The state of each index file is empty if there is none and none is needed."""
+    """One segment. The state of an index file is empty if the file does not exist and is not needed."""
 
     base_offset: int
-    status: Annotated[str, "`sound`, `would-rebuild`, `rebuilt`, or `damaged` (bytes that are no batches)"]
+    status: Annotated[str, "`sound`, `would-rebuild`, `rebuilt`, or `damaged` (bytes that are not batches)"]
     log_bytes: int
     batches: int | None = None
     index: Annotated[str, "`sound`, `missing`, `wrong`, or empty"] = ""
@@ -81,20 +81,20 @@ class RebuildRow(OfPartition):
     log_dir: str
     status: str
     error: ErrorText = NO_ERROR
-    bytes: Annotated[int, "of `.log` files"] = 0
+    bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None
     files_wrong: Annotated[
         int | None, "index files, producer snapshots and the leader epochs that were missing or wrong"
     ] = None
     in_use: Annotated[
-        bool, "a broker runs there: the end of the last segment, snapshots and epochs were not checked"
+        bool, "a broker is running: the end of the last segment, snapshots and epochs were not checked"
     ] = False
     segments: tuple[SegmentRow, ...] = ()
     notes: Annotated[tuple[str, ...], "other findings and actions, a sentence each"] = ()
     start_ms: int | None = None
     end_ms: int | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
-    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # damage that was found, likewise
+    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # of the damage that was found
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger
 
 
@@ -140,9 +140,9 @@ def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
 
 def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
     if any(row.status == "would-rebuild" for row in rows):
-        return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+        return "This was a dry run. To rebuild, stop the broker, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "What was not done is unchanged; the reasons and remedies are listed above."
+        return "Partitions that were not rebuilt are unchanged; the reasons and remedies are given above."
     return "Next: start the broker." if any(row.status == "rebuilt" for row in rows) else ""
 
 

@@ -1,7 +1,7 @@
 """Compares the index files of the chosen partitions with their logs, and rebuilds them.
 
-`keytail rebuild-index` and jobs/rebuild_indexes.py under spark-submit run the same code here. Without `execute` nothing
-is changed and no lock is taken. With it, locks are held from before the first read until after the last rename.
+`keytail rebuild-index` and jobs/rebuild_indexes.py under spark-submit run this code. Without `execute` nothing is
+changed and no lock is taken. With it, locks are held from before the first read until after the last rename.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rebuild(
     """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
     examined partition, as it ends."""
     with contextlib.ExitStack() as run:
-        choose(fs, request.choice)  # mistakes in flags, before any lock
+        choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
         engine: Engine = ThisProcess()
         if request.submitted:

@@ -1,8 +1,8 @@
-"""Check whether the index files of a segment are true of its log, though they may differ from those of a recovery.
+"""Checks whether the index files of a segment are valid for its log, even if they differ from those of a recovery.
 
-A broker that was restarted while a segment was active, or that ran under another `index.interval.bytes`, leaves other
-entries than a recovery does, and so does Kafka before 4.0; all of them are right (format/INDEX.md, 2 and 8). An index
-is wrong if it leads to wrong answers, or to answers that require reading much of the log.
+A broker that was restarted while a segment was active, or that ran with another `index.interval.bytes`, leaves other
+entries than a recovery does, and so does Kafka before 4.0; all of these entries are valid (format/INDEX.md, 2 and 8).
+An index is wrong if look-ups give wrong results, or have to read much of the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from keytail.log.chunk import SegmentReader
 from keytail.log.records.opening import Chunk
 from keytail.log.records.scan import RecordScanner
 
-# An index is incomplete without entries over so many bytes, and over several times what the interval explains.
+# An index is incomplete if it has no entry for more than this, and more than _INTERVALS times the sum of the interval
+# and the largest batch.
 UNINDEXED_BYTES = 1 << 20
 _INTERVALS = 4
 
@@ -99,7 +100,7 @@ class _Batches:
         return rows, is_inside & (self.chunk.table["magic"][rows] == 2)
 
     def open(self, reader: SegmentReader, offsets: np.ndarray) -> None:
-        """Find the records at these offsets. Those of a batch that cannot be opened are not judged."""
+        """Find the records at these offsets. Entries with offsets in a batch that cannot be opened are not checked."""
         if not len(offsets):
             return
         wanted = np.zeros(len(self.last), bool)
@@ -125,7 +126,7 @@ class _Batches:
         return (self.last[rows] == offsets) | inside
 
     def have(self, offsets: np.ndarray, times_ms: np.ndarray) -> np.ndarray:
-        """Return whether each offset is the last of a batch, or that of a record with that timestamp."""
+        """Return whether each offset is the last of a batch, or belongs to a record with the timestamp beside it."""
         rows, inside = self.rows_of(offsets)
         if self._is_open and len(self._offsets):
             at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)
@@ -136,8 +137,8 @@ class _Batches:
 
 
 class _Entries:
-    """The entries of one index. `take` finds those that lie in a chunk; `inside` contains their offsets that lie
-    inside of a batch; `compare` sets `why` to what is wrong with one."""
+    """The entries of one index. `take` selects the entries for a chunk; `inside` has their offsets that are inside of a
+    batch, not at its end; `compare` sets `why` to the problem of the first wrong entry."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         self.keys = entries[key].astype(np.int64)

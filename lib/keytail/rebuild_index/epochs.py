@@ -1,8 +1,8 @@
-"""Compare the `leader-epoch-checkpoint` of a partition with its log (format/NAMES.md, "Leader epochs").
+"""Compares the `leader-epoch-checkpoint` of a partition with its log (format/NAMES.md, "Leader epochs").
 
-Batches show where an epoch begins at the latest, never that there was none: a cleaned log has epochs without batches.
-So entries below the log end are retained, newer epochs are added as a recovering broker adds them, and entries at or
-above the log end are removed. The caller reads the log and the file.
+A batch shows the latest offset at which its epoch can begin. Missing batches do not show that there was no such epoch:
+a cleaned log has epochs without batches. So entries below the log end are retained, newer epochs are added as a
+recovering broker adds them, and entries at or above the log end are removed. The caller reads the log and the file.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
 
 
 def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset: int) -> EpochsPlan:
-    """Plan the file. `entries` are those of `read_epochs`; `seen` is in the order of the log, for all of it or any end
-    of it."""
+    """Plan the entries of the file. `entries` are the current ones, from `read_epochs`; `seen` are the epochs of the
+    log, or of any last part of it, in order."""
     entries = tuple(entries)
     for (epoch, start), (later, later_start) in itertools.pairwise(entries):
         if later <= epoch or later_start <= start:

@@ -40,8 +40,8 @@ State = Literal["sound", "missing", "wrong"]
 class SegmentTask:
     """One segment, and everything that a task needs to know about its partition.
 
-    No batch may reach `end_offset`. `asked_offsets` are those of the entries in the partition's transaction indexes.
-    `torn_tail`: the log may end with bytes that are no batch. `is_in_use`: a broker may be writing to it.
+    No batch may reach `end_offset`. `asked_offsets` are the offsets in entries of the partition's transaction indexes.
+    `torn_tail`: the log may end with bytes that are not a batch. `is_in_use`: a broker may be writing to it.
     `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: write replacements for wrong
     files.
     """
@@ -126,8 +126,8 @@ def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slic
     """Return slices of about `slice_bytes`, each beginning at an entry of the offset index; one slice if there is no
     such index.
 
-    The index need not be right: `finish` checks that the batches of each slice end where the next one starts, and that
-    this one begins with a complete batch at or below the entry's offset. Otherwise it reads the segment again.
+    The index may be wrong: `finish` checks that the batches of each slice end where the next slice starts, and that the
+    next slice begins with a complete batch at or below the entry's offset. Otherwise it reads the segment again.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
@@ -285,7 +285,7 @@ def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
 def _judge(
     fs: FileSystem, task: SegmentTask, found: Scan, offset_index: bytes, time_index: bytes
 ) -> tuple[FileVerdict, ...]:
-    """Compare both files with those of a recovery. A file with other bytes is sound if its entries are true, unless
+    """Compare both files with those of a recovery. A file with other bytes is sound if its entries are valid, unless
     `rebuild_all` is set."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
     existing = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}

@@ -1,9 +1,9 @@
-"""Process one partition: what forbids a rebuild, its tasks, their results, and the installation of new files.
+"""Processes one partition: creates its tasks, combines their results, and installs the new files.
 
-`segment_tasks` defines what is to be read, by any number of tasks; `settle` combines their results and judges the
+`segment_tasks` defines what is to be read, by any number of tasks; `settle` combines their results and checks the
 transaction indexes; `truncate` truncates a torn tail, after which everything is read again; `install` renames new index
-files; `repair_rest` repairs snapshots and leader epochs, which follow from the log too. The caller of an executing run
-holds the locks; in any other run nothing is written here.
+files; `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. The caller of an
+executing run holds the locks; in any other run nothing is written here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RebuildSettings:
 
     `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: install replacements for wrong
     files. `truncate`: truncate a torn tail first. `is_in_use`: a broker may be writing to the partition, so the end of
-    its last segment is not judged.
+    its last segment is not checked.
     """
 
     index_interval_bytes: int
@@ -123,7 +123,7 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
             index_interval_bytes=settings.index_interval_bytes,
             segment_index_bytes=settings.segment_index_bytes,
             asked_offsets=asked,
-            # Where a broker recovers the log at startup, it also truncates it at the first invalid batch.
+            # If a broker recovers the segment at startup, it also truncates it at the first invalid batch.
             torn_tail=not facts.clean_shutdown and end > facts.recovery_point,
             is_in_use=settings.is_in_use and end == names.MAX_OFFSET,
             rebuild_all=settings.rebuild_all,
@@ -164,8 +164,8 @@ def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]
 
 
 def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Truncation:
-    """Return where a broker would truncate the log. If it would not, raise the damage, or the reason if the user has
-    asked for a truncation: the remedies of the damage include that."""
+    """Return where a broker would truncate the log. If a broker would not truncate it, raise the damage; with
+    --truncate raise the reason instead, since the remedies of the damage include --truncate."""
     facts = plan.facts
     assert result.damage is not None
     tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
@@ -274,7 +274,7 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
 
 
 def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
-    """Check snapshots and leader epochs, or repair them, if the log is intact and nobody writes to it."""
+    """Check snapshots and leader epochs, or repair them, if the log is intact and no broker writes to it."""
     if plan.settings.is_in_use or result.torn is not None:
         return Rest()
     rest = _repair_snapshots(fs, plan, result.log_end_offset)
@@ -285,8 +285,8 @@ def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) ->
         why = f"{names.LEADER_EPOCHS} contradicts the log and is not changed: {epochs.problem}"
         return replace(rest, refused=(*rest.refused, refusal(why, slug="epochs-contradict-log")))
     # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves such an entry.
-    stays = result.log_end_offset if plan.facts.clean_shutdown else -1
-    behind = [epoch for epoch in epochs.dropped if epoch[1] != stays]
+    retained = result.log_end_offset if plan.facts.clean_shutdown else -1
+    behind = [epoch for epoch in epochs.dropped if epoch[1] != retained]
     if not epochs.added and not behind:
         return rest
     if plan.settings.execute:

@@ -1,6 +1,6 @@
 """Rebuilds missing or damaged producer snapshots of a partition from older ones and the log.
 
-A snapshot whose checksum is right is never touched. A snapshot is rebuilt only from sources that cannot lack a
+A snapshot with a valid checksum is never changed. A snapshot is rebuilt only from sources that cannot lack a
 producer: the latest older snapshot and the batches after it, or the log alone if every offset from 0 on is still in it
 (format/SNAPSHOT.md, "Which snapshots can be rebuilt"). All others are refused, with the reason.
 """
@@ -38,7 +38,7 @@ class SnapshotSurvey:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A snapshot that was made, or would be. With a `problem` it was not, and the file is unchanged."""
+    """A snapshot that was rebuilt, or would be. With a `problem` it cannot be rebuilt, and the file is unchanged."""
 
     offset: int
     was: Literal["missing", "damaged"]
@@ -50,8 +50,8 @@ class SnapshotRow:
 def wanted_snapshots(
     bases: Sequence[int], log_start_offset: int, log_end_offset: int, *, clean_shutdown: bool
 ) -> tuple[int, ...]:
-    """Return the offsets of a broker's snapshots: each base above the log start, and the log end if it stopped
-    cleanly."""
+    """Return the offsets of a broker's snapshots: each base offset of a later segment above the log start, and the log
+    end if the broker stopped cleanly."""
     ends = [log_end_offset] if clean_shutdown else []
     return tuple(sorted({offset for offset in [*bases[1:], *ends] if offset > log_start_offset}))
 
@@ -79,7 +79,7 @@ def make_snapshots(
     """Yield each of `survey.to_make`, ascending, with its new contents (empty if there is a problem).
 
     Reads the log from the latest good snapshot before each of them; a replay continues to the next one, so no segment
-    between them is read again. Changes nothing: `put_snapshot` does.
+    between them is read again. Changes no file: `put_snapshot` writes the contents.
     """
     replay = _Replay(fs, reader, partition_path, segments, log_start_offset)
     for offset in survey.to_make:

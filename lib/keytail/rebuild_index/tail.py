@@ -1,6 +1,6 @@
-"""Torn tails: where a log stops being valid, and the truncation that a broker makes there when it recovers the log.
+"""Finds where a log stops being valid (its torn tail), and truncates it there as a broker does in a recovery.
 
-Half-written data of a crash may be truncated; damage below the recovery point, or after a clean shutdown, has other
+Incomplete data of a crash may be truncated; damage below the recovery point, or after a clean shutdown, has other
 causes and is refused. TAIL.md beside this file describes the order of the steps and every state on disk. The caller
 decides whether to truncate; it holds the locks and has resolved leftovers of replacements.
 """
@@ -76,8 +76,8 @@ def torn_tail(
     batch."""
     assert damage.byte_position is not None
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-    cuts = _broker_truncates(fs, path, damage.byte_position, segment.log_bytes)
-    return TornTail(segment.base_offset, damage.byte_position, next_offset, segment.log_bytes, damage.what, cuts)
+    truncates = _broker_truncates(fs, path, damage.byte_position, segment.log_bytes)
+    return TornTail(segment.base_offset, damage.byte_position, next_offset, segment.log_bytes, damage.what, truncates)
 
 
 def _broker_truncates(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
@@ -153,40 +153,40 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
 
 
 def truncate_tail(
-    fs: FileSystem, facts: PartitionFacts, cut: Truncation, *, hosted: Collection[tuple[str, int]]
+    fs: FileSystem, facts: PartitionFacts, torn: Truncation, *, hosted: Collection[tuple[str, int]]
 ) -> None:
     """Truncate the log, in the order of TAIL.md. The segment is left without index files.
 
-    `hosted` are the partitions of the log dir, whose entries its cleaner checkpoint keeps. If the process is killed at
-    any moment, the same truncation can be found, planned and made again.
+    `hosted` are the partitions of the log dir, whose entries are retained in its cleaner checkpoint. If the process is
+    killed at any moment, the same truncation can be found, planned and made again.
     """
-    log_path = os.path.join(facts.path, names.segment_file(cut.tail.base_offset, names.LOG))
-    _refuse_unfit(fs, log_path, cut)
+    log_path = os.path.join(facts.path, names.segment_file(torn.tail.base_offset, names.LOG))
+    _refuse_unfit(fs, log_path, torn)
     refuse_lost(fs, facts.path)
     key = (facts.topic, facts.partition)
-    if cut.cleaner_checkpoint is not None:
+    if torn.cleaner_checkpoint is not None:
         path = os.path.join(facts.log_dir, names.CLEANER_CHECKPOINT)
-        update_offset(fs, path, key, cut.cleaner_checkpoint, hosted=hosted)
-    if cut.high_watermark is not None:  # its entries include those of copies in the making: all are kept
+        update_offset(fs, path, key, torn.cleaner_checkpoint, hosted=hosted)
+    if torn.high_watermark is not None:  # the file also has entries of future replicas, so all entries are kept
         path = os.path.join(facts.log_dir, names.HIGH_WATERMARK_CHECKPOINT)
-        update_offset(fs, path, key, cut.high_watermark, hosted=None)
+        update_offset(fs, path, key, torn.high_watermark, hosted=None)
     # Remove the logs durably first: a broker that starts reads the epochs of a log without an index before those of the
     # logs below it.
     for is_log in (True, False):
-        _unlink(fs, facts.path, (name for name in reversed(cut.removed) if name.endswith(names.LOG) == is_log))
+        _unlink(fs, facts.path, (name for name in reversed(torn.removed) if name.endswith(names.LOG) == is_log))
     # Only now: a broker that finds no index rebuilds it, truncates the log in the process, and then keeps later
     # segments.
-    _unlink(fs, facts.path, (names.segment_file(cut.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))
+    _unlink(fs, facts.path, (names.segment_file(torn.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))
     refuse_lost(fs, log_path)
     fd = fs.open_write(log_path)
     try:
-        fs.truncate(fd, cut.tail.byte_position)
+        fs.truncate(fd, torn.tail.byte_position)
         fs.fsync(fd)
     finally:
         fs.close(fd)
 
 
-def _refuse_unfit(fs: FileSystem, log_path: str, cut: Truncation) -> None:
+def _refuse_unfit(fs: FileSystem, log_path: str, torn: Truncation) -> None:
     facts = fs.stat(log_path)
     size_bytes = facts.size_bytes
     if facts.links > 1:
@@ -199,9 +199,9 @@ def _refuse_unfit(fs: FileSystem, log_path: str, cut: Truncation) -> None:
             "broker that starts would truncate it under all its names too",
             slug="segment-has-hard-links",
         )
-    if size_bytes != cut.tail.log_bytes:
+    if size_bytes != torn.tail.log_bytes:
         raise Refused(
-            f"the segment changed since it was read: it has {size_bytes} bytes, and had {cut.tail.log_bytes}; nothing "
+            f"the segment changed since it was read: it has {size_bytes} bytes, and had {torn.tail.log_bytes}; nothing "
             "was changed",
             path=log_path,
             remedy="Another process writes to this directory; stop it and run again",
@@ -210,7 +210,7 @@ def _refuse_unfit(fs: FileSystem, log_path: str, cut: Truncation) -> None:
 
 
 def _unlink(fs: FileSystem, path: str, file_names: Iterable[str]) -> None:
-    """Durably remove those of the files that exist."""
+    """Remove the files that exist, durably."""
     there = {entry.name for entry in fs.scan(path)}
     removed = [name for name in file_names if name in there]
     refuse_lost(fs, path)

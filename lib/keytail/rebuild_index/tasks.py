@@ -1,4 +1,4 @@
-"""The driver of an index rebuild: runs segments and slices of many partitions as tasks, then completes each partition.
+"""Drives an index rebuild: runs segments and slices of many partitions as tasks, then completes each partition.
 
 Tasks read logs and write scratch files only. Results that need all segments of a partition, and the renaming of new
 files, are handled here, in the driver. The caller holds the locks of an executing run.
@@ -45,7 +45,7 @@ from keytail.run.tasks import Outcome, as_problem, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.threads import Threads
 
-# In flight at a time: enough to keep a cluster busy, little enough that a killed run loses little.
+# The most in one bundle: large enough to use all cores of a cluster, small enough that a killed run loses little work.
 BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
 # Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
@@ -89,8 +89,8 @@ class PartitionOutcome:
 class Rebuild:
     """One run over many partitions. `on_outcome` is called with each outcome as it ends, one at a time; `on_trace` with
     a task's Python traceback. Without an engine everything runs in this process. `hosted` contains the partitions of
-    each log dir, whose entries its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are
-    on a network file system."""
+    each log dir, whose entries are retained in its checkpoints. `shared_storage` states that no broker can reach log
+    dirs that are on a network file system."""
 
     plans: Sequence[PartitionPlan]
     engine: Engine = field(default_factory=ThisProcess)
@@ -109,7 +109,7 @@ class Rebuild:
         largest_first = sorted(self.plans, key=lambda plan: plan.log_bytes, reverse=True)
         bundles = list(in_bundles(largest_first, lambda plan: plan.log_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
         self._cores = self.engine.parallel_tasks
-        # While one bundle is finished in the driver, the next one keeps the cores busy.
+        # While the driver completes one bundle, the tasks of the next one run.
         threads = 2 if self.engine.has_workers else 1
         with Threads(threads, "bundles") as pool:
             started = [pool.submit(self._run_bundle, bundle) for bundle in bundles]

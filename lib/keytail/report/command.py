@@ -43,7 +43,7 @@ def _extras(request: Request) -> Needs:
 REPORT = Command(
     name="report",
     also_called=("html", "page"),
-    help="Write what one or more runs did as one HTML page, from the ledger that was given to them.\n\n"
+    help="Write the results of one or more runs as one HTML page, from the ledger that was given to them.\n\n"
     "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
     request=Request,
     run="keytail.report.of_ledger:write_report",

@@ -36,7 +36,7 @@ def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
 
 
 def dirty_ratios(ratios: Sequence[float], minimum: float | None) -> str:
-    """Draw how many partitions have which dirty ratio; a line marks the ratio above which a round is due."""
+    """Draw the number of partitions by dirty ratio; a line marks the ratio above which a round is due."""
     bins = [0] * 10
     for ratio in ratios:
         bins[min(int(ratio * 10), 9)] += 1

@@ -24,7 +24,8 @@ def kind_of(status: str) -> Kind:
 class Finding:
     """One defect of a partition, and its remedy.
 
-    `broker`: what a broker does when it starts on it; `start_loses`: it then loses or hides acknowledged records.
+    `broker`: what a broker that starts does with the defect; `start_loses`: whether it loses or hides acknowledged
+    records.
     """
 
     severity: str

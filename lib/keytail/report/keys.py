@@ -37,7 +37,7 @@ def by_size(found: Sequence[Partition]) -> list[Size]:
 
 
 def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Partition, HotKey]]:
-    """Return the keys with the most records of all partitions. Most keys of 10,000 partitions are never compared."""
+    """Return the keys with the most records of all partitions. Their lists are merged only until `most` are found."""
     of_each = ([(item, hot) for hot in counts.hottest] for item, counts in _counted(found))
     merged = heapq.merge(*of_each, key=lambda pair: (-pair[1].records, pair[0].name, -pair[1].offset))
     return list(islice(merged, most))
@@ -109,7 +109,7 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
 
 
 def _by_topic(found: Sequence[Partition]) -> TableOf:
-    """Return the topics, those with the most records first; no row for a single topic, which the other tables cover."""
+    """Return a row per topic, most records first; no rows for a single topic, which the other tables cover."""
     topics: dict[str, list[Partition]] = defaultdict(list)
     for item, counts in _counted(found):
         if sum(counts.keys):

@@ -1,4 +1,4 @@
-"""Creates the report of runs from their ledger, which lacks what only tasks report: phases and segments."""
+"""Creates the report of runs from their ledger, which contains no phases and no segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Sorts tables by a click on a heading, and filters long ones. Without it all rows are there, in the order of the page.
+// Sorts tables by a click on a heading, and filters long ones. Without the script all rows are shown, unsorted.
 "use strict";
 for (const table of document.querySelectorAll("table.rows")) {
   const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];

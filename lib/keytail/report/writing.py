@@ -1,6 +1,7 @@
 """Implements `--report FILE.html`: writes the page of a run when its command has ended, for whatever reason.
 
-If that fails, this is reported, and the exit status becomes 1 if it would have been 0; what the run did is unchanged.
+If the page cannot be written, this is reported, and the exit status becomes 1 if it would have been 0; the results of
+the run are not affected.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _write(path: str, reported: Page, start_ms: int, exit_status: int, ended_ear
     """Write the page and return whether that succeeded. A failure is only reported."""
     try:
         write_page(path, report_of(reported, start_ms, exit_status, ended_early))
-    except Exception as problem:  # a page never justifies failing a run
+    except Exception as problem:  # no error of the page may end the run
         what = repr(problem)
         if isinstance(problem, KeytailError):
             what = in_words(problem)

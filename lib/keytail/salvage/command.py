@@ -42,15 +42,15 @@ class Loss:
     kind: Annotated[
         str,
         "`damaged` (bytes that are not an intact batch), `missing-segment` (it has index files, but no log), `tail` "
-        "and `head` (by checkpoints the log had more than the files have), `gap` (between two segments), `repeated` "
-        "and `zeros` (bytes without contents of their own)",
+        "and `head` (according to checkpoints the log had more records than the files), `gap` (between two segments), "
+        "`repeated` and `zeros` (bytes without contents of their own)",
     ]
     file: str
     start_byte: int
     end_byte: int
     first_offset: int
-    end_offset: Annotated[int | None, "`null`: unknown"]
-    certain: Annotated[bool, "data existed that is lost"]
+    end_offset: Annotated[int | None, "`null` if unknown"]
+    certain: Annotated[bool, "whether it is certain that data is lost"]
     why: str
 
 
@@ -61,7 +61,7 @@ class OpenTransaction:
     producer_id: int
     producer_epoch: int
     first_offset: int
-    at_offset: Annotated[int | None, "the loss before which it is open; `null`: the end of the log"]
+    at_offset: Annotated[int | None, "offset of the loss at which it is open; `null` for the end of the log"]
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,22 @@ class SalvageRow(OfPartition):
     to: Annotated[str, "the new directory"] = ""
     segments: int = 0
     segments_kept: Annotated[int, "in the new directory"] = 0
-    bytes: Annotated[int, "of `.log` files"] = 0
+    bytes: Annotated[int, "size of the `.log` files"] = 0
     bytes_kept: int = 0
-    batches: Annotated[int, "kept"] = 0
-    records: Annotated[int, "kept"] = 0
+    batches: Annotated[int, "in the new directory"] = 0
+    records: Annotated[int, "in the new directory"] = 0
     log_start_offset: int | None = None
     last_batch_end: Annotated[int | None, "the offset after the last intact batch"] = None
     log_end_offset: Annotated[int | None, "of the new log"] = None
     gaps: Annotated[int, "between adjacent intact batches"] = 0
-    gap_offsets: Annotated[int, "the offsets in them"] = 0
+    gap_offsets: Annotated[int, "offsets in these gaps"] = 0
     left_out: Annotated[
         int,
         "batches that were not saved although they can be read, or might be: their checksum is right, the search ended "
         "before the file did, or the file may not be opened",
     ] = 0
     losses: tuple[Loss, ...] = ()
-    transactions: Annotated[tuple[OpenTransaction, ...], "that a loss or the end of the log leaves open"] = ()
+    transactions: Annotated[tuple[OpenTransaction, ...], "those that are open at a loss or at the end of the log"] = ()
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
@@ -185,8 +185,8 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     done = [row for row in rows if row.status == "salvaged"]
     if not request.execute:
         return (
-            "This was a dry run: nothing was written. If another replica is intact, use that one. To write the good "
-            "batches of this one, run the same command with --execute."
+            "This was a dry run: nothing was written. If another replica is intact, use that one. To write the intact "
+            "batches of this replica, run the same command with --execute."
         )
     if not done:
         return ""

@@ -1,8 +1,8 @@
 """Salvages one damaged partition: finds its intact batches, determines the losses, and writes a new log.
 
-The source is not changed, and the new directory is renamed to its final name last (`write.py`). SALVAGE.md defines good
-batches and losses, and describes what an operator does with the result. The caller ensures that nothing writes to the
-source.
+The source is not changed, and the new directory is renamed to its final name last (`write.py`). SALVAGE.md defines
+intact batches and losses, and describes what an operator does with the result. The caller ensures that no process
+writes to the source.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Salvage:
     records: int = 0
     gaps: int = 0  # between adjacent batches
     gap_offsets: int = 0
-    left_out: int = 0  # batches that are, or may be, readable, and were not taken
+    left_out: int = 0  # batches that are or may be readable, but were not saved
     log_start_offset: int | None = None
     log_end_offset: int | None = None
     last_batch_end: int | None = None  # the offset after the last intact batch

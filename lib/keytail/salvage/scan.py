@@ -30,7 +30,7 @@ _READ_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _ROWS = 1 << 14
 _MOST_CODEC = 4
-# A search through damage may compute the CRC of so many bytes: only crafted data has many bytes that look like a batch.
+# Limits of the bytes whose CRC a search through damage computes: only crafted data has many that look like batches.
 _LEAST_SEARCH_BYTES = 1 << 30
 _SEARCH_TIMES = 16
 
@@ -74,7 +74,7 @@ class FileScan:
     raw: np.ndarray
     table: np.ndarray
     holes: tuple[Hole, ...]
-    left_out: int = 0  # batches with a valid CRC that are not good, except repeated ones
+    left_out: int = 0  # batches with a valid CRC that are not intact, except repeated ones
     gave_up: bool = False  # the search ended before the file, at its limit of bytes
 
     def runs(self) -> Iterator[np.ndarray]:
@@ -90,8 +90,8 @@ class FileScan:
 
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
     """Find the intact batches with offsets in [low, high). Needs memory for the whole file, and 88 bytes per batch.
-    Raises OSError if the file cannot be read, except for EIO; Refused for a compressed message of magic 0 or 1 that
 
+    Raises OSError if the file cannot be read, except for EIO; Refused for a compressed message of magic 0 or 1 that
     decompresses to more than `max_record_bytes`.
     """
     raw, unreadable = read_around(fs, path, min(size_bytes, MAX_LOG_BYTES))
@@ -162,8 +162,8 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _batches(raw: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[tuple[int, str]], bool]:
-    """Return the batches with a valid CRC, in file order; where and why each damage begins; and whether the search was
-    ended by its limit."""
+    """Return the batches with a valid CRC, in file order; where each damage begins, and what it is; and whether the
+    search ended at its limit."""
     rows, out, found = np.empty(_ROWS, BATCH_TABLE), np.zeros(4, np.int64), np.zeros(2, np.int64)
     most = _LEAST_SEARCH_BYTES + _SEARCH_TIMES * len(raw)
     tables, problems, at = [np.empty(0, BATCH_TABLE)], [], 0
@@ -210,7 +210,7 @@ def _good_old(raw: np.ndarray, table: np.ndarray) -> int:
 def _kept(
     raw: np.ndarray, table: np.ndarray, low: int, high: int, problems: list[tuple[int, str]]
 ) -> np.ndarray:
-    """Return the rows that are good and consistent with each other; add the others to `problems`."""
+    """Return the rows that are intact and consistent with each other; add the others to `problems`."""
     why = _wrong_rows(raw, table, low, high)
     good = np.ones(len(table), bool)
     for row, text in why.items():
@@ -245,7 +245,7 @@ def _chain(table: np.ndarray, low: int) -> np.ndarray:
 
 
 def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict[int, str]:
-    """Return why rows with a valid CRC are not good. Completes rows of compressed messages of magic 0 and 1."""
+    """Return why rows with a valid CRC are not intact. Completes rows of compressed messages of magic 0 and 1."""
     why: dict[int, str] = {}
     codecs = table["attributes"] & CODEC_MASK
     is_old = table["magic"] < 2

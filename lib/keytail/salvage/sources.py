@@ -76,7 +76,7 @@ def find_sources(fs: FileSystem, path: str) -> Sources:
 
 
 def _swaps_that_count(found: dict[tuple[str, str], dict[int, DirEntry]], notes: list[str]) -> dict[int, DirEntry]:
-    """Return the valid `.swap` logs: a `.swap` with a `.cleaned` at or below its base offset is void."""
+    """Return the valid `.swap` logs: a `.swap` with a `.cleaned` at or below its base offset is not used."""
     cleaned = [base for (kind, _), entries in found.items() if kind == "cleaned" for base in entries]
     voids_from = min(cleaned, default=names.MAX_OFFSET)
     swaps = {base: entry for base, entry in found["swap", names.LOG].items() if base < voids_from}

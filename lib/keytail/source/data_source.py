@@ -2,10 +2,9 @@
 
     spark.read.format("kafka-log").option("logDirs", "/data/kafka-logs").option("topic", "orders").load()
 
-The tasks of the query read the files, without a broker, and never change them: those of stopped brokers, copies, and
-closed segments of running brokers. Spark finds both formats through the modules `pyspark_kafka_log` and
-`pyspark_kafka_log_batches`; `register` is for a session that does not search for them. SOURCE.md describes the options,
-and what is read.
+The tasks of the query read the files of stopped or running brokers, or copies, and never change them. Spark finds both
+formats through the modules `pyspark_kafka_log` and `pyspark_kafka_log_batches`; `register` is for a session that does
+not search for them. SOURCE.md describes the options, and what is read.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class _LogReader(DataSourceReader):
     # Imports of modules that load the kernels are local: every session on a machine with keytail imports this module.
 
     def partitions(self) -> list[InputPartition]:
-        from keytail.source.plan import plan_read  # noqa: PLC0415 (brings in the kernels)
+        from keytail.source.plan import plan_read  # noqa: PLC0415 (imports the kernels)
 
         user = owner_of(LOCAL, self._options.log_dirs)
         with working_as(user):
@@ -90,7 +89,7 @@ class _LogReader(DataSourceReader):
             return [_Share(pieces, user) for pieces in plan_read(LOCAL, self._options)] or [_Share((), user)]
 
     def read(self, partition: Any) -> Iterator[Any]:
-        from keytail.source.columns import batch_tables, record_batches  # noqa: PLC0415 (brings in the kernels)
+        from keytail.source.columns import batch_tables, record_batches  # noqa: PLC0415 (imports the kernels)
 
         schema = to_arrow_schema(self._schema, timezone="UTC")
         read = record_batches if self._of_records else batch_tables

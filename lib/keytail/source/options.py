@@ -1,4 +1,4 @@
-"""Parses the options of the `kafka-log` data sources, which have the names of Spark's own Kafka source if it has them.
+"""Parses the options of the `kafka-log` data sources. Options that Spark's own Kafka source also has have its names.
 
 No file is read. SOURCE.md has the table for users.
 """

@@ -80,11 +80,11 @@ class UndoRow(OfPartition):
     differences: Annotated[tuple[str, ...], "the reasons for a refusal, one sentence each"] = ()
     segments_before: int | None = None
     segments_after: int | None = None
-    bytes_before: Annotated[int | None, "of `.log` files"] = None
-    bytes_after: Annotated[int | None, "of `.log` files that the run replaced"] = None
+    bytes_before: Annotated[int | None, "size of the `.log` files"] = None
+    bytes_after: Annotated[int | None, "size of the `.log` files that the run replaced"] = None
     cleaner_checkpoint_before: int | None = None
     cleaner_checkpoint_after: int | None = None
-    held_bytes: Annotated[int, "what forgetting frees"] = 0
+    held_bytes: Annotated[int, "space that `--forget` frees"] = 0
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
@@ -96,9 +96,9 @@ class BackedUpRun:
 
     run_id: str
     kept_ms: Annotated[int | None, "when the backup was created"]
-    state: Annotated[State, "`unfinished`: nothing of one of its partitions can be undone"]
+    state: Annotated[State, "`unfinished`: the backup of one of its partitions is incomplete or cannot be read"]
     partitions: tuple[str, ...]
-    held_bytes: Annotated[int, "what forgetting frees"]
+    held_bytes: Annotated[int, "space that `--forget` frees"]
 
 
 def exit_status(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> int:
@@ -160,10 +160,10 @@ def show_rows(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
 def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> str:
     statuses = {row.status for row in rows if isinstance(row, UndoRow)}
     if statuses & {"would-undo", "would-forget"}:
-        stop = "" if request.forget else "stop the broker, and "
-        return f"This was a dry run. To do it: {stop}run the same command with --execute."
+        todo = "remove the backup, " if request.forget else "undo the run, stop the broker, and "
+        return f"This was a dry run. To {todo}run the same command with --execute."
     if statuses & FAILURES.keys():
-        return "What was not done is unchanged; the reasons are given above."
+        return "What is not reported as done is unchanged; the reasons are given above."
     if "undone" in statuses:
         return "Next, run `keytail verify`, then start the broker. `--forget` removes the backup of the run."
     return ""

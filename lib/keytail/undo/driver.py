@@ -1,8 +1,8 @@
 """Restores partitions to their state before a run that kept a backup; lists or removes backups.
 
 Spark is not used. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
-held from before the first survey until after the last file. Listing and forgetting do not change or lock log dirs, so a
-broker may run meanwhile.
+held from before the first survey until after the last operation. Listing and forgetting do not change or lock log dirs,
+so a broker may run meanwhile.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
 
 
 def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
-    """Return the entry with its log dir replaced by that of `log_dirs` which has the partition now, if there is one."""
+    """Return the entry, with its log dir replaced by the one of `log_dirs` that has the partition now, if any does."""
     of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
     if entry.manifest is None or not of_name:
         return entry

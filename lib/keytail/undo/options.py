@@ -31,7 +31,7 @@ def backup_of(
                 slug="missing-flag",
             )
         return None
-    from keytail.undo.backup import Backup, other_file_system  # noqa: PLC0415 (brings in the kernels)
+    from keytail.undo.backup import Backup, other_file_system  # noqa: PLC0415 (imports the kernels)
 
     with as_caller():
         path = os.path.realpath(directory)

@@ -1,8 +1,8 @@
 """Restores a partition to its state before a run that kept a backup of it.
 
-Pure functions decide, from the run's manifest and the files on disk, whether that is allowed, and what is left to do.
-Restoring may be interrupted at any moment; UNDO.md beside this file has the order, and every state on disk. The caller
-holds the locks and has resolved leftovers (`recover.recover`).
+Pure functions decide, from the run's manifest and the files on disk, whether the partition may be restored, and what is
+left to do. Restoring may be interrupted at any moment; UNDO.md beside this file has the order, and every state on disk.
+The caller holds the locks and has resolved leftovers (`recover.recover`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to restore in one partition. `parts` are to be restored, in this order, the reverse of that of the run.
+    """What to restore in one partition. `parts` are to be restored in this order, which is the reverse of the run's.
 
     If there are `differences` (sentences), nothing may be changed. `cleaner_checkpoint` is the target value of the
     entry (None: it is removed); `moves_checkpoint` is true if the current value is different.
@@ -67,7 +67,7 @@ class Decision:
 
 
 def decide(manifest: Manifest, found: PartitionState) -> Decision:
-    """Decide what to restore. Each part must have either the files that the run left or those of before the run;
+    """Decide what to restore. Each part must have either the files that the run left or those from before the run;
     segments that the run has not reached must have the latter. Anything else is one of the `differences`."""
     differences: list[str] = []
     todo: list[Part] = []
@@ -154,8 +154,8 @@ def _replaced_sources(
 def _match(
     files: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile] | Mapping[str, BackupFile | LeftFile]
 ) -> bool:
-    """Return whether the files are the wanted ones. Producer snapshots may be missing: a broker that starts removes
-    those below the log start."""
+    """Return whether the files equal `wanted`. Producer snapshots may be missing: a broker that starts removes
+    snapshots below the log start."""
     missing = wanted.keys() - files.keys()
     return (
         files.keys() <= wanted.keys()
@@ -180,7 +180,7 @@ def _differences(files: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile 
 
 
 def _checkpoint_before(manifest: Manifest) -> int | None:
-    """Return the cleaner checkpoint of before the run; None if there was none, or if it was above `next_checkpoint`:
+    """Return the cleaner checkpoint from before the run; None if there was none, or if it was above `next_checkpoint`:
     the cleaner then begins at the log start."""
     before = manifest.cleaner_checkpoint
     return before if before is not None and before <= manifest.next_checkpoint else None
@@ -281,8 +281,8 @@ def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, 
     """Carry out the decision. After an interruption at any moment, `decide` returns what is left to do.
 
     The cleaner checkpoint is moved first: a broker's cleaner treats records below it as clean, but the restored ones
-    are not. Parts follow from the latest to the oldest, so that a tombstone or marker is restored before what it
-    deletes.
+    are not. Parts are restored from the latest to the oldest, so that a tombstone or marker is restored before the
+    records that it deletes.
     """
     if decision.moves_checkpoint:
         checkpoint = os.path.join(manifest.log_dir, names.CLEANER_CHECKPOINT)
