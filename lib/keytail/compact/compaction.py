@@ -134,10 +134,12 @@ class Compaction:
         label += f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
         try:
             problem = self._intend(number, tasks)
-            outcomes = [Outcome(None, problem) for _ in tasks] if problem else self.runner.run(tasks, label)
+            begun = [(task, problem) if problem else self.installer.rolled(task) for task in tasks]
+            ready = [task for task, problem in begun if problem is None]
+            outcomes = iter(self.runner.run(ready, label) if ready else ())
         finally:
             schedule.cleaned(bundle)
-        answers = list(zip(tasks, outcomes, strict=True))
+        answers = [(task, Outcome(None, problem) if problem else next(outcomes)) for task, problem in begun]
         self._finish(number, [item for item in answers if not isinstance(item[1].problem, NeedsFanOut)])
         for task, outcome in answers:
             if isinstance(outcome.problem, NeedsFanOut) and not self.stop.asked:

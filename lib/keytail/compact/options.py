@@ -43,6 +43,11 @@ PrepareFlag = Annotated[bool, o.run_flag(
 PreparedOnly = Annotated[bool, o.run_flag(
     "--prepared-only", "With --execute: commit what was prepared, and compact nothing else."
 )]
+RollActive = Annotated[bool, o.run_flag(
+    "--roll-active",
+    "First roll the active segment, as a broker does by segment.ms, and compact its records too, where a compaction is "
+    "then due and they are all below the high watermark. Kafka's cleaner never cleans the active segment.",
+)]
 GroupingFlag = Annotated[Grouping, o.run_flag(
     "--grouping",
     "How segments are merged. measured: by their sizes after cleaning. kafka: by their sizes before, as by Kafka's "

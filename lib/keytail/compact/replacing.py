@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
+from keytail.compact.roll import ROLLED
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.errors import NO_ERROR, REPORT_IT, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
@@ -252,7 +253,8 @@ def planned_row(task: CleaningTask) -> ResultRow:
         status="would-compact",
         first_dirty_offset=task.first_dirty_offset,
         end_dirty_offset=task.first_uncleanable_offset,
-        segments_before=len(task.segments),
+        segments_before=task.segments_before,
+        active_segment=ROLLED if task.roll == "done" else None,
         bytes_before=sum(segment.log_bytes for segment in task.segments),
     )
 

@@ -17,6 +17,7 @@ from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
 from keytail.compact.planning import Planned, plan_partition_of
 from keytail.compact.prepared.takeover import read_record, taken_over, without_compaction
+from keytail.compact.roll import PREPARED, Roll
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
 from keytail.errors import KeytailError, Refused, in_words
@@ -141,11 +142,20 @@ def resolve_leftovers(
     except (KeytailError, OSError) as problem:
         text = "an interrupted replacement of segments cannot be finished or undone: " + in_words(problem)
         return replace(planned, decision=Decision("refused", text, None)), []
+    if record is not None:  # it has nothing of the active segment
+        rules_of_record = replace(rules, roll_active=False)
+        planned = plan_partition_of(fs, log_dir, entry, configuration, rules_of_record)
+        by_file_time = configuration.by_file_time
+        planned = taken_over(
+            fs, planned, record, rules_of_record, by_file_time=by_file_time, drop_keyless=drop_keyless
+        )
+        if not rules.roll_active:
+            return planned, done
+        if planned.prepared is not None or planned.decision.status == "refused":
+            return replace(planned, roll=Roll(PREPARED) if planned.prepared is not None else None), done
+        reason = planned.discarded
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-    if record is None:
-        return replace(planned, discarded=reason), done
-    by_file_time = configuration.by_file_time
-    return taken_over(fs, planned, record, rules, by_file_time=by_file_time, drop_keyless=drop_keyless), done
+    return replace(planned, discarded=reason), done
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:
@@ -170,6 +180,7 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
             prepared=Prepared(record.result, record.files, run_id) if record else None,
             removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
             message_format=plan.message_format,
+            roll="due" if plan.is_to_roll else "no",
             **asdict(settings),
         )
         tasks.append(task)

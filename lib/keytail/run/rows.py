@@ -63,6 +63,9 @@ class ResultRow(OfPartition):
     prepared: Annotated[
         str | None, "what became of an earlier `--prepare`: `committed`, or `discarded` and why"
     ] = None
+    active_segment: Annotated[
+        str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` and why"
+    ] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
     detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report
