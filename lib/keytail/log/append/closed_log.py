@@ -96,7 +96,7 @@ def unclosed_indexes(fs: FileSystem, partition_path: str, segment: SegmentFacts)
     try:
         newest_ms = max((int(chunk.table["max_timestamp_ms"].max()) for chunk in chunks), default=-1)
     except CorruptLog as damage:
-        return f"from the last entry of {index} on, the log has invalid batches ({damage.what})"
+        return f"from the last entry of {index} on, {os.path.basename(log_path)} has invalid batches ({damage.what})"
     if newest_ms > (last[0] if last is not None else -1):
         return f"{time_index} has no entry for the largest timestamp"
     return ""

@@ -24,7 +24,8 @@ def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
     if found is None or found[0] != end or max(facts.snapshots) != end:
-        what = f"there is no valid producer snapshot at the log end offset {end}, or there is one above it"
+        name = names.segment_file(end, names.SNAPSHOT)
+        what = f"the producer snapshot at the log end offset, {name}, is missing or damaged, or there is one above it"
         return f"{what}: run `keytail rebuild-index --execute`, or start the broker and stop it cleanly"
     why = unclosed_indexes(fs, facts.path, facts.segments[-1])
     return why and f"its indexes are not as a broker leaves them: {why}; run `keytail rebuild-index --execute`"
