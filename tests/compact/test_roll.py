@@ -1,4 +1,4 @@
-"""`--roll-active`: when the active segment is rolled and compacted too, and what a run and its row say where it is not."""
+"""`--roll-active`: when the active segment is rolled and compacted too, and what the row says where it is not."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def do_not_trim(log_dir: Path) -> None:
     [
         (lower_high_watermark, "not rolled: the high watermark is 499, and the log end offset is 500"),
         (stop_uncleanly, "not rolled: the broker was not stopped cleanly"),
-        (remove_snapshot, "not rolled: the producer snapshot at the log end offset, 00000000000000000500.snapshot, is missing"),
+        (remove_snapshot, f"not rolled: the producer snapshot at the log end offset, {END:020d}.snapshot, is missing"),
         (do_not_trim, "not rolled: its indexes are not as a broker leaves them: 00000000000000000400.timeindex ends "),
     ],
 )
