@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,14 +17,19 @@ from typing import Any
 
 import pytest
 
+from keytail.compact import running
 from keytail.compact.plan import Decision, decide
 from keytail.compact.roll import EMPTY, NOT_DUE, after_roll, as_stopped, is_shown, reason_against, with_roll
 from keytail.compact.rules import Rules
+from keytail.compact.run_state import Rows
+from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import NO_ERROR
 from keytail.format.names import MAX_OFFSET
 from keytail.format.producers import encode_snapshot
-from keytail.log.partition import PartitionFacts
+from keytail.log.append.roll_closed import roll
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import Unstable
 from tests.command_line import Run, rows_of
 from tests.compact.test_plan import NOW, config, partition, segment
@@ -238,6 +244,61 @@ def test_where_it_is_not_rolled_the_rest_is_compacted_and_the_row_says_why(
     assert not (log_dir / NAME / f"{END:020d}.log").exists()
 
 
+def test_a_log_that_its_task_refuses_remains_rolled_and_the_row_says_so(run: Run, log_dir: Path) -> None:
+    damaged = log_dir / NAME / f"{100:020d}.log"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    before = {path.name: path.read_bytes() for path in (log_dir / NAME).iterdir()}
+    row = compact(run, log_dir, "--execute", "--roll-active", status=1)
+    assert (row["status"], row["active_segment"]) == ("corrupt", "rolled")
+    assert (row["segments_before"], row["segments_after"]) == (5, 6)
+    assert "the active segment was rolled" in row["error"]
+    new = {f"{END:020d}{suffix}": b"" for suffix in (".log", ".index", ".timeindex")}
+    assert {path.name: path.read_bytes() for path in (log_dir / NAME).iterdir()} == before | new
+
+
+def test_a_roll_that_fails_fails_its_partition_only(
+    run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_log_dir(tmp_path / "other", {"orders-1": random_records(2, END, 9)}, segments=5)
+    (other / "orders-1" / f"{END:020d}.snapshot").write_bytes(encode_snapshot([]))
+    before = {path.name: path.read_bytes() for path in (log_dir / NAME).iterdir()}
+
+    def on_a_full_disk(fs: FileSystem, path: str, *arguments: Any) -> SegmentFacts:
+        if path.endswith(NAME):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return roll(fs, path, *arguments)
+
+    monkeypatch.setattr(running, "roll", on_a_full_disk)
+    with without_spark():
+        flags = (*FLAGS, "--output", "json", "--execute", "--roll-active")
+        done = run("compact", "--log-dirs", f"{log_dir},{other}", *flags)
+    assert done.exit_code == 3, done.output
+    rows = rows_of(done)
+    assert (rows["orders-1"]["status"], rows["orders-1"]["active_segment"]) == ("compacted", "rolled")
+    assert (rows[NAME]["status"], rows[NAME]["segments_after"]) == ("failed", 5)
+    assert rows[NAME]["active_segment"] == "not rolled: the partition is not compacted"
+    assert "No space left on device" in rows[NAME]["error"]
+    assert {path.name: path.read_bytes() for path in (log_dir / NAME).iterdir()} == before
+
+
+def test_a_stopped_run_reports_what_it_had_rolled() -> None:
+    facts = after_roll(partition())
+    tasks = [
+        CleaningTask.of(
+            replace(facts, path=f"/logs/orders-{n}"), roll="due", first_dirty_offset=0, first_uncleanable_offset=35,
+            now_ms=NOW, config=config(), run_id="r",
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    rows = Rows(lambda row: None, threading.Condition())
+    rows.begin(tasks[:2])
+    rows.begin([replace(tasks[0], roll="done")])
+    found = [(row.status, row.active_segment, row.segments_after) for row in rows.of_stopped_run(tasks)]
+    assert found == [("skipped", "rolled", 5), ("skipped", None, 4), ("not-begun", None, 4)]
+
+
 def test_a_partition_that_is_not_due_is_not_rolled(run: Run, log_dir: Path) -> None:
     compact(run, log_dir, "--execute")
     before = snapshot(log_dir)
@@ -309,7 +370,7 @@ def held(log_dir: Path) -> Iterator[None]:
     )
     command = [sys.executable, "-c", code, str(log_dir / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and fcntl is not None
+        assert holder.stdout is not None
         holder.stdout.readline()
         yield
         holder.communicate(b"")

@@ -19,8 +19,8 @@ from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import PartitionFacts, survey_partition
 from tests.interop.fuzz import run_cases
-from tests.interop.kafka import Cleaned, Kafka, step_roll
-from tests.interop.rounds import Case, Circumstances, Outcome
+from tests.interop.kafka import Cleaned, Kafka, KafkaError, step_roll
+from tests.interop.rounds import Case, Circumstances, Outcome, Side
 from tests.interop.test_differential import BOTH, LOGS, PLAIN, keytail_round, run_again
 
 pytestmark = pytest.mark.interop
@@ -72,6 +72,10 @@ class RolledCase(Case):
             producer[-1] >= 0 for producer in self.loaded(self.kafka, now).producers
         )
         return super()._kafka_round(now)
+
+    def _refused_or_right(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
+        roll_here(self.source)  # with which the result is compared
+        super()._refused_or_right(ours, now, error)
 
     def _set_times(self, rolled: Path, now: Circumstances) -> None:
         """Only those of logs count; the start of Kafka's log has changed those of the indexes that it presized."""

@@ -355,7 +355,8 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
         return ""
     if any(row.status == "failed" for row in bad):
         return f"{len(bad)} not compacted, for the reasons above; resolve them and run again."
-    return f"{len(bad)} not compacted and unchanged; reasons and remedies are given above."
+    unchanged = "" if any(row.active_segment == ROLLED for row in bad) else " and unchanged"
+    return f"{len(bad)} not compacted{unchanged}; reasons and remedies are given above."
 
 
 _DO_IT = "To do it: run the same command with --execute."

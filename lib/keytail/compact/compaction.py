@@ -135,6 +135,7 @@ class Compaction:
         try:
             problem = self._intend(number, tasks)
             begun = [(task, problem) if problem else self.installer.rolled(task) for task in tasks]
+            self.rows.begin(task for task, _ in begun)
             ready = [task for task, problem in begun if problem is None]
             outcomes = iter(self.runner.run(ready, label) if ready else ())
         finally:

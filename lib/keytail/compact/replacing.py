@@ -126,8 +126,7 @@ class Replacing:
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         if not self._groups:
             text = in_words(problem) + (f". Nothing was replaced, {_SAFE}" if status == "failed" else "")
-            unchanged = self.row.unchanged(status, joined([text, left]))
-            self.row = replace(unchanged, problem=problem)
+            self.row = replace(unreplaced(self.task, self.row, status, joined([text, left])), problem=problem)
             return
         text = in_words(problem) + f". {self._how_far()}, {_SAFE}; the next run continues from there"
         segments, size = self._present()
@@ -257,6 +256,14 @@ def planned_row(task: CleaningTask) -> ResultRow:
         active_segment=ROLLED if task.roll == "done" else None,
         bytes_before=sum(segment.log_bytes for segment in task.segments),
     )
+
+
+def unreplaced(task: CleaningTask, row: ResultRow, status: str, error: ErrorText) -> ResultRow:
+    """Return the row with this status of a partition of which no segment was replaced."""
+    if task.roll != "done":
+        return row.unchanged(status, error)
+    rolled = joined([error, "the active segment was rolled, as a broker does"])
+    return replace(row.unchanged(status, rolled), segments_after=len(task.segments))
 
 
 def remove_unneeded(
