@@ -91,6 +91,7 @@ def test_a_broker_goes_on_with_rolled_and_compacted_logs(version: str, tmp_path:
         client.connect(broker)
         wait_until_served(client)
         assert client.offsets(PARTITIONS) == offsets
+        assert not any(path.exists() for path in interrupted)
         after = _served(broker)
         _compare(before, after)
         assert client.committed_offsets("group") == {"none-0": COMMITS - 1}
@@ -101,7 +102,6 @@ def test_a_broker_goes_on_with_rolled_and_compacted_logs(version: str, tmp_path:
         assert len(removed) == len(names)
         assert complaints(broker.log_lines()) == removed
         broker.stop()
-    assert not any(path.exists() for path in interrupted)
 
 
 def _interrupt(log_dir: Path, topic: str, suffixes: Sequence[str]) -> list[Path]:

@@ -47,7 +47,7 @@ def _prepared_only(
     prepared_only: c.PreparedOnly = False,
 ) -> bool:
     """Check which flags exclude each other, and return --prepared-only."""
-    _check_roll_active(roll_active, prepare, prepared_only, output_dirs)
+    c.check_roll_active(roll_active, prepare, prepared_only, output_dirs)
     if prepared_only and not execute:
         raise UsageProblem(
             "--prepared-only requires --execute", remedy="Add --execute, or omit --prepared-only", slug="missing-flag"
@@ -66,21 +66,6 @@ def _prepared_only(
             slug="conflicting-flags",
         )
     return prepared_only
-
-
-def _check_roll_active(roll_active: bool, prepare: bool, prepared_only: bool, output_dirs: tuple[str, ...]) -> None:
-    reasons = {
-        "--prepare": (prepare, "the active segment can be rolled only while the broker is stopped"),
-        "--prepared-only": (prepared_only, "nothing was prepared for an active segment"),
-        "--output-dir": (bool(output_dirs), "it leaves the log dirs unchanged"),
-    }
-    for flag, (is_given, why) in reasons.items():
-        if roll_active and is_given:
-            raise UsageProblem(
-                f"--roll-active excludes {flag}: {why}",
-                remedy=f"Omit --roll-active, or run without {flag}",
-                slug="conflicting-flags",
-            )
 
 
 def _replicas(replica: c.Replica = None) -> tuple[str, ...]:

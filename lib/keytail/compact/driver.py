@@ -73,8 +73,8 @@ def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
     running = frozenset(item.path for item in log_dirs if not item.clean_shutdown and is_held(item.path, fs))
     if running:
         print_message(
-            f"keytail: {', '.join(sorted(running))} in use: active segments are planned as if the broker were stopped "
-            "cleanly now, with all records replicated"
+            "keytail: active segments are planned as if the broker were stopped cleanly now, with all records "
+            f"replicated, in the log dirs that are in use: {', '.join(sorted(running))}"
         )
     return running
 
