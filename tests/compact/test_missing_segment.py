@@ -73,6 +73,17 @@ def test_what_shows_no_loss_is_compacted(run: Run, log_dir: Path) -> None:
     assert compact(run, log_dir, "--execute")["status"] == "compacted"
 
 
+def test_empty_index_files_at_the_log_end_are_of_an_interrupted_roll(run: Run, log_dir: Path) -> None:
+    end = log_dir / "orders-0" / f"{500:020d}"
+    end.with_suffix(".index").touch()
+    assert compact(run, log_dir)["status"] == "would-compact"
+    end.with_suffix(".timeindex").write_bytes(bytes(12))
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"]
+    end.with_suffix(".timeindex").write_bytes(b"")
+    (log_dir / "recovery-point-offset-checkpoint").write_text("0\n1\norders 0 501\n")
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"]
+
+
 def test_after_an_unclean_shutdown_it_proves_nothing(run: Run, log_dir: Path) -> None:
     (log_dir / ".kafka_cleanshutdown").unlink()
     remove(log_dir, 100, (".log",))

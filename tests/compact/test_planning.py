@@ -42,6 +42,7 @@ ROW_FIELDS = [
     "removal_limit_offset",
     "removal_limit_replica",
     "prepared",
+    "active_segment",
 ]
 
 

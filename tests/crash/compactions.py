@@ -11,7 +11,7 @@ import os
 import random
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,27 +19,35 @@ from typing import Any
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
-from keytail.compact.plan import select
+from keytail.compact.plan import Decision, select
 from keytail.compact.replacing import InPlace
+from keytail.compact.roll import after_roll, with_roll
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.config.compaction import CompactionConfig
-from keytail.errors import Refused
+from keytail.errors import NO_ERROR, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
+from keytail.log.append.roll_closed import why_not_closed
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import hosted, survey_log_dirs
-from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
+from keytail.log.partition import (
+    LogDirFacts,
+    PartitionEntry,
+    PartitionFacts,
+    refuse_missing_segments,
+    survey_partition,
+)
 from keytail.log.producers import first_unstable
 from keytail.log.recover import recover
 from keytail.run.engine import ThisProcess
 from keytail.run.storage import ScratchSpace
-from keytail.run.tasks import run_attempt
+from keytail.run.tasks import Outcome, run_attempt
 from keytail.undo.backup import Backup
 from tests.crash.driver import Failed
 from tests.crash.partitions import NO_PRODUCERS, write_segment
 from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.indexing import index_files
-from tests.reference.loader import Loaded, load_alike
+from tests.reference.loader import Loaded, LoadedSegment, load_alike
 
 NOW = 1_750_000_000_000
 RETENTION_MS = 1000
@@ -185,6 +193,13 @@ class Log:
                     is_aborted = self.transactions.is_aborted(batch)
                     assert listed == is_aborted, f"{self.name}: aborted is {is_aborted}, listed {listed}: {batch}"
 
+    def rolled(self, loaded: Loaded) -> Loaded:
+        """Return what a broker finds that has rolled, if a round then cleans all of what was the active segment."""
+        last = loaded.segments[max(loaded.segments)]
+        if not last.log or not self.compacted or self.transactions.open_from:
+            return loaded
+        return replace(loaded, segments={**loaded.segments, self.end: LoadedSegment(b"", b"", b"", None)})
+
     def after_a_round(self, loaded: Loaded, first_dirty: int | None, segment_bytes: int) -> tuple[Files, int | None]:
         """Return the files after one more round over what a broker finds, and the checkpoint after it."""
         left = files_of(loaded)
@@ -217,12 +232,14 @@ class LogDir:
     """A log dir. `join`: the number of segments at the start of the first partition that fit into one.
 
     `keep_in`: the name of a directory beside the log dir for backups, as `copies` or as links; empty: no backups.
+    `rolls`: active segments are rolled first.
     """
 
     logs: tuple[Log, ...]
     join: int = 1
     keep_in: str = ""
     copies: bool = False
+    rolls: bool = False
 
     @property
     def segment_bytes(self) -> int:
@@ -257,8 +274,12 @@ class LogDir:
         keeper = Keeper(fs, Backup(str(root.parent / self.keep_in), self.copies)) if self.keep_in else None
         destination = InPlace(fs, {str(root): hosted([listing])}, _is_not_run, keeper)
         driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs), destination)
-        outcomes = [run_attempt(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
-        answers = list(zip(tasks, outcomes, strict=True))
+        begun = [driver.installer.rolled(task) for task in tasks]
+        outcomes = [
+            Outcome(None, problem) if problem else run_attempt(lambda task, _: clean_partition(fs, task), task, "")
+            for task, problem in begun
+        ]
+        answers = [(task, outcome) for (task, _), outcome in zip(begun, outcomes, strict=True)]
         rows = [
             item.row for item in driver.installer.finish(answers)
         ]  # the driver's own order of install and checkpoint
@@ -274,14 +295,28 @@ class LogDir:
             raise Refused("; ".join(facts.problems))
         assert facts.leftovers == ()
         unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
-        selection = select(facts, self.config, NOW, unstable=unstable, force=True)
-        if not selection.eligible:
+
+        def decide_on(facts: PartitionFacts) -> Decision:
+            selection = select(facts, self.config, NOW, unstable=unstable, force=True)
+            return Decision("would-compact" if selection.eligible else "clean", NO_ERROR, selection)
+
+        decision, roll = decide_on(facts), None
+        if self.rolls:
+            decision, roll = with_roll(facts, decision, decide_on)
+        if decision.status == "clean":
             return None
+        refuse_missing_segments(fs, facts)
+        if roll is not None and roll.is_due:
+            if why := why_not_closed(fs, facts):  # a run does not roll then, and the row says so
+                raise Refused(f"not rolled: {why}")
+            facts = after_roll(facts)
+        selection = decision.selection
+        assert selection is not None
         return CleaningTask(
             facts.topic, facts.partition, facts.path, facts.segments, facts.snapshots,
             facts.log_start_offset, facts.log_end_offset, selection.first_dirty_offset,
             selection.first_uncleanable_offset, NOW, self.config, run_id,
-            grouping="kafka", map_memory_bytes=1 << 20,
+            grouping="kafka", map_memory_bytes=1 << 20, roll="due" if roll is not None and roll.is_due else "no",
         )  # fmt: skip
 
     @property
@@ -334,7 +369,8 @@ def expect(log_dir: LogDir, found: Found) -> Expected:
     files, entries = {}, dict(found.checkpoints)
     for log in log_dir.logs:
         before = found.checkpoints.get(log.name)
-        files[log.name], after = log.after_a_round(found.logs[log.name], before, log_dir.segment_bytes)
+        loaded = log.rolled(found.logs[log.name]) if log_dir.rolls else found.logs[log.name]
+        files[log.name], after = log.after_a_round(loaded, before, log_dir.segment_bytes)
         if after != before and after is not None:
             entries[log.name] = after
             entries.pop(GONE[0], None)

@@ -156,11 +156,11 @@ def test_producers_at_the_end_are_in_the_snapshot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "change", "why"),
     [
-        (".timeindex", lambda data: data + bytes(12), "has no entry for the largest timestamp"),
+        (".timeindex", lambda data: data + bytes(12), "ends with zeros"),
         (".timeindex", lambda data: data[:-12], "has no entry for the largest timestamp"),
         (".timeindex", lambda data: data[:-1], "ends within an entry"),
         (".index", lambda data: data + bytes(8), "ends with zeros"),
-        (".index", lambda data: data[:-1] + b"\xff", "the log has invalid batches"),
+        (".index", lambda data: data[:-1] + b"\xff", ".log has invalid batches"),
         (".index", lambda data: data[:-4] + b"\0\0\xff\xff", "points beyond the end of the log"),
         (".index", None, "missing"),
     ],

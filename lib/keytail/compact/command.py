@@ -19,6 +19,7 @@ from keytail.cli.statuses import FAILURES, Status, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
+from keytail.compact.roll import ROLLED, WOULD_ROLL, is_shown
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.errors import UsageProblem
 from keytail.extras import OBJECT_STORE, SPARK, Needs
@@ -42,9 +43,11 @@ def _prepared_only(
     output_dirs: tuple[str, ...],
     keep_originals: str | None,
     ledger: LedgerFlags,
+    roll_active: bool,
     prepared_only: c.PreparedOnly = False,
 ) -> bool:
     """Check which flags exclude each other, and return --prepared-only."""
+    c.check_roll_active(roll_active, prepare, prepared_only, output_dirs)
     if prepared_only and not execute:
         raise UsageProblem(
             "--prepared-only requires --execute", remedy="Add --execute, or omit --prepared-only", slug="missing-flag"
@@ -110,6 +113,7 @@ class Request:
     unsafe_clock: o.UnsafeClock = False
     force: c.Force = False
     from_log_start: c.FromLogStart = False
+    roll_active: c.RollActive = False
     high_watermark: o.HighWatermarkFlag = "checkpoint"
     deadline_minutes: c.Deadline = None
     master: o.Master = None
@@ -143,6 +147,7 @@ class Request:
             from_log_start=self.from_log_start,
             high_watermark=self.high_watermark,
             unsafe_clock=self.unsafe_clock,
+            roll_active=self.roll_active,
             replicas=replicas_of(fs, self.replicas, self.choice.log_dirs),
         )
 
@@ -171,6 +176,7 @@ _PLAN_FIELDS = (
     "unsafe_clock",
     "force",
     "from_log_start",
+    "roll_active",
     "high_watermark",
     "replicas",
     "in_detail",
@@ -254,7 +260,8 @@ def _reason(row: ResultRow) -> str:
         )
     discarded = f"what was prepared is {row.prepared}" if (row.prepared or "").startswith("discarded") else ""
     reason = row.error if row.shown is None else row.shown
-    return "; ".join(text for text in (reason, discarded, held) if text)
+    kept = f"the active segment is {row.active_segment}" if is_shown(row.active_segment) else ""
+    return "; ".join(text for text in (reason, discarded, held, kept) if text)
 
 
 def _totals(rows: Sequence[ResultRow]) -> str:
@@ -271,9 +278,13 @@ def _totals(rows: Sequence[ResultRow]) -> str:
         text += f" Compacted: {show.human_bytes(before)} -> {show.human_bytes(after)}{saved}"
         records = sum((row.records_before or 0) - (row.records_after or 0) for row in done)
         text += f", {records:,} records removed."
+    if rolled := sum(row.active_segment == ROLLED for row in rows):
+        text += f" Active segments rolled: {rolled:,}."
     would = [row for row in rows if row.status == "would-compact"]
     if would:
         text += f" To read: up to {show.human_bytes(sum(row.bytes_before or 0 for row in would))}."
+    if to_roll := sum(row.active_segment == WOULD_ROLL for row in rows):
+        text += f" Active segments to roll: {to_roll:,}."
     return text
 
 
@@ -329,7 +340,8 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
         return ""
     if any(row.status == "failed" for row in bad):
         return f"{len(bad)} not compacted, for the reasons above; resolve them and run again."
-    return f"{len(bad)} not compacted and unchanged; reasons and remedies are given above."
+    unchanged = "" if any(row.active_segment == ROLLED for row in bad) else " and unchanged"
+    return f"{len(bad)} not compacted{unchanged}; reasons and remedies are given above."
 
 
 _DO_IT = "To do it: run the same command with --execute."

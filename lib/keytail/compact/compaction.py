@@ -27,10 +27,13 @@ from keytail.run.engine import Engine, end_tasks
 from keytail.run.rows import ResultRow
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
-from keytail.threads import inheriting
+from keytail.threads import Threads, inheriting
 
 if TYPE_CHECKING:
     from keytail.ledger.write import Ledger
+
+
+_ROLLS_AT_ONCE = 16
 
 
 class Compaction:
@@ -137,14 +140,24 @@ class Compaction:
         label += f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
         try:
             problem = self._intend(number, tasks)
-            outcomes = [Outcome(None, problem) for _ in tasks] if problem else self.runner.run(tasks, label)
+            begun = [(task, problem) for task in tasks] if problem else self._rolled(tasks)
+            self.rows.begin(task for task, _ in begun)
+            ready = [task for task, problem in begun if problem is None]
+            outcomes = iter(self.runner.run(ready, label) if ready else ())
         finally:
             schedule.cleaned(bundle)
-        answers = list(zip(tasks, outcomes, strict=True))
+        answers = [(task, Outcome(None, problem) if problem else next(outcomes)) for task, problem in begun]
         self._finish(number, [item for item in answers if not isinstance(item[1].problem, NeedsFanOut)])
         for task, outcome in answers:
             if isinstance(outcome.problem, NeedsFanOut) and not self.stop.asked:
                 self._finish(number, [(task, self.runner.in_place_of_one_task(task, outcome.problem))])
+
+    def _rolled(self, tasks: Sequence[CleaningTask]) -> list[tuple[CleaningTask, KeytailError | None]]:
+        """Roll the active segments that are due, side by side: nearly all of the time is that of syncs."""
+        if all(task.roll == "no" for task in tasks):
+            return [(task, None) for task in tasks]
+        with Threads(min(len(tasks), _ROLLS_AT_ONCE)) as pool:
+            return list(pool.map(self.installer.rolled, tasks))
 
     def _intend(self, number: int, tasks: Sequence[CleaningTask]) -> KeytailError | None:
         try:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from keytail.cli.configuration import Configuration
@@ -20,7 +20,9 @@ from keytail.compact.planned_rows import refused_row, row_of_plan
 from keytail.compact.planning import Planned, plan_partition_of, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.rules import Rules
+from keytail.console import print_message
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.each_partition import of_each
 from keytail.run.kernels import is_on_this_host, report_uncompiled
@@ -48,6 +50,8 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     backup = backup_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
     if backup is not None:
         announce_backup(backup)
+    if request.roll_active:
+        rules = replace(rules, running=_running(fs, chosen.log_dirs))
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
@@ -62,6 +66,17 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if rules.replicas:
             report_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows
+
+
+def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
+    """Return the log dirs that are in use, and report what --roll-active assumes of them."""
+    running = frozenset(item.path for item in log_dirs if not item.clean_shutdown and is_held(item.path, fs))
+    if running:
+        print_message(
+            "keytail: active segments are planned as if the broker were stopped cleanly now, with all records "
+            f"replicated, in the log dirs that are in use: {', '.join(sorted(running))}"
+        )
+    return running
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import Decision
-from keytail.compact.planned_rows import row_of, with_detail, with_limits, with_preparation
+from keytail.compact.planned_rows import row_of, with_active_segment, with_detail, with_limits, with_preparation
 from keytail.compact.planning import Planned, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
@@ -164,4 +164,5 @@ def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Re
         (p, with_preparation(with_limits(next(done), p) if p.wanted else row_of(p, executed=True), p))
         for p in planned
     ]
+    found = [(p, with_active_segment(row, p)) for p, row in found]
     return [with_detail(row, p) if request.in_detail else row for p, row in found]

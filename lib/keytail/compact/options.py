@@ -9,6 +9,7 @@ import typer
 
 from keytail.cli import options as o
 from keytail.config.broker_version import BrokerVersion, parse_broker_version
+from keytail.errors import UsageProblem
 
 Grouping = Literal["measured", "kafka"]
 FanOut = Literal["auto", "never", "always"]
@@ -43,6 +44,29 @@ PrepareFlag = Annotated[bool, o.run_flag(
 PreparedOnly = Annotated[bool, o.run_flag(
     "--prepared-only", "With --execute: commit what was prepared, and compact nothing else."
 )]
+RollActive = Annotated[bool, o.run_flag(
+    "--roll-active",
+    "First roll the active segment, as a broker does by segment.ms, and compact its records too, where a compaction is "
+    "then due and they are all below the high watermark. Kafka's cleaner never cleans the active segment.",
+)]
+
+
+def check_roll_active(roll_active: bool, prepare: bool, prepared_only: bool, output_dirs: tuple[str, ...]) -> None:
+    """Raise UsageProblem for flags that exclude --roll-active."""
+    reasons = {
+        "--prepare": (prepare, "the active segment can be rolled only while the broker is stopped"),
+        "--prepared-only": (prepared_only, "nothing was prepared for an active segment"),
+        "--output-dir": (bool(output_dirs), "it leaves the log dirs unchanged"),
+    }
+    for flag, (is_given, why) in reasons.items():
+        if roll_active and is_given:
+            raise UsageProblem(
+                f"--roll-active excludes {flag}: {why}",
+                remedy=f"Omit --roll-active, or run without {flag}",
+                slug="conflicting-flags",
+            )
+
+
 GroupingFlag = Annotated[Grouping, o.run_flag(
     "--grouping",
     "How segments are merged. measured: by their sizes after cleaning. kafka: by their sizes before, as by Kafka's "

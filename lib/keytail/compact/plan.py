@@ -37,7 +37,7 @@ Status = Literal["would-compact", "clean", "skipped", "refused"]
 
 # What to do about a rule that ends the section before the active segment.
 _LIFTED_BY: dict[Limit, str] = {
-    "active segment": "Nothing to do: the active segment is never cleaned",
+    "active segment": "Nothing to do: only --roll-active cleans the active segment",
     "high watermark": "Let the followers catch up while the broker runs, then stop it",
     "open transaction": "Let it end, or abort it (kafka-transactions.sh), while the broker runs",
     "recovery point": "Start the broker, which recovers the log, and stop it cleanly",
@@ -70,7 +70,7 @@ class Selection:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is left to clean but the active segment, which is never cleaned."""
+        """Whether nothing is left to clean but the active segment."""
         return self.cleanable_bytes == 0 and self.limit == "active segment"
 
     @property

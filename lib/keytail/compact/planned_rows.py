@@ -8,6 +8,7 @@ from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected
 from keytail.compact.planning import Planned
 from keytail.compact.prepared.record import is_prepared
+from keytail.compact.roll import NOT_COMPACTED, NOT_ROLLED, WOULD_ROLL
 from keytail.errors import KeytailError, in_words, joined
 from keytail.run.rows import ResultRow, status_of
 
@@ -48,7 +49,7 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
 
 def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
     """Return the row of a plan; `in_detail` for a report."""
-    row = row_of(planned, expected=planned.expected(map_memory_bytes))
+    row = with_active_segment(row_of(planned, expected=planned.expected(map_memory_bytes)), planned)
     if any(map(is_prepared, planned.facts.leftovers)):
         row = replace(row, prepared=FOR_EXECUTE)
     return with_detail(row, planned) if in_detail else row
@@ -57,6 +58,8 @@ def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = Fa
 def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
     """Return the row of a due partition that is refused for lack of scratch space."""
     refused = row.unchanged(status_of(problem), in_words(problem))
+    if row.active_segment == WOULD_ROLL:
+        refused = replace(refused, active_segment=NOT_ROLLED + NOT_COMPACTED)
     return replace(refused, way=None, expected_s=None, expected_scratch_bytes=None, problem=problem)
 
 
@@ -88,6 +91,14 @@ def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
     if planned.prepared is None:
         return row
     return replace(row, prepared="committed" if row.status == "compacted" else "not committed")
+
+
+def with_active_segment(row: ResultRow, planned: Planned) -> ResultRow:
+    """Return `row` with what becomes of the active segment, with --roll-active; a run has noted those that it rolled.
+    """
+    if planned.roll is None or row.active_segment is not None:
+        return row
+    return replace(row, active_segment=planned.roll.text(row.status))
 
 
 def _about_checkpoint(planned: Planned, executed: bool) -> str:

@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from keytail.cli.configuration import Configuration
 from keytail.compact.expectation import Expected, expect
 from keytail.compact.plan import Decision, decide, settings_of_compaction
 from keytail.compact.removal_limit import RemovalLimit, removal_limit
+from keytail.compact.roll import Roll, after_roll, as_stopped, with_roll
 from keytail.compact.rules import Rules
 from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
@@ -64,11 +66,17 @@ class Planned:
     by_listing: bool = False  # the facts are those of `list_partition`
     prepared: Record | None = None  # what an earlier run has prepared, and this one commits
     discarded: ErrorText = NO_ERROR  # why such a preparation was discarded
+    roll: Roll | None = None  # with --roll-active; if it is due, `facts` are those after it
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
+        """The number of segments, and their bytes, before the run."""
         segments = self.facts.segments
-        return self.counted or (len(segments), sum(segment.log_bytes for segment in segments))
+        return self.counted or (len(segments) - self.is_to_roll, sum(segment.log_bytes for segment in segments))
+
+    @property
+    def is_to_roll(self) -> bool:
+        return self.roll is not None and self.roll.is_due
 
     def without_segments(self) -> Planned:
         """Return a copy with only what a row needs: a large broker has millions of segments."""
@@ -140,14 +148,13 @@ def plan_partition_of(
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
         unknown = configuration.unknown(entry.topic, settings_of_compaction(force=rules.force))
-        decision = decide(
-            as_if(facts) if as_if else facts,
-            config,
-            unknown,
-            rules,
-            policy_known=not resolved.unknown([CLEANUP_POLICY]),
-            unstable=_first_unstable(fs, facts, config, rules.now_ms),
-        )
+        policy_known = not resolved.unknown([CLEANUP_POLICY])
+        decide_on = partial(decide, config=config, unknown=unknown, rules=rules, policy_known=policy_known)
+        unstable = _first_unstable(fs, facts, config, rules.now_ms)
+        decision = decide_on(as_if(facts) if as_if else facts, unstable=unstable)
+        roll = None
+        if rules.roll_active and decision.status != "refused" and "compact" in config.cleanup_policy:
+            decision, roll = _with_roll(fs, facts, config, rules, decision, partial(decide_on, unstable=unstable))
         due = decision.status == "would-compact"
         if due:
             refuse_missing_segments(fs, facts)
@@ -155,6 +162,8 @@ def plan_partition_of(
                 by_checkpoint = rules.high_watermark == "checkpoint"
                 refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
         held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
+        if roll is not None and roll.is_due:
+            facts = after_roll(facts)
     except KeytailError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)
         corrupt = isinstance(problem, CorruptLog)
@@ -174,7 +183,33 @@ def plan_partition_of(
         removal_limit=held,
         message_format=of_old,
         by_listing=listed is not None,
+        roll=roll,
     )
+
+
+def _with_roll(
+    fs: FileSystem,
+    facts: PartitionFacts,
+    config: CompactionConfig,
+    rules: Rules,
+    plain: Decision,
+    decide_on: Callable[..., Decision],
+) -> tuple[Decision, Roll]:
+    """Do the same as `roll.with_roll`, with a look at the files. Beside a running broker, decide as if it had been
+    stopped cleanly now."""
+    is_running = not facts.clean_shutdown and facts.log_dir in rules.running
+    if is_running:
+        stopped = as_stopped(facts)
+        settled = replace(facts, high_watermark=stopped.high_watermark)
+        decide_on = partial(decide_on, unstable=_first_unstable(fs, settled, config, rules.now_ms))
+        facts = stopped
+    decision, roll = with_roll(facts, plain, decide_on)
+    if roll.is_due and not is_running:
+        from keytail.log.append.roll_closed import why_not_closed  # noqa: PLC0415 (brings in the kernels)
+
+        if why := why_not_closed(fs, facts):
+            return plain, Roll(why)
+    return decision, roll
 
 
 # If shorter than the broker's values, records are removed earlier than by its own cleaner.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
+from keytail.compact.roll import ROLLED
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.errors import NO_ERROR, REPORT_IT, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
@@ -125,8 +126,7 @@ class Replacing:
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         if not self._groups:
             text = in_words(problem) + (f". Nothing was replaced, {_SAFE}" if status == "failed" else "")
-            unchanged = self.row.unchanged(status, joined([text, left]))
-            self.row = replace(unchanged, problem=problem)
+            self.row = replace(unreplaced(self.task, self.row, status, joined([text, left])), problem=problem)
             return
         text = in_words(problem) + f". {self._how_far()}, {_SAFE}; the next run continues from there"
         segments, size = self._present()
@@ -252,9 +252,18 @@ def planned_row(task: CleaningTask) -> ResultRow:
         status="would-compact",
         first_dirty_offset=task.first_dirty_offset,
         end_dirty_offset=task.first_uncleanable_offset,
-        segments_before=len(task.segments),
+        segments_before=task.segments_before,
+        active_segment=ROLLED if task.roll == "done" else None,
         bytes_before=sum(segment.log_bytes for segment in task.segments),
     )
+
+
+def unreplaced(task: CleaningTask, row: ResultRow, status: str, error: ErrorText) -> ResultRow:
+    """Return the row with this status of a partition of which no segment was replaced."""
+    if task.roll != "done":
+        return row.unchanged(status, error)
+    rolled = joined([error, "the active segment was rolled, as a broker does"])
+    return replace(row.unchanged(status, rolled), segments_after=len(task.segments))
 
 
 def remove_unneeded(

@@ -21,6 +21,8 @@ class Rules:
     high_watermark: HighWatermark = "checkpoint"
     unsafe_clock: bool = False
     replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
+    roll_active: bool = False
+    running: frozenset[str] = frozenset()  # log dirs whose broker, in a plan with `roll_active`, is yet to be stopped
 
 
 @dataclass(frozen=True)

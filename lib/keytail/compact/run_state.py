@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from keytail.cli.progress import Reporter
-from keytail.compact.replacing import planned_row
+from keytail.compact.replacing import planned_row, unreplaced
 from keytail.compact.task import CleaningTask
 from keytail.console import print_message
 from keytail.errors import ErrorText
@@ -69,17 +69,18 @@ class Stop:
 
 @dataclass
 class Rows:
-    """The rows of the partitions that have ended, by path, and the paths of those that have begun. `lock` is that of
+    """The rows of the partitions that have ended, by path, and the tasks of those that have begun. `lock` is that of
     the run: a caller may hold it."""
 
     on_row: Callable[[ResultRow], None]
     lock: threading.Condition
     by_path: dict[str, ResultRow] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
+    begun: dict[str, CleaningTask] = field(default_factory=dict)
 
     def begin(self, tasks: Iterable[CleaningTask]) -> None:
+        """Note that these have begun; again for a task that has changed since."""
         with self.lock:
-            self.begun.update(task.partition_path for task in tasks)
+            self.begun.update((task.partition_path, task) for task in tasks)
 
     def add(self, task: CleaningTask, row: ResultRow) -> None:
         with self.lock:
@@ -91,6 +92,7 @@ class Rows:
         return [self.by_path.get(task.partition_path) or self._of_stopped(task) for task in tasks]
 
     def _of_stopped(self, task: CleaningTask) -> ResultRow:
-        if task.partition_path in self.begun:
-            return planned_row(task).unchanged("skipped", ErrorText("interrupted before anything was replaced"))
+        if (begun := self.begun.get(task.partition_path)) is not None:
+            text = ErrorText("interrupted before anything was replaced")
+            return unreplaced(begun, planned_row(begun), "skipped", text)
         return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition"))

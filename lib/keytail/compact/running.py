@@ -24,6 +24,7 @@ from keytail.compact.replacing import (
 from keytail.compact.run_state import Events, Stop
 from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError, Refused, in_words
+from keytail.log.append.roll_closed import roll
 from keytail.log.lock import LockLost
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -91,6 +92,22 @@ class Installer:
     runner: TaskRunner
     events: Events
     stop: Stop
+
+    def rolled(self, task: CleaningTask) -> tuple[CleaningTask, KeytailError | None]:
+        """Roll the active segment if that is due; return the task with the new one, or as it was with the problem."""
+        if task.roll != "due":
+            return task, None
+        if self.stop.asked:
+            return task, Interrupted("interrupted")
+        active, new = task.segments[-2:]
+        try:
+            new = roll(self.destination.fs, task.partition_path, active, new.base_offset)
+        except LockLost as problem:
+            self.stop.lock_lost = problem
+            return task, problem
+        except (KeytailError, OSError) as problem:
+            return task, problem if isinstance(problem, KeytailError) else as_problem(problem)
+        return replace(task, segments=(*task.segments[:-1], new), roll="done"), None
 
     def finish(self, answers: Sequence[Answer]) -> list[Installation]:
         """Install the output of tasks, then move the checkpoints of all partitions that succeeded.

@@ -18,6 +18,7 @@ from keytail.compact.plan import Decision
 from keytail.compact.planning import Planned, plan_partition_of, plan_to_compact
 from keytail.compact.prepared.record import Record
 from keytail.compact.prepared.takeover import checked, read_record, taken_over, without_compaction
+from keytail.compact.roll import PREPARED, Roll
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words
@@ -130,10 +131,11 @@ def find_prepared(
     *,
     drop_keyless: bool,
 ) -> Found:
-    """Plan a partition, and check what was prepared for it. Changes nothing."""
+    """Plan a partition, and check what was prepared for it, unless active segments are rolled: a preparation is checked
+    against the log before that. Changes nothing."""
     planned = plan_to_compact(fs, log_dir, entry, configuration, rules)
     leftovers = planned.facts.leftovers
-    if not leftovers or entry.problems or not planned.is_compacted_topic:
+    if not leftovers or rules.roll_active or entry.problems or not planned.is_compacted_topic:
         return Found(planned)
     record, _ = read_record(fs, entry.path, leftovers)
     if record is None or not record.files.issuperset(leftovers):
@@ -177,12 +179,21 @@ def resolve_leftovers(
     except (KeytailError, OSError) as problem:
         text = "an interrupted replacement of segments cannot be finished or undone: " + in_words(problem)
         return replace(planned, decision=Decision("refused", text, None)), []
+    if record is not None:  # it has nothing of the active segment
+        rules_of_record = replace(rules, roll_active=False)
+        planned = plan_partition_of(fs, log_dir, entry, configuration, rules_of_record)
+        by_file_time = configuration.by_file_time
+        reason = checked(
+            fs, record, planned, rules_of_record, by_file_time=by_file_time, drop_keyless=drop_keyless
+        )
+        planned = taken_over(fs, planned, record, reason)
+        if not rules.roll_active:
+            return planned, done
+        if planned.prepared is not None or planned.decision.status == "refused":
+            return replace(planned, roll=Roll(PREPARED) if planned.prepared is not None else None), done
+        reason = planned.discarded
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-    if record is None:
-        return replace(planned, discarded=reason), done
-    by_file_time = configuration.by_file_time
-    reason = checked(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
-    return taken_over(fs, planned, record, reason), done
+    return replace(planned, discarded=reason), done
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:
@@ -207,6 +218,7 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
             prepared=Prepared(record.result, record.files, run_id) if record else None,
             removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
             message_format=plan.message_format,
+            roll="due" if plan.is_to_roll else "no",
             **asdict(settings),
         )
         tasks.append(task)

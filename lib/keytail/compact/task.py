@@ -12,6 +12,7 @@ import numpy as np
 from keytail.compact.map_phase.key_counts import KeyCounts
 from keytail.compact.out_of_place.output_record import PlacedFile, SeenFile
 from keytail.compact.out_of_place.output_tree import writable
+from keytail.compact.roll import Rolling
 from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
@@ -156,6 +157,8 @@ class CleaningTask:
     segments that the output replaces must not change. `prepared` is such output, which this run commits: `run_id` is
     then that of the run that prepared it.
 
+    With `roll` the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
+
     With `hottest_keys` the records of each key are counted, and that many keys with the most records are reported, by
     their hashes or, with `show_keys`, as they are. This takes 4 of 28 bytes of the map's memory.
     """
@@ -193,6 +196,7 @@ class CleaningTask:
     show_keys: bool = False
     prepares: bool = False
     prepared: Prepared | None = None
+    roll: Rolling = "no"
 
     @property
     def scratch_path(self) -> str:
@@ -202,6 +206,11 @@ class CleaningTask:
     def like(self, fs: FileSystem, source: str) -> FileStat:
         """Return the attributes for a file made from `source`."""
         return self.out_of_place.like(fs, source) if self.out_of_place else fs.stat(source)
+
+    @property
+    def segments_before(self) -> int:
+        """The number of segments before the run."""
+        return len(self.segments) - (self.roll != "no")
 
     @property
     def committing_run_id(self) -> str:
@@ -324,7 +333,7 @@ def result_of(
     return CleaningResult(
         end_offset=end_offset,
         groups=groups,
-        segments_before=len(task.segments),
+        segments_before=task.segments_before,
         segments_after=totals.segments + len(untouched),
         bytes_before=sum(segment.log_bytes for segment in task.segments),
         bytes_after=totals.bytes + sum(segment.log_bytes for segment in untouched),

@@ -7,7 +7,6 @@ their reasons and every state on disk; `install.py` carries out the plan.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,16 +17,15 @@ from keytail.errors import CorruptLog, ErrorText, KeytailError, Refused, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.producers import check_snapshot, encode_snapshot
+from keytail.log.append.closed_log import unclosed_indexes
 from keytail.log.checkpoint import read_epochs
-from keytail.log.chunk import SegmentReader
 from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.import_record import ImportRecord, parse_record
-from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry, reasons_against_change
+from keytail.log.partition import PartitionFacts, reasons_against_change
 from keytail.rebuild_index.epochs import Epoch
 
 FIRST_LEADER_EPOCH = 0  # which KRaft gives a new partition
-_CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -286,43 +284,12 @@ def refuse_unclosed(fs: FileSystem, facts: PartitionFacts) -> None:
     the last entry missing, retention could delete it too early.
     """
     segment = facts.segments[-1]
-    if segment.log_bytes == 0:
-        return
-    stem = os.path.join(facts.path, names.segment_file(segment.base_offset, ""))
-    why = _unclosed(fs, segment, stem)
+    why = unclosed_indexes(fs, facts.path, segment)
     if why:
         raise Refused(
             f"the indexes of the active segment are not as a broker leaves them when it stops: {why}",
-            path=stem + names.LOG,
+            path=os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG)),
             offset=segment.base_offset,
             remedy="Run `keytail rebuild-index --execute` first",
             slug="indexes-not-closed",
         )
-
-
-def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
-    if segment.index_bytes is None or segment.time_index_bytes is None:
-        return "one of them is missing"
-    if segment.index_bytes % 8 or segment.time_index_bytes % 12:
-        return "one of them ends within an entry"
-    index, time_index = (os.path.basename(stem) + suffix for suffix in (names.INDEX, names.TIME_INDEX))
-    position = 0
-    if segment.index_bytes:
-        entry = fs.read_at(stem + names.INDEX, segment.index_bytes - 8, 8)
-        if len(entry) < 8:
-            return f"{index} became shorter while it was read"
-        relative, position = struct.unpack(">ii", entry)
-        if relative == 0 and segment.index_bytes > 8:
-            return f"{index} ends with zeros"
-    if not 0 <= position < segment.log_bytes:
-        return f"the last entry of {index} points beyond the end of the log"
-    last = last_time_entry(fs, stem + names.TIME_INDEX, segment.time_index_bytes)
-    reader = SegmentReader(fs, _CHUNK_BYTES)
-    chunks = reader.chunks_without_prefetch(stem + names.LOG, segment.log_bytes, start=position)
-    try:
-        newest_ms = max((int(chunk.table["max_timestamp_ms"].max()) for chunk in chunks), default=-1)
-    except CorruptLog as damage:
-        return f"from the last entry of {index} on, the log has invalid batches ({damage.what})"
-    if newest_ms > (last[0] if last is not None else -1):
-        return f"{time_index} has no entry for the largest timestamp"
-    return ""

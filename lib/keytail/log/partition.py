@@ -133,6 +133,7 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
     bases = [segment.base_offset for segment in facts.segments]
     for offset, name in facts.without_log:
         is_above = offset >= facts.log_end_offset and offset > active and not name.endswith(names.SNAPSHOT)
+        is_above = is_above and not _is_interrupted_roll(fs, facts, offset)
         is_between = max(first, facts.log_start_offset) <= offset < active
         if is_between:
             before = bases[bisect_right(bases, offset) - 1]
@@ -147,6 +148,15 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
                 f"that begin with {name.partition('.')[0]}",
                 slug="segment-missing",
             )
+
+
+def _is_interrupted_roll(fs: FileSystem, facts: PartitionFacts, offset: int) -> bool:
+    """Return whether the index files at `offset` are those of a segment that was about to be created at the log end:
+    they are empty, and no checkpoint is above. A broker that starts removes them."""
+    if offset != facts.log_end_offset or max(facts.recovery_point, facts.high_watermark or 0) > offset:
+        return False
+    paths = [os.path.join(facts.path, names.segment_file(offset, suffix)) for suffix in names.INDEX_SUFFIXES]
+    return not any(fs.size(path) for path in paths if fs.exists(path))
 
 
 def refuse_damaged_end(facts: PartitionFacts) -> None:

@@ -64,6 +64,9 @@ class ResultRow(OfPartition):
         str | None,
         "an earlier `--prepare`: `committed`, `not committed`, `discarded` and why, or in a plan: `for --execute`",
     ] = None
+    active_segment: Annotated[
+        str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` and why"
+    ] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
     detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report

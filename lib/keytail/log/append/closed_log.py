@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import struct
 from typing import NoReturn
 
-from keytail.errors import Refused
+from keytail.errors import CorruptLog, Refused
 from keytail.format import names
+from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
+from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.one_partition import survey
-from keytail.log.partition import PartitionFacts
+from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
 from keytail.log.producers import newest_snapshot
+
+_CHUNK_BYTES = 1 << 20
 
 
 def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
@@ -55,6 +60,46 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
         _refuse(facts.path, what, remedy)
     if facts.log_start_offset > end:
         _refuse(facts.path, f"the log end offset {end} is below the log start offset {facts.log_start_offset}", remedy)
+
+
+def unclosed_indexes(fs: FileSystem, partition_path: str, segment: SegmentFacts) -> str:
+    """Return why the indexes of the last segment are not as a broker leaves them when it stops or rolls: trimmed, with
+    the entry that closes the time index. "" if they are, or if the segment is empty.
+
+    Reads the log from the last entry of the offset index on, and checks the batches there.
+    """
+    if segment.log_bytes == 0:
+        return ""
+    index, time_index = (names.segment_file(segment.base_offset, suffix) for suffix in (names.INDEX, names.TIME_INDEX))
+    index_path, time_index_path = (os.path.join(partition_path, name) for name in (index, time_index))
+    if not (fs.exists(index_path) and fs.exists(time_index_path)):
+        return "one of them is missing"
+    index_bytes, time_index_bytes = fs.size(index_path), fs.size(time_index_path)
+    if index_bytes % OFFSET_ENTRY.itemsize or time_index_bytes % TIME_ENTRY.itemsize:
+        return "one of them ends within an entry"
+    position = 0
+    if index_bytes:
+        entry = fs.read_at(index_path, index_bytes - OFFSET_ENTRY.itemsize, OFFSET_ENTRY.itemsize)
+        if len(entry) < OFFSET_ENTRY.itemsize:
+            return f"{index} became shorter while it was read"
+        relative, position = struct.unpack(">ii", entry)
+        if relative == 0 and index_bytes > OFFSET_ENTRY.itemsize:
+            return f"{index} ends with zeros"
+    if not 0 <= position < segment.log_bytes:
+        return f"the last entry of {index} points beyond the end of the log"
+    last = last_time_entry(fs, time_index_path, time_index_bytes)
+    if last == (0, 0) and time_index_bytes > TIME_ENTRY.itemsize:
+        return f"{time_index} ends with zeros"
+    reader = SegmentReader(fs, _CHUNK_BYTES)
+    log_path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+    chunks = reader.chunks_without_prefetch(log_path, segment.log_bytes, start=position)
+    try:
+        newest_ms = max((int(chunk.table["max_timestamp_ms"].max()) for chunk in chunks), default=-1)
+    except CorruptLog as damage:
+        return f"from the last entry of {index} on, {os.path.basename(log_path)} has invalid batches ({damage.what})"
+    if newest_ms > (last[0] if last is not None else -1):
+        return f"{time_index} has no entry for the largest timestamp"
+    return ""
 
 
 def _refuse(path: str, what: str, remedy: str) -> NoReturn:
