@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 from keytail.cli import options as o
@@ -97,12 +97,21 @@ def _show_keys(in_detail: bool, show_keys: c.ShowKeys = False) -> bool:
     return show_keys
 
 
+def _measure(measure: c.MeasureFlag = False, estimate: c.EstimateFlag = False) -> c.Measure:
+    if measure and estimate:
+        raise UsageProblem(
+            "--measure and --estimate exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+        )
+    return "exactly" if measure else "from a sample" if estimate else "not"
+
+
 @dataclass(frozen=True)
 class Request:
     """All parameters of `plan` and `compact`, with the defaults of their flags."""
 
     choice: Annotated[Choice, FromFlags(_choice)]
     configuration: Annotated[Configuration, FromFlags(_configuration)] = field(default_factory=Configuration)
+    measure: Annotated[c.Measure, FromFlags(_measure)] = "not"
     execute: o.Execute = False
     prepare: c.PrepareFlag = False
     prepared_only: Annotated[bool, FromFlags(_prepared_only)] = False
@@ -163,18 +172,25 @@ class Request:
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 
-# The fields of the request that are flags of `plan`.
+# The fields of the request that are flags of `plan`; those of `compact` are all but --measure and --estimate.
 _PLAN_FIELDS = (
     "choice",
     "configuration",
+    "measure",
     "now_ms",
     "unsafe_clock",
     "force",
     "from_log_start",
     "high_watermark",
+    "master",
+    "grouping",
+    "map_memory_bytes",
+    "throttle_bytes_per_s",
+    "drop_keyless",
     "replicas",
     "in_detail",
 )
+_COMPACT_FIELDS = tuple(item.name for item in fields(Request) if item.name != "measure")
 
 
 def exit_status_of_rows(rows: Sequence[ResultRow], request: Request) -> int:
@@ -396,6 +412,7 @@ COMPACT = Command(
     "\n\n"
     "Without --execute this is a dry run, like `plan`.",
     request=Request,
+    only=_COMPACT_FIELDS,
     run="keytail.compact.driver:run",
     extras=_extras,
     examples=(

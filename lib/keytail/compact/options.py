@@ -13,12 +13,23 @@ from keytail.config.broker_version import BrokerVersion, parse_broker_version
 Grouping = Literal["measured", "kafka"]
 FanOut = Literal["auto", "never", "always"]
 OldMessages = Literal["v2", "keep"]
+Measure = Literal["not", "exactly", "from a sample"]
 
 Force = Annotated[bool, o.run_flag(
     "--force", "Compact regardless of the dirty ratio and the maximum lag; all other conditions apply."
 )]
 FromLogStart = Annotated[bool, o.run_flag(
     "--from-log-start", "Compact from the log start offset, regardless of the cleaner's checkpoint."
+)]
+
+MeasureFlag = Annotated[bool, o.run_flag(
+    "--measure",
+    "Read the partitions that are due, and report what a compaction would leave, exactly: bytes, records, tombstones. "
+    "Nothing is written; a broker may run.",
+)]
+EstimateFlag = Annotated[bool, o.run_flag(
+    "--estimate",
+    "As --measure, from a sample of the record batches: an interval for each figure, in about half of the time.",
 )]
 
 
