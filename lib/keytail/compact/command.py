@@ -19,6 +19,7 @@ from keytail.cli.statuses import FAILURES, Status, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
+from keytail.compact.measure.show import MEASURED_COLUMNS, print_topics, topics_of
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.errors import UsageProblem
 from keytail.extras import OBJECT_STORE, SPARK, Needs
@@ -237,6 +238,9 @@ def _title(request: Request) -> str:
 
 def _show_plan(rows: Sequence[ResultRow], request: Request) -> None:
     print_table("Plan", rows)
+    topics = topics_of(rows, cores())
+    if topics and len(topics) < len(rows):
+        print_topics(topics)
 
 
 def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
@@ -250,8 +254,10 @@ def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     """Print one line per partition, the reasons below, then totals."""
     log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
-    rest = _PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS
-    print_rows(title, [PARTITION, *log_dir, STATUS, *_SIZES, *rest], rows)
+    rest = (*_SIZES, *(_PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS))
+    if any(row.measured is not None for row in rows):
+        rest = MEASURED_COLUMNS
+    print_rows(title, [PARTITION, *log_dir, STATUS, *rest], rows)
     _print_reasons_and_totals(rows)
 
 

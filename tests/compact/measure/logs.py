@@ -98,6 +98,38 @@ def transactional_log(rng: random.Random, segments: int | None = None) -> Random
     return RandomLog(made, ends, offset, {})
 
 
+def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
+    """Return the task of a random log of some hundred batches, in which sizes of batches and values, and how often keys
+    occur, differ by orders of magnitude."""
+    keys = rng.choice([1, 10, 300, 3000])
+    skew = rng.choice([0.0, 1.0, 3.0])  # a few keys have most records
+    fresh = rng.random()  # the share of records with keys that occur once
+    codec = rng.choice([0, 0, 1, 4])
+    nulls, largest = rng.choice([0, 0.01, 0.3, 0.9]), rng.choice([1, 4, 30])
+    offset, segments, ends = 0, [], []
+    for number in range(rng.randint(2, 5)):
+        base, parts = offset, []
+        for _ in range(rng.randint(10, 100)):
+            records = []
+            for _ in range(max(1, int(largest * rng.random() ** 3))):
+                key = b"once-%d" % offset if rng.random() < fresh else b"k%d" % int(keys * rng.random() ** (1 + skew))
+                value = None if rng.random() < nulls else rng.randbytes(int(2 ** (10 * rng.random() ** 2)))
+                records.append(Rec(offset, NOW - 10**6, key, value))
+                offset += 1
+            horizon = {"delete_horizon_ms": NOW + rng.choice([-1, 1000])} if rng.random() < 0.2 else {}
+            parts.append(encode_batch(records, codec=codec, **horizon))
+            ends.append(offset)
+        segments.append(Segment(base, b"".join(parts), 0, 0, NOW - 10**6 + number))
+        if rng.random() < 0.2:  # from here on only a few keys: what is before is a clean section of another topic
+            keys, fresh = rng.choice([1, 20]), fresh / 10
+    segments.append(Segment(offset, b"", 0, 0, NOW))
+    log = RandomLog(segments, ends, offset, {})
+    facts = write_log(str(path), segments)
+    return task_for(
+        str(path), log, facts, NOW, first_dirty=rng.choice([0, 0, ends[len(ends) // 3]]), hash_seed=rng.randrange(2**64)
+    )
+
+
 def outputs_of(path: Path, result) -> bytes:
     """Return the `.log` bytes that a compaction has written."""
     files = [file for group in result.groups for segment in group.segments for file in segment.files]

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import pytest
 
 from keytail.compact import planning
-from keytail.compact.prepared import takeover
+from keytail.compact.prepared import driver, takeover
 from keytail.compact.worker import clean_on_worker
 from keytail.format import names
 from keytail.log.fs import FileSystem
