@@ -394,13 +394,17 @@ _STATUSES = {
 PLAN = Command(
     name="plan",
     also_called=("preview", "estimate", "list", "ls", "due"),
-    help="Show for each partition whether a compaction is due, and if not, why. Changes nothing and starts no Spark.",
+    help="Show for each partition whether a compaction is due, and if not, why. Changes nothing."
+    "\n\n"
+    "With --measure or --estimate also what a compaction would leave, which takes as long as reading the partitions "
+    "that are due. Starts no Spark otherwise.",
     request=Request,
     only=_PLAN_FIELDS,
     run="keytail.compact.driver:plan",
     examples=(
         f"keytail plan {BROKER}",
         "keytail plan --log-dirs /var/lib/kafka --topic-config orders:cleanup.policy=compact --topic-list orders",
+        f"keytail plan {BROKER} --measure --throttle 50m",
     ),
     rows={"": ResultRow},
     statuses={name: item for name, item in _STATUSES.items() if name not in ("compacted", "prepared", NOT_BEGUN)},
@@ -409,6 +413,7 @@ PLAN = Command(
     next_step=_after_plan,
     exit_status=exit_status_of_rows,
     output=RowsAndReport,
+    reads_records=True,
 )
 
 COMPACT = Command(

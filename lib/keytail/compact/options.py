@@ -41,8 +41,8 @@ def _minutes(text: str) -> float:
 
 Deadline = Annotated[float | None, o.run_flag(
     "--deadline MINUTES",
-    "Start no partition and no pass after this many minutes; what was started is finished. Default: no "
-    "limit.",
+    "Start no partition and no pass after this many minutes; what was started is finished. Those with the largest "
+    "expected gain per second are first. Default: no limit.",
     parser=_minutes,
 )]
 PrepareFlag = Annotated[bool, o.run_flag(

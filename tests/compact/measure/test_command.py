@@ -123,13 +123,13 @@ def test_a_partition_that_changes_meanwhile_is_measured_again(run: Run, log_dir:
     real, calls = driver.refuse_changed_sources, [0]
     log = sorted((log_dir / "orders-1").glob("*.log"))[0]
 
-    def disturbed(fs: Any, task: Any, sources: Any, remedy: str) -> None:
+    def disturbed(fs: Any, task: Any, sources: Any) -> None:
         if task.partition == 1 and calls[0] < times:
             calls[0] += 1
             new = log.with_suffix(".new")
             new.write_bytes(log.read_bytes())
             os.rename(new, log)
-        real(fs, task, sources, remedy)
+        real(fs, task, sources)
 
     with patch.object(driver, "refuse_changed_sources", disturbed):
         rows = measured(run, log_dir, "--measure")
@@ -144,10 +144,10 @@ def test_a_partition_that_changes_meanwhile_is_measured_again(run: Run, log_dir:
 def test_a_topic_that_is_deleted_meanwhile_is_not_measured(run: Run, log_dir: Path) -> None:
     real = driver.refuse_changed_sources
 
-    def disturbed(fs: Any, task: Any, sources: Any, remedy: str) -> None:
+    def disturbed(fs: Any, task: Any, sources: Any) -> None:
         if task.topic == "users" and (log_dir / "users-0").exists():
             (log_dir / "users-0").rename(log_dir / "users-0.2f9a3b1c4d5e4f60a1b2c3d4e5f60718-delete")
-        real(fs, task, sources, remedy)
+        real(fs, task, sources)
 
     with patch.object(driver, "refuse_changed_sources", disturbed):
         rows = measured(run, log_dir, "--measure", "--topic-list", "users,orders")

@@ -21,7 +21,7 @@ from keytail.compact.measure.measuring import Measurement
 from keytail.compact.measure.worker import measure_on_worker
 from keytail.compact.planned_rows import refused_row, row_of_plan
 from keytail.compact.planning import ATTEMPTS, Planned, plan_beside_a_broker
-from keytail.compact.prepared.preparing import SourcesChanged, refuse_changed_sources
+from keytail.compact.prepared.preparing import AGAIN, SourcesChanged, refuse_changed_sources
 from keytail.compact.prepared.record import Source, see_sources
 from keytail.compact.rules import Rules
 from keytail.compact.steps import cleaning_tasks
@@ -40,7 +40,6 @@ from keytail.run.workers import workers_of_run
 
 # How often the bytes of a partition are read.
 _READS = 2.0
-_AGAIN = "Run the command again"
 _ONLY_MEASURED = "measured"  # names no file: nothing is written
 
 
@@ -123,7 +122,7 @@ class _Measuring:
                 sources[entry.path] = see_sources(self.fs, entry.path, below)
             except (KeytailError, OSError) as problem:
                 self.changed[entry.path] = SourcesChanged(
-                    "segments changed while they were listed: " + in_words(problem), remedy=_AGAIN
+                    "segments changed while they were listed: " + in_words(problem), remedy=AGAIN
                 )
             else:
                 planned[entry.path] = plan
@@ -147,7 +146,7 @@ class _Measuring:
         if outcome.trace:
             print_message(outcome.trace, "error")
         try:
-            refuse_changed_sources(self.fs, task, sources, _AGAIN)
+            refuse_changed_sources(self.fs, task, sources)
         except SourcesChanged as changed:
             self.changed[path] = changed
             return

@@ -29,7 +29,7 @@ from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import as_problem
 
-AGAIN = "Prepare again, or let --execute compact the partition when the broker is stopped"
+AGAIN = "Run the command again, or let `compact --execute` read the partition when the broker is stopped"
 
 
 class SourcesChanged(Refused):
@@ -46,22 +46,20 @@ class Found:
     sources: tuple[Source, ...]
 
 
-def refuse_changed_sources(
-    fs: FileSystem, task: CleaningTask, sources: Sequence[Source], remedy: str = AGAIN
-) -> None:
+def refuse_changed_sources(fs: FileSystem, task: CleaningTask, sources: Sequence[Source]) -> None:
     """Raise SourcesChanged if a broker has replaced, removed or truncated segments since the task was planned."""
     last = task.segments[-1]
     try:
         kept = see_sources(fs, task.partition_path, [*_of(task, sources), last])
     except OSError as problem:
-        raise SourcesChanged("a segment was removed meanwhile: " + in_words(problem), remedy=remedy) from None
+        raise SourcesChanged("a segment was removed meanwhile: " + in_words(problem), remedy=AGAIN) from None
     for before, now in zip(sources, kept, strict=False):
         if before != now:
             path = task.path(now.base_offset, names.LOG)
-            raise SourcesChanged("a segment was replaced meanwhile", path=path, remedy=remedy)
+            raise SourcesChanged("a segment was replaced meanwhile", path=path, remedy=AGAIN)
     if kept[-1].log_bytes < last.log_bytes:
         path = task.path(last.base_offset, names.LOG)
-        raise SourcesChanged("the log was truncated meanwhile", path=path, remedy=remedy)
+        raise SourcesChanged("the log was truncated meanwhile", path=path, remedy=AGAIN)
 
 
 def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
