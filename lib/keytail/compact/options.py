@@ -29,7 +29,8 @@ MeasureFlag = Annotated[bool, o.run_flag(
 )]
 EstimateFlag = Annotated[bool, o.run_flag(
     "--estimate",
-    "As --measure, from a sample of the record batches: an interval for each figure, in about half of the time.",
+    "As --measure, from a sample of the record batches: an interval for each figure, in less time if the log is "
+    "compressed.",
 )]
 
 
