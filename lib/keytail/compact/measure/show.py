@@ -78,6 +78,7 @@ def sentence_of(total: Topic, cores: int) -> str:
 def print_topics(topics: Sequence[Topic]) -> None:
     print_line("")
     print_rows("By topic", _TOPIC_COLUMNS, topics)
+    print_line("")
 
 
 def _between(text: Callable[[int], str], low: int, high: int) -> str:
