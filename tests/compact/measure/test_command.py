@@ -172,3 +172,9 @@ def test_flags_that_exclude_each_other(run: Run, log_dir: Path) -> None:
         run, log_dir, "--measure", "--estimate", status=2
     ).stderr
     assert run("compact", "--log-dirs", log_dir, "--measure").exit_code == 2
+
+
+def test_the_page_says_what_would_be_removed(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    plan(run, log_dir, "--measure", "--report", tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    assert "records to remove" in page and "records removed" not in page
