@@ -13,8 +13,11 @@ from keytail.compact.measure.measuring import measure_partition
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from tests.chance import SEED, draws
-from tests.compact.measure.logs import outputs_of, random_task, tombstones_in
+from tests.compact.logs import RandomLog, task_for, write_log
+from tests.compact.measure.logs import NOW, outputs_of, random_task, tombstones_in
 from tests.log_dirs import snapshot
+from tests.reference.batches import Rec, encode_batch
+from tests.reference.cleaner import Segment
 
 
 @pytest.mark.parametrize("case", range(draws(160)))
@@ -42,3 +45,17 @@ def test_a_measurement_equals_the_compaction(case: int, tmp_path: Path) -> None:
     assert found.segments_after == result.segments_after
     assert (found.tombstones_removed, found.markers_removed) == (result.tombstones_removed, result.markers_removed)
     assert found.tombstones_after.estimate == tombstones_in(outputs_of(path, result))
+
+
+@pytest.mark.parametrize("by_file_time", [False, True])
+def test_tombstones_in_batches_that_are_copied_unopened_are_counted(by_file_time: bool, tmp_path: Path) -> None:
+    """They have their horizon, or need none, and lose no record."""
+    horizon = {} if by_file_time else {"delete_horizon_ms": NOW + 10**6}
+    log = encode_batch([Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", None), Rec(2, NOW, b"c", b"v")], **horizon)
+    segments = [Segment(0, log, 0, 0, NOW - 5000), Segment(3, b"", 0, 0, NOW)]
+    facts = write_log(str(tmp_path / "t-0"), segments)
+    task = task_for(
+        str(tmp_path / "t-0"), RandomLog(segments, [], 3, {}), facts, NOW, first_dirty=0, by_file_time=by_file_time
+    )
+    found = measure_partition(CountingFileSystem(), task)
+    assert (found.bytes_after.estimate, found.tombstones_after.estimate) == (len(log), 2)
