@@ -27,6 +27,15 @@ AT_60 = f"--timestamp {BASE_MS + 60}"  # the time of offset 60 of each partition
 CASES: dict[str, tuple[Case, ...]] = {
     "plan": (
         Case("something to do", "due", (f"plan {KNOWN}", f"plan {KNOWN} --topic orders --force --quiet")),
+        Case(
+            "what would be left", "due", (
+                f"plan {KNOWN} --measure",
+                f"plan {KNOWN} --measure --output json --log-format json",
+                f"plan {KNOWN} --estimate --partitions orders-0",
+                f"plan {KNOWN} --measure --map-memory 300 --partitions orders-0",
+                f"plan {KNOWN} --measure --estimate",
+            ),
+        ),
         Case("nothing to do", "clean", (f"plan {KNOWN}", f"plan {KNOWN} --from-log-start")),
         Case("a refused partition", "refused", (f"plan {KNOWN}",)),
         Case("settings are not known", "due", (f"plan {LOGS}", f"plan {NO_OVERRIDES}")),

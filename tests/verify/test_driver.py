@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from keytail.run import every_task
+from keytail.run.every_task import run_every
 from keytail.run.spark_engine import SparkEngine
-from keytail.verify import driver as verify
-from keytail.verify.driver import VerifyTask, verify_all, verify_here
+from keytail.verify.driver import VerifyTask, verify_here, verify_on_worker
 from tests.log_dirs import random_records, write_log_dir
 
 
@@ -21,8 +22,11 @@ def test_spark_finds_what_one_process_finds(
     tasks = [VerifyTask(str(path), 1000 + n) for n, path in enumerate(sorted(log_dir.glob("t-*")))]
     here: dict[str, Any] = {}
     there: dict[str, Any] = {}
-    monkeypatch.setattr(verify, "BUNDLE_PARTITIONS", 2)
+    monkeypatch.setattr(every_task, "BUNDLE_PARTITIONS", 2)
     verify_here(tasks, lambda task, outcome: here.__setitem__(task.path, outcome.value))
-    verify_all(engine, tasks, lambda task, outcome: there.__setitem__(task.path, outcome.value))
+    run_every(
+        engine, tasks, verify_on_worker, lambda task, outcome: there.__setitem__(task.path, outcome.value),
+        name="verify", size_of=lambda task: task.size_bytes,
+    )  # fmt: skip
     assert there == here
     assert [len(here[task.path]) > 0 for task in tasks] == [False, False, False, True, False]

@@ -1,7 +1,10 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
 Largest first; small partitions are packed together. A partition that does not fit beside those in flight waits; one
-that never fits is written in passes, alone on its file system. Only `Schedule` is thread-safe.
+that never fits is written in passes, alone on its file system. With a deadline, or if scratch space and not cores
+limits how many run at a time, the partitions with the largest expected gain per second are first instead: what is done
+by the deadline is worth most, and space is freed as early as possible. With a deadline no partition overtakes one that
+only waits for space: small ones could keep it waiting until then. Only `Schedule` is thread-safe.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from keytail.compact.expectation import gain_per_s
 from keytail.compact.keeper import Keeper
 from keytail.compact.replacing import planned_row
 from keytail.compact.run_state import Rows, Stop
@@ -89,7 +93,10 @@ class Bundle:
 
 
 class Waiting:
-    """The partitions that have not started."""
+    """The partitions that have not started, largest first or, `by_gain`, by expected gain per second.
+
+    `in_order`: one that has to wait for space is not overtaken by others on its file system.
+    """
 
     def __init__(
         self,
@@ -97,13 +104,17 @@ class Waiting:
         size: BundleSize,
         space: ScratchSpace,
         keeper: Keeper | None = None,
+        *,
+        by_gain: bool = False,
+        in_order: bool = False,
     ) -> None:
         self._size, self._space, self._keeper = size, space, keeper
+        self._by_gain, self._in_order = by_gain, in_order
         tasks = list(tasks)
         self._prepared = deque(task for task in tasks if task.prepared is not None)
         self._commits_a_bundle = _commits_a_bundle(len(self._prepared))
         sized = [(scratch_bytes(task), task) for task in tasks if task.prepared is None]
-        self._tasks = sorted(sized, key=lambda item: item[0], reverse=True)
+        self._tasks = sorted(sized, key=lambda item: _gain(item[1]) if by_gain else item[0], reverse=True)
 
     def __bool__(self) -> bool:
         return bool(self._prepared or self._tasks)
@@ -162,6 +173,8 @@ class Waiting:
         return not reserved and self._keeper.has_room(task, 0, 0)
 
     def _fitting(self) -> Bundle | None:
+        if self._by_gain:
+            return self._fitting_by_gain()
         taken: list[int] = []  # indexes of self._tasks
         needs: dict[int, int] = {}
         size = at = 0
@@ -179,6 +192,32 @@ class Waiting:
                 if (size >= BUNDLE_BYTES and len(taken) >= self._size.least) or task.fan_out == "always":
                     break
             at += 1
+        return self._bundle(taken, needs)
+
+    def _fitting_by_gain(self) -> Bundle | None:
+        """Return the next ones that fit, as many as a bundle takes."""
+        taken: list[int] = []
+        needs: dict[int, int] = {}
+        waited_for: set[int] = set()  # devices
+        size = 0
+        for at, (need, task) in enumerate(self._tasks):
+            is_full = len(taken) >= self._size.least and size + need > BUNDLE_BYTES
+            if taken and (is_full or len(taken) == self._size.most or task.fan_out == "always"):
+                break
+            device = _device_of(self._space, task)
+            if device in waited_for:
+                continue
+            more = self._needs(task, need, needs)
+            if self._space.fits(more):
+                taken.append(at)
+                needs, size = more, size + need
+                if task.fan_out == "always":
+                    break
+            elif self._in_order and self._space.could_fit(self._needs(task, need, {})):
+                waited_for.add(device)
+        return self._bundle(taken, needs)
+
+    def _bundle(self, taken: Sequence[int], needs: Mapping[int, int]) -> Bundle | None:
         if not taken:
             return None
         tasks = [self._tasks[place][1] for place in taken]
@@ -210,6 +249,24 @@ class Waiting:
             device = self._space.device(self._keeper.backup.directory)
             needs[device] = needs.get(device, 0) + self._keeper.copy_bytes(task)
         return needs
+
+
+def _gain(task: CleaningTask) -> float:
+    end = task.first_uncleanable_offset
+    below = [(segment.base_offset, segment.log_bytes) for segment in task.segments if segment.base_offset < end]
+    return gain_per_s(below, task.first_dirty_offset)
+
+
+def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpace) -> bool:
+    """Return whether the scratch space of a file system is too little for its `parallel` largest partitions at a
+    time: then space, and not cores, limits how many run."""
+    needs: dict[int, list[int]] = {}
+    for task in tasks:
+        if task.prepared is None:
+            needs.setdefault(_device_of(space, task), []).append(scratch_bytes(task))
+    return any(
+        not space.could_fit({device: sum(sorted(sizes, reverse=True)[:parallel])}) for device, sizes in needs.items()
+    )
 
 
 def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> int | None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from keytail.compact.map_phase.hottest_keys import count_keys
 from keytail.compact.map_phase.reading import PhaseClock, active_producers, read_log, refuse_keyless
@@ -36,6 +37,8 @@ from keytail.log.replace import CleanFile, GroupOutput, commit_group
 from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
+R = TypeVar("R", bound=Rewriter)
+
 
 def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write the replacement of the segments below the end offset, or one pass of it, and prove it.
@@ -48,7 +51,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     check_hash(task)
     reader = SegmentReader(fs)
 
-    findings = _findings(fs, task, reader, clock)
+    findings = findings_of(fs, task, reader, clock)
     survivors, producers = findings.survivors, findings.producers
     key_counts = None
     if survivors.offset_map.is_counting:
@@ -59,7 +62,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     made: list[CleanFile] = []
     try:
         with clock.phase("write"):
-            rewriter = make_rewriter(task, reader, findings)
+            rewriter: Rewriter = make_rewriter(task, reader, findings)
             limit = _pass_limit(task, survivors)
             numbers = (task.first_segment, end)
             stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
@@ -162,7 +165,7 @@ class Findings:
     unread_records: int
 
 
-def _findings(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock) -> Findings:
+def findings_of(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock) -> Findings:
     """Return the findings of a pass over the log, or the saved ones of the first pass: once a group is replaced, the
     log would give different ones.
     """
@@ -175,10 +178,15 @@ def _findings(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: 
 
 
 def make_rewriter(
-    task: CleaningTask, reader: SegmentReader, findings: Findings, *, bits_from_offset: int | None = None
-) -> Rewriter:
+    task: CleaningTask,
+    reader: SegmentReader,
+    findings: Findings,
+    *,
+    bits_from_offset: int | None = None,
+    kind: type[R] = Rewriter,  # type: ignore[assignment]
+) -> R:
     """Return the rewriter. `bits_from_offset`: where bits begin to decide, if not at the first dirty offset."""
-    return Rewriter(
+    return kind(
         task,
         reader,
         findings.survivors,
@@ -210,12 +218,14 @@ def _file_horizon_ms(task: CleaningTask) -> int:
     return task.segments[b - 1].log_mtime_ns // 1_000_000 - task.config.delete_retention_ms
 
 
-def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions) -> OutputWriter:
+def output_writer(
+    fs: FileSystem, task: CleaningTask, transactions: Transactions, kind: type[OutputWriter] = OutputWriter
+) -> OutputWriter:
     config = task.config
     # Kafka sizes groups before cleaning and accepts any output size; measured outputs keep the limit.
     segment_bytes = config.segment_bytes if task.grouping == "measured" else MAX_SEGMENT_BYTES
     limits = Limits(segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
-    return OutputWriter(
+    return kind(
         fs, task.partition_path, task.run_id, task.attempt, limits, transactions.index_bytes,
         scratch_path=task.scratch_path, like_of=partial(task.like, fs),
     )  # fmt: skip

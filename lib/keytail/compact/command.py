@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 from keytail.cli import options as o
@@ -19,6 +19,7 @@ from keytail.cli.statuses import FAILURES, Status, styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
+from keytail.compact.measure.show import MEASURED_COLUMNS, print_topics, topics_of
 from keytail.compact.roll import ROLLED, WOULD_ROLL, is_shown
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.errors import UsageProblem
@@ -100,12 +101,21 @@ def _show_keys(in_detail: bool, show_keys: c.ShowKeys = False) -> bool:
     return show_keys
 
 
+def _measure(measure: c.MeasureFlag = False, estimate: c.EstimateFlag = False) -> c.Measure:
+    if measure and estimate:
+        raise UsageProblem(
+            "--measure and --estimate exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+        )
+    return "exactly" if measure else "from a sample" if estimate else "not"
+
+
 @dataclass(frozen=True)
 class Request:
     """All parameters of `plan` and `compact`, with the defaults of their flags."""
 
     choice: Annotated[Choice, FromFlags(_choice)]
     configuration: Annotated[Configuration, FromFlags(_configuration)] = field(default_factory=Configuration)
+    measure: Annotated[c.Measure, FromFlags(_measure)] = "not"
     execute: o.Execute = False
     prepare: c.PrepareFlag = False
     prepared_only: Annotated[bool, FromFlags(_prepared_only)] = False
@@ -168,19 +178,26 @@ class Request:
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 
-# The fields of the request that are flags of `plan`.
+# The fields of the request that are flags of `plan`; those of `compact` are all but --measure and --estimate.
 _PLAN_FIELDS = (
     "choice",
     "configuration",
+    "measure",
     "now_ms",
     "unsafe_clock",
     "force",
     "from_log_start",
     "roll_active",
     "high_watermark",
+    "master",
+    "grouping",
+    "map_memory_bytes",
+    "throttle_bytes_per_s",
+    "drop_keyless",
     "replicas",
     "in_detail",
 )
+_COMPACT_FIELDS = tuple(item.name for item in fields(Request) if item.name != "measure")
 
 
 def exit_status_of_rows(rows: Sequence[ResultRow], request: Request) -> int:
@@ -227,6 +244,9 @@ def _title(request: Request) -> str:
 
 def _show_plan(rows: Sequence[ResultRow], request: Request) -> None:
     print_table("Plan", rows)
+    topics = topics_of(rows, cores())
+    if topics and len(topics) < len(rows):
+        print_topics(topics)
 
 
 def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
@@ -240,8 +260,10 @@ def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     """Print one line per partition, the reasons below, then totals."""
     log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
-    rest = _PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS
-    print_rows(title, [PARTITION, *log_dir, STATUS, *_SIZES, *rest], rows)
+    rest = (*_SIZES, *(_PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS))
+    if any(row.measured is not None for row in rows):
+        rest = MEASURED_COLUMNS
+    print_rows(title, [PARTITION, *log_dir, STATUS, *rest], rows)
     _print_reasons_and_totals(rows)
 
 
@@ -384,13 +406,17 @@ _STATUSES = {
 PLAN = Command(
     name="plan",
     also_called=("preview", "estimate", "list", "ls", "due"),
-    help="Show for each partition whether a compaction is due, and if not, why. Changes nothing and starts no Spark.",
+    help="Show for each partition whether a compaction is due, and if not, why. Changes nothing."
+    "\n\n"
+    "With --measure or --estimate also what a compaction would leave, which takes as long as reading the partitions "
+    "that are due. Starts no Spark otherwise.",
     request=Request,
     only=_PLAN_FIELDS,
     run="keytail.compact.driver:plan",
     examples=(
         f"keytail plan {BROKER}",
         "keytail plan --log-dirs /var/lib/kafka --topic-config orders:cleanup.policy=compact --topic-list orders",
+        f"keytail plan {BROKER} --measure --throttle 50m",
     ),
     rows={"": ResultRow},
     statuses={name: item for name, item in _STATUSES.items() if name not in ("compacted", "prepared", NOT_BEGUN)},
@@ -399,6 +425,7 @@ PLAN = Command(
     next_step=_after_plan,
     exit_status=exit_status_of_rows,
     output=RowsAndReport,
+    reads_records=True,
 )
 
 COMPACT = Command(
@@ -408,6 +435,7 @@ COMPACT = Command(
     "\n\n"
     "Without --execute this is a dry run, like `plan`.",
     request=Request,
+    only=_COMPACT_FIELDS,
     run="keytail.compact.driver:run",
     extras=_extras,
     examples=(

@@ -16,7 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from keytail.cli.stopping import Stopped
-from keytail.compact.bundles import Bundle, BundleSize, Schedule, Waiting, bundles_in_flight, commits_in_flight
+from keytail.compact.bundles import (
+    Bundle,
+    BundleSize,
+    Schedule,
+    Waiting,
+    bundles_in_flight,
+    commits_in_flight,
+    space_limits,
+)
 from keytail.compact.replacing import Destination, planned_row, remove_unneeded
 from keytail.compact.run_state import SILENT, Events, Rows, Stop
 from keytail.compact.running import Answer, Installer, TaskRunner
@@ -71,7 +79,11 @@ class Compaction:
         engine = self.runner.engine
         parallel = engine.parallel_tasks
         size = BundleSize.of(len(self.tasks), parallel, jobs_cost=engine.session is not None)
-        waiting = Waiting(self.tasks, size, self.installer.space, self.destination.keeper)
+        space = self.installer.space
+        has_deadline = self.stop.deadline_s is not None
+        by_gain = has_deadline or space_limits(self.tasks, parallel, space)
+        keeper = self.destination.keeper
+        waiting = Waiting(self.tasks, size, space, keeper, by_gain=by_gain, in_order=has_deadline)
         schedule = Schedule(waiting, self.rows, self.stop, self.changed, most_cleaning=2 * parallel)
         # Not joined: if a signal interrupts a join, Python 3.11 marks a thread that still runs as finished.
         ends: list[threading.Event] = []

@@ -65,7 +65,10 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             report_uncompiled("compact")
         if rules.replicas:
             report_unhosted([row.name for row in due if row.removal_limit_replica is None])
-        return rows
+        if request.measure == "not":
+            return rows
+        measured = pkgutil.resolve_name("keytail.compact.measure.driver:measured")  # brings in the kernels
+        return measured(request, fs, run, chosen, configuration, rules, rows)
 
 
 def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:

@@ -43,12 +43,29 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
     """
     below = [segment for segment in segments if segment.base_offset < selection.first_uncleanable_offset]
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES
-    seconds = PARTITION_S + SEGMENT_S * len(below)
-    seconds += selection.cleanable_bytes / DIRTY_BYTES_PER_S + selection.clean_bytes / CLEAN_BYTES_PER_S
+    seconds = _seconds(len(below), selection.cleanable_bytes, selection.clean_bytes)
     strategy: Strategy = "packed" if scratch_bytes <= PACKED_BYTES else "one task"
     if most_keys(selection) * MAP_BYTES_A_KEY > map_memory_bytes:
         strategy = "maybe fan-out"
     return Expected(strategy, seconds, scratch_bytes)
+
+
+def _seconds(segments: int, dirty_bytes: int, clean_bytes: int) -> float:
+    return PARTITION_S + SEGMENT_S * segments + dirty_bytes / DIRTY_BYTES_PER_S + clean_bytes / CLEAN_BYTES_PER_S
+
+
+def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> float:
+    """Return the bytes that compacting a partition is expected to reclaim per second, as far as that is known without
+    reading it: `sizes` are base offset and bytes of the segments that are cleaned.
+
+    The dirty section counts as gain: a topic whose keys are overwritten is as large after a round as its clean section
+    was. Of a partition that was never compacted nothing better is known either.
+    """
+    dirty = [base for base, _ in sizes if base <= first_dirty_offset]
+    begin = max(dirty, default=0)  # the segment that contains the first dirty offset
+    dirty_bytes = sum(size for base, size in sizes if base >= begin)
+    clean_bytes = sum(size for base, size in sizes) - dirty_bytes
+    return dirty_bytes / _seconds(len(sizes), dirty_bytes, clean_bytes)
 
 
 def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, room_bytes: int) -> bool:

@@ -14,12 +14,24 @@ from keytail.errors import UsageProblem
 Grouping = Literal["measured", "kafka"]
 FanOut = Literal["auto", "never", "always"]
 OldMessages = Literal["v2", "keep"]
+Measure = Literal["not", "exactly", "from a sample"]
 
 Force = Annotated[bool, o.run_flag(
     "--force", "Compact regardless of the dirty ratio and the maximum lag; all other conditions apply."
 )]
 FromLogStart = Annotated[bool, o.run_flag(
     "--from-log-start", "Compact from the log start offset, regardless of the cleaner's checkpoint."
+)]
+
+MeasureFlag = Annotated[bool, o.run_flag(
+    "--measure",
+    "Read the partitions that are due, and report what a compaction would leave, exactly: bytes, records, tombstones. "
+    "Nothing is written; a broker may run.",
+)]
+EstimateFlag = Annotated[bool, o.run_flag(
+    "--estimate",
+    "As --measure, from a sample of the record batches: an interval for each figure, in less time if the log is "
+    "compressed.",
 )]
 
 
@@ -31,8 +43,8 @@ def _minutes(text: str) -> float:
 
 Deadline = Annotated[float | None, o.run_flag(
     "--deadline MINUTES",
-    "Start no partition and no pass after this many minutes; what was started is finished. Default: no "
-    "limit.",
+    "Start no partition and no pass after this many minutes; what was started is finished. Those with the largest "
+    "expected gain per second are first. Default: no limit.",
     parser=_minutes,
 )]
 PrepareFlag = Annotated[bool, o.run_flag(

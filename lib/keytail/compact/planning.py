@@ -25,6 +25,7 @@ from keytail.config.resolve import CLEANUP_POLICY
 from keytail.console import print_message
 from keytail.durations import duration_text
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused, in_words, joined
+from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import (
     LogDirFacts,
@@ -47,6 +48,10 @@ _IF_IN_DOUBT = (
     "Plan again when the broker has run for ten minutes more, after which it is certain which value applies; or give "
     "that value with --topic-config"
 )
+# A broker renames the `.swap` files of a segment within milliseconds.
+_RENAMING_S = 0.5
+# A broker's cleaner replaces a few segments a minute: one that comes in between twice is at work on this partition.
+ATTEMPTS = 3
 NO_MAX_LAG_MS = 2**63 - 1
 
 
@@ -260,6 +265,19 @@ def plan_to_compact(
     if planned.wanted and planned.by_listing:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     return planned if planned.wanted or planned.facts.leftovers else planned.without_segments()
+
+
+def plan_beside_a_broker(
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
+) -> Planned:
+    """Same as `plan_partition_of`. Waits if a running broker is just renaming the new segments of its cleaner."""
+    planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
+    for _ in range(ATTEMPTS - 1):
+        if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
+            break
+        time.sleep(_RENAMING_S)  # a running broker's cleaner is at work; otherwise they stay, and the row says so
+        planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
+    return planned
 
 
 def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from keytail.cli.command import Below
 from keytail.cli.rows import human_bytes, human_time
 from keytail.compact.command import Request
+from keytail.compact.measure.show import Topic, sentence_of, sum_of, topics_of
 from keytail.compact.planned_rows import FOR_EXECUTE
 from keytail.compact.prepared.record import bytes_of, is_prepared
 from keytail.errors import slugs_of
@@ -60,6 +61,8 @@ class Totals:
     scratch: tuple[Scratch, ...]
     cores: int
     downtime: Downtime | None
+    topics: tuple[Topic, ...] = ()  # of measured partitions
+    measured: Topic | None = None  # all of them
 
 
 def totals_of(rows: Sequence[ResultRow], request: Request, fs: FileSystem = LOCAL) -> Totals | None:
@@ -69,11 +72,14 @@ def totals_of(rows: Sequence[ResultRow], request: Request, fs: FileSystem = LOCA
     if not due or request.is_out_of_place:
         return None
     is_here = not request.submitted and is_on_this_host(request.master)
+    topics = topics_of(due, cores())
     return Totals(
         read_bytes=sum(row.bytes_before or 0 for row in due),
         scratch=_scratch(rows, fs),
         cores=cores(),
         downtime=_downtime(rows, due, request) if is_here else None,
+        topics=tuple(topics),
+        measured=sum_of("", [row for row in due if row.measured is not None], cores()) if topics else None,
     )
 
 
@@ -120,7 +126,7 @@ def below_plan(rows: Sequence[ResultRow], request: Request) -> Below:
 
 
 def sentences(totals: Totals) -> list[str]:
-    found = []
+    found = [] if totals.measured is None else [sentence_of(totals.measured, totals.cores)]
     for item in totals.scratch:
         text = f"Scratch space: up to {human_bytes(item.needed_bytes)}, of {human_bytes(item.free_bytes)} free on the "
         text += f"file system of {item.directory}"
@@ -162,4 +168,8 @@ def figures(totals: Totals) -> dict[str, object]:
         }
         for item in totals.scratch
     ]  # fmt: skip
-    return {"event": "totals", "read_bytes": totals.read_bytes, "cores": totals.cores, "scratch": scratch, **seconds}
+    topics = {"topics": [asdict(topic) for topic in totals.topics]} if totals.topics else {}
+    return {
+        "event": "totals", "read_bytes": totals.read_bytes, "cores": totals.cores, "scratch": scratch, **seconds,
+        **topics,
+    }  # fmt: skip

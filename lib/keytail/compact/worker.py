@@ -30,13 +30,24 @@ def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[File
 
     A task that prepares may run beside a broker: it leaves the page cache and the disk to it.
     """
-    memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
     fs: FileSystem = LOCAL
-    pace = None
-    if task.throttle_bytes_per_s is not None:
-        pace = Pace(max(1, task.throttle_bytes_per_s // tasks_a_host))
+    pace = pace_of(tasks_a_host, task)
+    if pace is not None:
         fs = PacedFileSystem(pace)
     if task.prepares:
         let_others_go_first()
         fs = QuietFileSystem(pace)
-    return fs, replace(task, attempt=attempt, map_memory_bytes=memory)
+    return fs, with_memory(tasks_a_host, task, attempt)
+
+
+def pace_of(tasks_a_host: int, task: CleaningTask) -> Pace | None:
+    """Return the task's share of the rate limit of its host; None if there is no limit."""
+    if task.throttle_bytes_per_s is None:
+        return None
+    return Pace(max(1, task.throttle_bytes_per_s // tasks_a_host))
+
+
+def with_memory(tasks_a_host: int, task: CleaningTask, attempt: str) -> CleaningTask:
+    """Return the task with this host's share of memory, if it has no other."""
+    memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
+    return replace(task, attempt=attempt, map_memory_bytes=memory)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,6 +51,13 @@ class Mark:
     records: int
     digest: Any
     index: Any
+
+
+class Appends(Protocol):
+    """Takes the batches of an output."""
+
+    def append(self, data: np.ndarray, table: np.ndarray) -> None:
+        """Append batches (BATCH_TABLE rows over their bytes), in order."""
 
 
 class SegmentWriter:
@@ -112,12 +119,18 @@ class SegmentWriter:
             part = data[: ends[taken - 1]]
             self._fs.write(self._fd, part)
             self._digest.update(part)
-            self.size_bytes += len(part)
+            self.size_bytes += int(ends[taken - 1])
             self.records += int(table["record_count"][:taken].sum())
         return taken
 
     def mark(self) -> Mark:
         return Mark(self.size_bytes, self.records, self._digest.copy(), self._indexer.mark())
+
+    def since(self, mark: Mark) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the bytes and the rows (BATCH_TABLE) of the batches appended since `mark`, read from the file."""
+        reader = SegmentReader(self._fs, chunk_bytes=1 << 20)
+        for chunk in reader.chunks(self.log_path, self.size_bytes, start=mark.size_bytes):
+            yield chunk.raw, chunk.table
 
     def reset_to(self, mark: Mark) -> None:
         """Remove everything appended since `mark`."""
@@ -168,6 +181,8 @@ class OutputWriter:
     sources are in `partition_path`; the outputs are too, unless `scratch_path` is given. New files get the attributes
     that `like_of` returns for the paths of sources.
     """
+
+    writes_with: type[SegmentWriter] = SegmentWriter
 
     def __init__(
         self,
@@ -231,7 +246,7 @@ class OutputWriter:
 
     def _open(self, base_offset: int, like_base: int) -> SegmentWriter:
         like = self._like_of(os.path.join(self._partition_path, names.segment_file(like_base, names.LOG)))
-        return SegmentWriter(self._fs, self._path_of(base_offset), base_offset, like, self._limits)
+        return self.writes_with(self._fs, self._path_of(base_offset), base_offset, like, self._limits)
 
     def start_output(self, source: Source) -> None:
         """Start `source`, and with it a new output with its base offset; the current output, if any, is closed."""
@@ -269,10 +284,9 @@ class OutputWriter:
         old, mark, source = self._current, self._mark, self._sources[-1]
         self._coming = new = self._open(source.base_offset, source.base_offset)
         self._made.update(dict.fromkeys(new.made))
-        reader = SegmentReader(self._fs, chunk_bytes=1 << 20)
-        for chunk in reader.chunks(old.log_path, old.size_bytes, start=mark.size_bytes):
-            taken = new.append(chunk.raw, chunk.table)
-            assert taken == len(chunk.table), "a part of an output fits where the whole did"
+        for data, table in old.since(mark):
+            taken = new.append(data, table)
+            assert taken == len(table), "a part of an output fits where the whole did"
         old.reset_to(mark)
         self._sources.pop()
         self._close(source.base_offset)

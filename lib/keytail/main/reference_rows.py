@@ -110,6 +110,8 @@ def _fields(row: type[Any], prefix: str) -> Iterator[str]:
             yield "| `slugs` | list | the slugs of the errors in `error` |"
         if (of_item := _item(kind)) is not None:
             yield from _fields(of_item, f"{prefix}{field.name}[].")
+        if (of_object := _object(kind)) is not None:
+            yield from _fields(of_object, f"{prefix}{field.name}.")
 
 
 def _unwrapped(hint: Any) -> tuple[Any, str]:
@@ -126,7 +128,15 @@ def _item(kind: Any) -> type[Any] | None:
     return first if get_origin(kind) is tuple and is_dataclass(first) and isinstance(first, type) else None
 
 
+def _object(kind: Any) -> type[Any] | None:
+    """Return the dataclass of a field that has one or is null."""
+    found = [item for item in get_args(kind) if is_dataclass(item) and isinstance(item, type)]
+    return found[0] if get_origin(kind) in (types.UnionType, typing.Union) and found else None
+
+
 def _type_text(kind: Any) -> str:
+    if is_dataclass(kind):
+        return "object"
     origin = get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         texts = [_type_text(item) for item in get_args(kind) if item is not type(None)]

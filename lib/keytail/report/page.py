@@ -99,7 +99,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     counted = [item for item in found if item.records_before is not None and item.records_after is not None]
     removed = sum((item.records_before or 0) - (item.records_after or 0) for item in counted)
     if removed:
-        tiles.append(("records removed", f"{removed:,}"))
+        tiles.append(("records removed" if report.execute else "records to remove", f"{removed:,}"))
     if report.end_ms is not None:
         seconds = (report.end_ms - report.start_ms) / 1000
         tiles.append(("run time", human_time(seconds)))

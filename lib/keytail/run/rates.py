@@ -21,6 +21,11 @@ PARTITION_S = 0.03
 SEGMENT_S = 0.002
 
 
+def commit_seconds(segments: int) -> float:
+    """Return the time in which a prepared partition is committed, without reading it (tests/bench/prepared.py)."""
+    return PARTITION_S + SEGMENT_S * segments
+
+
 def run_seconds(each_s: Iterable[float], cores: int) -> float:
     """Return the time of a run over partitions, largest first, on `cores`: at least that of the longest partition
     alone."""

@@ -31,6 +31,25 @@ class OfPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What `plan --measure` or `--estimate` found for a partition that is due. After an estimate the truth is between
+    each `low` and `high`, in at least 95 of 100 partitions, and the figures of the row are in between; after a
+    measurement all three are equal."""
+
+    method: Annotated[str, "`measured`, or `estimated` from a sample"]
+    reclaimed_bytes: Annotated[int, "`bytes_before` less `bytes_after`"]
+    tombstones_after: Annotated[int, "in the segments that are cleaned"]
+    prepare_s: Annotated[float, "seconds that `compact --prepare` is expected to take"]
+    commit_s: Annotated[float, "seconds that its commit is expected to take"]
+    bytes_after_low: int
+    bytes_after_high: int
+    records_after_low: int
+    records_after_high: int
+    tombstones_after_low: int
+    tombstones_after_high: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResultRow(OfPartition):
     """The result for one partition. Sizes are of `.log` files; a number that was not counted is None, not 0."""
 
@@ -67,6 +86,7 @@ class ResultRow(OfPartition):
     active_segment: Annotated[
         str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` and why"
     ] = None
+    measured: Annotated[Measured | None, "of `plan --measure` and `--estimate`"] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
     detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report

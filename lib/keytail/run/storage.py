@@ -89,8 +89,15 @@ class ScratchSpace:
 
     def fits(self, needs: Mapping[int, int]) -> bool:
         """Return whether these bytes, by device, may be written now in addition to the reserved ones."""
+        return self._fit(needs, self.reserved_bytes)
+
+    def could_fit(self, needs: Mapping[int, int]) -> bool:
+        """Return whether these bytes, by device, could be written if nothing were reserved."""
+        return self._fit(needs, {})
+
+    def _fit(self, needs: Mapping[int, int], reserved_bytes: Mapping[int, int]) -> bool:
         for device, need in needs.items():
-            reserved = self.reserved_bytes.get(device, 0)
+            reserved = reserved_bytes.get(device, 0)
             limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
             free = self.fs.free_bytes(self._path_of[device])
             if self.output_stays:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from keytail.cli.progress import Reporter
@@ -23,8 +21,7 @@ from keytail.errors import ErrorText, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
-from keytail.run.batching import in_bundles
-from keytail.run.engine import Engine, end_tasks
+from keytail.run.every_task import run_every
 from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
 from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, SEGMENT_S, VERIFIED_BYTES_PER_S
@@ -32,15 +29,12 @@ from keytail.run.rows import status_of
 from keytail.run.tasks import Outcome, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.run.workers import workers_of_run
-from keytail.threads import Threads
 from keytail.verify.command import Request, VerifyRow
 from keytail.verify.findings import Finding, Findings
 from keytail.verify.log_dir import verify_log_dir
 from keytail.verify.scope import NO_CLAIMS, Claims, claims_of
 from keytail.verify.task import VerifyReport, verify_partition
 
-BUNDLE_BYTES = 256 << 20
-BUNDLE_PARTITIONS = 64
 _END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 
 
@@ -124,7 +118,9 @@ def verify(
             engine = workers_of_run(
                 run, reporter, request.master, seconds, kernels="verify", submitted=request.submitted
             )
-            verify_all(engine, tasks, state.on_result)
+            run_every(
+                engine, tasks, verify_on_worker, state.on_result, name="verify", size_of=lambda task: task.read_bytes
+            )
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 
@@ -190,23 +186,3 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
         error=ErrorText(f"{len(findings)} finding{'s' if len(findings) != 1 else ''}"),
         findings=tuple(asdict(finding) for finding in findings),
     )
-
-
-def verify_all(engine: Engine, tasks: Sequence[VerifyTask], on_result: OnResult) -> None:
-    """Verify `tasks` in bundles, largest first; call `on_result` in this thread, in the order of the bundles."""
-    threads = engine.concurrent_tasks + 1
-    stopped = threading.Event()
-    with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:
-        largest_first = sorted(tasks, key=lambda task: task.read_bytes, reverse=True)
-        bundles = list(in_bundles(largest_first, lambda task: task.read_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
-        run = partial(engine.run_bundle, function=verify_on_worker, name="verify", stopped=stopped.is_set)
-        jobs = [pool.submit(run, bundle) for bundle in bundles]
-        try:
-            for bundle, job in zip(bundles, jobs, strict=True):
-                for task, outcome in zip(bundle, job.result(), strict=True):
-                    on_result(task, outcome)
-        except BaseException:  # a signal, or Spark has ended: start no other bundle
-            stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            end_tasks(engine, lambda: any(job.running() for job in jobs))
-            raise

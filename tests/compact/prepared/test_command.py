@@ -20,6 +20,7 @@ from unittest.mock import patch
 import pytest
 
 from keytail.cli.configuration import Configuration
+from keytail.compact import planning
 from keytail.compact.prepared import driver, takeover
 from keytail.compact.worker import clean_on_worker
 from keytail.doctor import log_dirs as doctor_log_dirs
@@ -425,13 +426,13 @@ def test_copies_of_originals_may_take_more_than_half_of_the_free_space(run: Run,
 def test_the_swap_files_of_a_cleaner_at_work_are_waited_for(run: Run, log_dir: Path) -> None:
     swap = log_dir / "orders-0" / f"{0:020d}.index.swap"
     swap.touch()
-    with patch.object(driver.time, "sleep", lambda _: swap.unlink(missing_ok=True)):
+    with patch.object(planning.time, "sleep", lambda _: swap.unlink(missing_ok=True)):
         assert statuses(compact(run, log_dir, "--prepare"))["orders-0"] == "prepared"
 
 
 def test_swap_files_that_stay_are_refused(run: Run, log_dir: Path) -> None:
     (log_dir / "orders-0" / f"{0:020d}.index.swap").touch()
-    with patch.object(driver.time, "sleep", lambda _: None):
+    with patch.object(planning.time, "sleep", lambda _: None):
         rows = compact(run, log_dir, "--prepare", status=3)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "prepared", "users-0": "skipped"}
 

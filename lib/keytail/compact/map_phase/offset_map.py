@@ -100,6 +100,21 @@ class OffsetMap:
             kernels.note_present(self._slots, self._present)
         kernels.get_all(self._slots, self._present, low, high, wanted, n, found)
 
+    def watch(self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int) -> int:
+        """Put those of the first `n` hashes that are absent, with ordinal 0; not those for which `wanted` (int64) is
+        below 0. Returns how many items were processed, as `put_all` does."""
+        found = np.empty(n, np.int64)
+        self.get_all(low, high, wanted, n, found)
+        return self.put_all(low, high, np.where((found < 0) & (wanted[:n] >= 0), 0, -1), n)
+
+    def update_all(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> None:
+        """Do the same as `put_all` for the keys that are present, and ignore the others."""
+        found = np.empty(n, np.int64)
+        self.get_all(low, high, ordinals, n, found)
+        present = np.where(found >= 0, ordinals[:n], -1)
+        no_limit = len(self._slots) + 1
+        kernels.put_all(self._slots, self._counts, self.used, no_limit, low, high, present, _ONCE, n, 0)
+
     def counted(self, most: int) -> Counted:
         """Return the counts by size, and at most `most` hottest keys, of those with two or more records."""
         keys, records = np.zeros(kernels.SIZES, np.int64), np.zeros(kernels.SIZES, np.int64)

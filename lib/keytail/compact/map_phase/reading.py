@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
+
+T = TypeVar("T")
 
 
 class PhaseClock:
@@ -56,13 +59,18 @@ def read_log(
     The transaction indexes are trusted until the log contradicts them; then the log is read again, with the entries
     that they should have had.
     """
+    return with_aborted(fs, task, lambda aborted: _follow_log(fs, task, reader, aborted, clock))
+
+
+def with_aborted(fs: FileSystem, task: CleaningTask, follow: Callable[[np.ndarray], T]) -> T:
+    """Return `follow` of the entries of the transaction indexes or, if the log contradicts these, of the right ones."""
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
-        return _follow_log(fs, task, reader, aborted, clock)
+        return follow(aborted)
     except Contradiction as contradiction:
         aborted = contradiction.entries
     try:
-        return _follow_log(fs, task, reader, aborted, clock)
+        return follow(aborted)
     except Contradiction as contradiction:
         raise contradiction_error(task, contradiction.offset) from None
 
@@ -96,15 +104,10 @@ def _follow_log(
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     with clock.phase("check"):
-        for chunk in _chunks(task, reader, (0, first)):
+        for chunk in checked_chunks(task, reader, (0, first)):
             tracker.follow(chunk.table)
     with clock.phase("map"):
-        # The map uses only entries whose marker is in the dirty section or above it, because an entry is in the index
-        # of the segment that contains its marker.
-        mapped = aborted["last_offset"] >= task.segments[first].base_offset
-        mapped &= aborted["first_offset"] < task.first_uncleanable_offset
-        mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
-        followers = Followers(tracker, mapping, map_position(fs, task, task.segments[first]))
+        followers = followers_of(fs, task, tracker, aborted, first)
         builder = SurvivorBuilder(
             reader,
             KeyScanner(task.hash_seed),
@@ -126,12 +129,24 @@ def _follow_log(
         )
     unread_records = 0
     with clock.phase("check"):
-        for chunk in _chunks(task, reader, (first + len(survivors.segment_records), len(task.segments))):
+        for chunk in checked_chunks(task, reader, (first + len(survivors.segment_records), len(task.segments))):
             tracker.follow(chunk.table)
             unread_records += int(chunk.table["record_count"].sum())
     transactions = tracker.finish()
     refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # without those of aborted transactions
     return survivors, transactions, unread_records
+
+
+def followers_of(
+    fs: FileSystem, task: CleaningTask, tracker: TransactionTracker, aborted: np.ndarray, first: int
+) -> Followers:
+    """Return what follows the transactions of the dirty section, which begins in segment number `first`."""
+    # The map uses only entries whose marker is in the dirty section or above it, because an entry is in the index of
+    # the segment that contains its marker.
+    mapped = aborted["last_offset"] >= task.segments[first].base_offset
+    mapped &= aborted["first_offset"] < task.first_uncleanable_offset
+    mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
+    return Followers(tracker, mapping, map_position(fs, task, task.segments[first]))
 
 
 def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
@@ -144,7 +159,7 @@ def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> i
     return int(entries["position"][at - 1]) if at else 0
 
 
-def _chunks(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Chunk]:
+def checked_chunks(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Chunk]:
     """Yield the chunks of the segments `numbers` (first, end) with their headers checked. Raises Refused for a control
     batch of unreadable type."""
     for number in range(*numbers):

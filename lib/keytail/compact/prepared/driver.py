@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from keytail.cli.selection import choose
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.planned_rows import row_of, with_detail, with_limits
-from keytail.compact.planning import Planned, plan_partition_of, report_assumptions, report_version_rules
+from keytail.compact.planning import ATTEMPTS, Planned, plan_beside_a_broker, report_assumptions, report_version_rules
 from keytail.compact.prepared.preparing import AGAIN, Found, Prepare, SourcesChanged
 from keytail.compact.prepared.record import RUN_ID_PREFIX, is_prepared, see_sources
 from keytail.compact.prepared.takeover import basis_of, checked, discard, read_record
@@ -40,11 +39,6 @@ from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
 from keytail.run.storage import ScratchSpace
 
-# A broker renames the `.swap` files of a segment within milliseconds.
-_RENAMING_S = 0.5
-# A broker's cleaner replaces a few segments a minute: if they change in every attempt, it is cleaning this partition.
-_ATTEMPTS = 3
-
 _Chosen = tuple[LogDirFacts, PartitionEntry]
 
 
@@ -61,7 +55,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen, configuration = steps.choose(rules.now_ms)
         rows: dict[str, ResultRow] = {}
         left: Sequence[_Chosen] = chosen.partitions
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             planned = [_plan(fs, *item, configuration, rules, drop_keyless=request.drop_keyless) for item in left]
             if attempt == 0:
                 due = [plan.facts.topic for plan in planned if plan.wanted]
@@ -94,12 +88,7 @@ def _plan(
 ) -> Planned:
     """Plan a partition. Keep what an earlier run prepared if it can still be committed and ends at the offset at which
     this run would end; discard it otherwise."""
-    planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-    for _ in range(_ATTEMPTS - 1):
-        if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
-            break
-        time.sleep(_RENAMING_S)  # renamed soon if a broker runs; otherwise the row reports them
-        planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
+    planned = plan_beside_a_broker(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
     if not prepared or planned.decision.status == "refused":
         return planned

@@ -29,7 +29,7 @@ from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import as_problem
 
-AGAIN = "Prepare again, or let --execute compact the partition when the broker is stopped"
+AGAIN = "Run the command again, or let `compact --execute` read the partition when the broker is stopped"
 
 
 class SourcesChanged(Refused):

@@ -29,7 +29,7 @@ from keytail.log.chunk import CORRUPT_REMEDY, Chunk, OpenedRows, SegmentReader, 
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.scan import Portion, RecordScanner
 from keytail.log.transactions import Transactions
-from keytail.log.writer import OutputWriter
+from keytail.log.writer import Appends
 
 _REBUILD_ERRORS = {
     block_kernels.NEGATIVE_TIMESTAMP: "a retained record has a timestamp below -1",
@@ -50,7 +50,7 @@ class Counts:
 
 
 @dataclass
-class _Rows:
+class RowDecisions:
     """The decisions about the rows of one chunk; every array has one item per row."""
 
     decided_by: np.ndarray
@@ -114,7 +114,7 @@ class Rewriter:
         self.counts = Counts()
         self.sources: dict[int, SourceCounts] = {}  # by number; a segment rewritten again has its last counts
 
-    def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: OutputWriter) -> None:
+    def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
         """Append to `writer` the survivors of segment `number` of the partition."""
         path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
         records = batches = 0
@@ -123,25 +123,33 @@ class Rewriter:
             refuse_unsupported(chunk)
             if self._message_format == "unknown":
                 refuse_old(chunk)
-            file_is_old = segment.log_mtime_ns // 1_000_000 <= self._file_horizon_ms
-            self._rewrite_chunk(chunk, number, records, batches, file_is_old, writer)
+            self.rewrite_chunk(chunk, number, records, batches, self.is_old(segment), writer)
             records += int(chunk.table["record_count"].sum())
             batches += len(chunk.table)
         self.sources[number] = self.sources[number]._replace(records=records)
         self.counts.records_read += records
+        self.take_counts()
+
+    def take_counts(self) -> None:
+        """Set the counts of records that were opened."""
         self.counts.tombstones_removed = int(self._counters[record_kernels.TOMBSTONES_EXPIRED])
         self.counts.keyless = int(self._counters[record_kernels.KEYLESS])
         self.counts.first_keyless_offset = int(self._counters[record_kernels.FIRST_KEYLESS])
 
-    def _rewrite_chunk(
+    def is_old(self, segment: SegmentFacts) -> bool:
+        """Return whether tombstones that are removed by the time of their file are due for removal."""
+        return segment.log_mtime_ns // 1_000_000 <= self._file_horizon_ms
+
+    def rewrite_chunk(
         self,
         chunk: Chunk,
         number: int,
         records: int,
         batches: int,
         file_is_old: bool,
-        writer: OutputWriter,
+        writer: Appends,
     ) -> None:
+        """Append the survivors of a chunk of segment `number`, in which `records` and `batches` precede it."""
         rows = self._decide_rows(chunk, number, records, batches, file_is_old)
         found = FoundInPieces()
         for opened in self._reader.open_rows(chunk, rows.action == record_kernels.OPEN):
@@ -157,7 +165,7 @@ class Rewriter:
                     rebuilt, packed = self._rebuild(portion, rows)
                 self._append(chunk, (portion.first_row, portion.end_row), rows, rebuilt, packed, number, writer)
 
-    def _decide_rows(self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool) -> _Rows:
+    def _decide_rows(self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool) -> RowDecisions:
         """Decide each row as far as possible without opening it; `records` and `batches` precede it in the segment."""
         table, known, facts = chunk.table, self._survivors, self._facts
         n, k = len(table), number - known.first_segment
@@ -168,7 +176,7 @@ class Rewriter:
             facts[row_kernels.BATCH_BIT] = known.batch_start[k] + batches
         facts[row_kernels.FILE_IS_OLD] = file_is_old
         unneeded = self._transactions.unneeded_markers(table)
-        rows = _Rows(
+        rows = RowDecisions(
             decided_by=np.empty(n, np.int8),
             first_bit=np.empty(n, np.int64),
             first_ordinal=np.empty(n, np.int64),
@@ -186,13 +194,13 @@ class Rewriter:
         )  # fmt: skip
         return rows
 
-    def _decide_portion(self, portion: Portion, rows: _Rows) -> None:
+    def _decide_portion(self, portion: Portion, rows: RowDecisions) -> None:
         """Decide each record of the portion's opened rows, and from that the rows."""
         if len(portion.records):
             self._decide_records(portion, rows, self._counters)
             self._decide_batches(portion.chunk, slice(portion.first_row, portion.end_row), rows)
 
-    def _decide_records(self, portion: Portion, rows: _Rows, counters: np.ndarray) -> None:
+    def _decide_records(self, portion: Portion, rows: RowDecisions, counters: np.ndarray) -> None:
         n = len(portion.records)
         if (rows.decided_by[portion.first_row : portion.end_row] == record_kernels.BY_MAP).any():
             portion.hash_keys(self._seed)
@@ -205,7 +213,7 @@ class Rewriter:
             counters,
         )  # fmt: skip
 
-    def _decide_batches(self, chunk: Chunk, part: slice, rows: _Rows) -> None:
+    def _decide_batches(self, chunk: Chunk, part: slice, rows: RowDecisions) -> None:
         """Decide the opened rows of `part`, now that the number of retained records is known."""
         table = chunk.table[part]
         opened = rows.action[part] == record_kernels.OPEN
@@ -226,7 +234,7 @@ class Rewriter:
         decided = np.where(kept == 0, empty, decided)
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
-    def _found_in_pieces(self, found: FoundInPieces, portion: Portion, rows: _Rows) -> FoundInPieces:
+    def _found_in_pieces(self, found: FoundInPieces, portion: Portion, rows: RowDecisions) -> FoundInPieces:
         """Return what is retained of a batch up to and including this piece; also set in `rows`."""
         row = portion.first_row
         if not portion.opened.records_before:
@@ -238,7 +246,7 @@ class Rewriter:
         return found
 
     def _rebuilt_of_pieces(
-        self, chunk: Chunk, opened: OpenedRows, found: FoundInPieces, rows: _Rows
+        self, chunk: Chunk, opened: OpenedRows, found: FoundInPieces, rows: RowDecisions
     ) -> tuple[np.ndarray, np.ndarray]:
         """Do the same as `_rebuild` for one batch in pieces: open it again, now that its retained records are known."""
         row = opened.first
@@ -260,11 +268,11 @@ class Rewriter:
         self,
         chunk: Chunk,
         part: tuple[int, int],
-        rows: _Rows,
+        rows: RowDecisions,
         rebuilt: np.ndarray,
         packed: np.ndarray,
         number: int,
-        writer: OutputWriter,
+        writer: Appends,
     ) -> None:
         """Assemble and append the surviving batches of rows `part` of the chunk."""
         first, end = part
@@ -283,7 +291,7 @@ class Rewriter:
         writer.append(self._target[:done], self._new_table[:n_rows])
         self.sources[number] = self.sources[number].and_written(self._new_table[:n_rows])
 
-    def _settle_emptied_old(self, chunk: Chunk, first: int, end: int, rows: _Rows) -> None:
+    def _settle_emptied_old(self, chunk: Chunk, first: int, end: int, rows: RowDecisions) -> None:
         """Drop emptied batches of magic 0 and 1 if their magic is kept (LEGACY.md 5).
 
         Otherwise raises Refused if there is one: it cannot be written without a record.
@@ -303,7 +311,7 @@ class Rewriter:
                 slug="emptied-last-old-batch",
             )
 
-    def _rebuild(self, portion: Portion, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+    def _rebuild(self, portion: Portion, rows: RowDecisions) -> tuple[np.ndarray, np.ndarray]:
         """Return the rebuilt record blocks of the portion (REBUILT rows), and the arena of the compressed ones."""
         packed = np.empty(0, np.uint8)
         n_rebuilt = int(np.count_nonzero(rows.action[portion.first_row : portion.end_row] == record_kernels.REBUILD))
@@ -318,7 +326,7 @@ class Rewriter:
         return rebuilt, packed
 
     def _build_blocks(
-        self, portion: Portion, rows: _Rows, n_rebuilt: int, first_ms: int = block_kernels.NOT_EARLIER
+        self, portion: Portion, rows: RowDecisions, n_rebuilt: int, first_ms: int = block_kernels.NOT_EARLIER
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the uncompressed blocks of the portion's rebuilt rows: their REBUILT rows, and the bytes of all."""
         n, table = len(portion.records), portion.chunk.table

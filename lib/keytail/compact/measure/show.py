@@ -1,0 +1,137 @@
+"""The columns and totals of `plan --measure` and `--estimate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from keytail.cli import rows as show
+from keytail.cli.table import Column, print_line, print_rows
+from keytail.run.rates import run_seconds
+from keytail.run.rows import Measured, ResultRow
+
+
+@dataclass(frozen=True)
+class Topic:
+    """The sums over the measured partitions of a topic, or of all. Seconds are those of a run on this host's cores."""
+
+    topic: str
+    partitions: int
+    bytes_before: int
+    bytes_after: int
+    reclaimed_bytes: int
+    records_after: int
+    tombstones_after: int
+    bytes_after_low: int
+    bytes_after_high: int
+    records_after_low: int
+    records_after_high: int
+    tombstones_after_low: int
+    tombstones_after_high: int
+    prepare_s: float
+    commit_s: float
+
+
+_SUMMED_OF_ROW = ("bytes_before", "bytes_after", "records_after")
+_SUMMED = tuple(item.name for item in fields(Measured) if item.name not in ("method", "prepare_s", "commit_s"))
+
+
+def topics_of(rows: Iterable[ResultRow], cores: int) -> list[Topic]:
+    """Return the sums by topic, largest gain first."""
+    by_topic: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        if row.measured is not None:
+            by_topic.setdefault(row.topic, []).append(row)
+    found = [sum_of(topic, those, cores) for topic, those in by_topic.items()]
+    return sorted(found, key=lambda topic: topic.reclaimed_bytes, reverse=True)
+
+
+def sum_of(name: str, rows: Sequence[ResultRow], cores: int) -> Topic:
+    """Return the sums over rows that are measured."""
+    known = [row.measured for row in rows if row.measured is not None]
+    sums = {name: sum(getattr(row, name) or 0 for row in rows) for name in _SUMMED_OF_ROW}
+    sums |= {name: sum(getattr(item, name) for item in known) for name in _SUMMED}
+    return Topic(
+        topic=name,
+        partitions=len(known),
+        prepare_s=round(run_seconds((item.prepare_s for item in known), cores), 1),
+        commit_s=round(run_seconds((item.commit_s for item in known), cores), 1),
+        **sums,
+    )
+
+
+def sentence_of(total: Topic, cores: int) -> str:
+    """Return what a compaction of all measured partitions would leave, and what it takes."""
+    size = _between(show.human_bytes, total.bytes_after_low, total.bytes_after_high)
+    share = 100 * total.reclaimed_bytes / total.bytes_before if total.bytes_before else 0.0
+    about = "about " if total.bytes_after_low != total.bytes_after_high else ""
+    return (
+        f"A compaction would leave {size} of {show.human_bytes(total.bytes_before)} ({about}{share:.0f} % less), "
+        f"{_between(show.count, total.records_after_low, total.records_after_high)} records, of these "
+        f"{_between(show.count, total.tombstones_after_low, total.tombstones_after_high)} tombstones in cleaned "
+        f"segments. Expected on {cores} core{'s' if cores != 1 else ''}: {show.human_time(total.prepare_s)} to prepare "
+        f"beside the broker, {show.human_time(total.commit_s)} to commit when it is stopped."
+    )
+
+
+def print_topics(topics: Sequence[Topic]) -> None:
+    print_line("")
+    print_rows("By topic", _TOPIC_COLUMNS, topics)
+    print_line("")
+
+
+def _between(text: Callable[[int], str], low: int, high: int) -> str:
+    """Return a number, or its bounds."""
+    low_text, high_text = text(low), text(high)
+    return low_text if low_text == high_text else f"{low_text} to {high_text}"
+
+
+def _found(text: Callable[[Measured], str]) -> Callable[[ResultRow], str]:
+    return lambda row: "" if row.measured is None else text(row.measured)
+
+
+def _size(row: Any) -> str:
+    found = row if isinstance(row, Topic) else row.measured
+    before = show.human_bytes(row.bytes_before)
+    if found is None:
+        return before
+    return show.change(before, _between(show.human_bytes, found.bytes_after_low, found.bytes_after_high))
+
+
+def _records(row: ResultRow) -> str:
+    found = row.measured
+    if found is None:
+        return ""
+    return show.change(
+        show.count(row.records_before), _between(show.count, found.records_after_low, found.records_after_high)
+    )
+
+
+def _tombstones(found: Measured | Topic) -> str:
+    return _between(show.count, found.tombstones_after_low, found.tombstones_after_high)
+
+
+_SEGMENTS: Column[ResultRow] = Column(
+    "segments", lambda row: show.change(show.count(row.segments_before), show.count(row.segments_after))
+)
+MEASURED_COLUMNS: tuple[Column[ResultRow], ...] = (
+    Column("reclaimed", _found(lambda found: show.human_bytes(found.reclaimed_bytes))),
+    Column("log size", _size),
+    _SEGMENTS,
+    Column("records", _records),
+    Column("tombstones", _found(_tombstones)),
+    Column("prepare", _found(lambda found: show.human_time(found.prepare_s))),
+    Column("commit", _found(lambda found: show.human_time(found.commit_s))),
+    Column("scratch", lambda row: show.human_bytes(row.expected_scratch_bytes)),
+)
+_TOPIC_COLUMNS: tuple[Column[Topic], ...] = (
+    Column("topic", lambda topic: topic.topic, is_number=False),
+    Column("partitions", lambda topic: show.count(topic.partitions)),
+    Column("reclaimed", lambda topic: show.human_bytes(topic.reclaimed_bytes)),
+    Column("log size", _size),
+    Column("records", lambda topic: _between(show.count, topic.records_after_low, topic.records_after_high)),
+    Column("tombstones", _tombstones),
+    Column("prepare", lambda topic: show.human_time(topic.prepare_s)),
+    Column("commit", lambda topic: show.human_time(topic.commit_s)),
+)
