@@ -328,7 +328,7 @@ def test_append_time_is_that_of_all_records(codec):
     assert {(batch.attributes, batch.base_timestamp, batch.max_timestamp) for batch in batches} == {(8 | codec, 77, 77)}
     assert all_records(batches) == records
     later = [*records[:-1], Rec(34, 78, None, None)]
-    with pytest.raises(ValueError, match="several times"):
+    with pytest.raises(ValueError, match="append times of the records differ"):
         encode_batches(columns_of(later), base_offset=5, leader_epoch=0, log_append_time=True)
     assert encoded([], log_append_time=True) == b""
 
