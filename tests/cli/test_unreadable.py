@@ -1,5 +1,4 @@
-"""Files and directories that the user may not read: whose they are and what to do is reported, and the exit status is
-not 0."""
+"""Files that the user of a run is not allowed to read: refused by every command, and never taken for damage."""
 
 from __future__ import annotations
 
@@ -10,82 +9,107 @@ from pathlib import Path
 
 import pytest
 
-from keytail.log.fs import LOCAL
+from keytail.format.producers import encode_snapshot
 from tests.cli.forked import keytail
-from tests.log_dirs import random_records, write_log_dir
-from tests.owned import BROKER, ROOT_ONLY, give, open_directory
+from tests.log_dirs import random_records, snapshot, write_log_dir
+from tests.owned import BROKER, OTHER, ROOT_ONLY, give, open_directory
 
 pytestmark = ROOT_ONLY
 
-SEGMENT = f"{0:020d}.log"
-REMEDY = "Give it the owner and mode of the files and directories beside it (chown, chmod)"
-OF_FILE = f"it belongs to user root (uid 0), mode 0600, and keytail works as user id {BROKER}"
-OF_DIRECTORY = f"it belongs to user root (uid 0), mode 0700, and keytail works as user id {BROKER}"
+COMPACT = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
+EXPIRE = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete")
+STEM = f"{100:020d}"
+CLOSED = [f"{STEM}.log", f"{STEM}.index", f"{STEM}.timeindex", f"{200:020d}.snapshot", "leader-epoch-checkpoint"]
 
 
 @pytest.fixture
-def log_dir() -> Iterator[Path]:
-    """Write a log dir of the broker's user with files and a directory of root: keytail works as that user."""
-    with open_directory() as home:
-        names = [f"orders-{number}" for number in range(3)]
-        path = write_log_dir(home / "logs", {name: random_records(0, 40) for name in names})
-        give(path, BROKER, 0o755)
-        for log in (path / "orders-0").glob("*.log"):
-            os.chown(log, 0, 0)
-            log.chmod(0o600)
-        os.chown(path / "orders-1", 0, 0)
-        (path / "orders-1").chmod(0o700)
+def home() -> Iterator[Path]:
+    with open_directory() as path:
+        log_dir = write_log_dir(path / "logs", {f"orders-{n}": random_records(n, 400) for n in range(2)})
+        (log_dir / "orders-0" / f"{200:020d}.snapshot").write_bytes(encode_snapshot([]))
+        (path / "own").mkdir()
+        give(log_dir, BROKER)
+        give(path / "own", BROKER)
         yield path
 
 
-@pytest.mark.parametrize("files", ["file", "directory"])
-def test_dump_says_whose_an_unreadable_file_is(files: str, log_dir: Path) -> None:
-    path = log_dir / "orders-0" / SEGMENT if files == "file" else log_dir / "orders-0"
-    done = keytail("dump", path)
-    assert done.returncode == 1, done.stderr
-    assert f"the file cannot be read: Permission denied while opening the file for reading: {OF_FILE}" in done.stderr
-    assert done.stderr.count(REMEDY) == 1
-    assert "none of the files" not in done.stderr
-    assert "leader-epoch-checkpoint" in done.stdout or files == "file"
+@pytest.mark.parametrize("name", CLOSED)
+def test_every_command_refuses_a_partition_with_a_file_that_it_may_not_read(home: Path, name: str) -> None:
+    log_dir, own = home / "logs", home / "own"
+    before = snapshot(log_dir)
+    (log_dir / "orders-0" / name).chmod(0)
+    given = ("--log-dirs", log_dir, "--output", "json")
+    for command in (
+        ("plan", *given, *COMPACT),
+        ("compact", *given, *COMPACT, "--execute", "--partitions", "orders-0"),
+        ("verify", *given),
+        ("salvage", *given, "--to", own / "dry"),
+        ("salvage", *given, "--to", own / "saved", "--execute"),
+        ("rebuild-index", *given, "--execute"),
+        ("expire", *given, *EXPIRE, "--execute"),
+    ):
+        done = keytail(*command)
+        rows = {f"{row['topic']}-{row['partition']}": row for row in json.loads(done.stdout)}
+        row = rows["orders-0"]
+        assert row["status"] == "refused", (command, row)
+        assert done.returncode != 0, command
+        for text in (f"{name}", "mode 0000", f"works as user id {BROKER}", "chown, chmod", "[permission-denied]"):
+            assert text in row["error"], (command, row["error"])
+        assert "findings" not in row or not row["findings"]
+    assert {item.name for item in own.rglob("*")} & {"orders-0"} == set()
+    assert {name: data for name, data in snapshot(log_dir).items() if name.startswith("orders-0")} == {
+        name: data for name, data in before.items() if name.startswith("orders-0")
+    }
 
 
-@pytest.mark.parametrize("flags", [(), ("--records",)], ids=["sizes", "records"])
-def test_describe_shows_no_numbers_of_what_it_could_not_read(flags: tuple[str, ...], log_dir: Path) -> None:
-    done = keytail("describe", "--log-dirs", log_dir, *flags)
-    assert done.returncode == 3, done.stderr
-    assert "0 B" not in done.stdout
-    assert "orders-0 could not be read: Permission denied" in done.stdout
-    assert OF_FILE in done.stdout
-    assert OF_DIRECTORY in done.stdout
-    assert REMEDY in done.stdout
-    only = keytail("describe", "--log-dirs", log_dir, "--partitions", "orders-1", *flags, "--output", "json")
-    assert only.returncode == 1
-    [row] = json.loads(only.stdout)
-    assert row["slugs"] == ["permission-denied"]
+@pytest.mark.parametrize("name", ["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
+def test_a_checkpoint_that_may_not_be_read_is_the_only_reason(home: Path, name: str) -> None:
+    log_dir = home / "logs"
+    (log_dir / name).chmod(0)
+    given = ("--log-dirs", log_dir, "--output", "json")
+    for command in (("plan", *given, *COMPACT), ("salvage", *given, "--to", home / "own" / "saved", "--execute")):
+        for row in json.loads(keytail(*command).stdout):
+            assert row["status"] == "refused"
+            assert row["error"].count("[") == row["error"].count("[permission-denied]") == 1, row["error"]
+            assert "--high-watermark" not in row["error"]
+    [of_log_dir, *others] = json.loads(keytail("verify", *given).stdout)
+    assert (of_log_dir["topic"], of_log_dir["status"]) == (None, "refused")
+    assert "[permission-denied]" in of_log_dir["error"]
+    assert {row["status"] for row in others} == {"sound"}
 
 
-@pytest.mark.parametrize("command", ["plan", "compact", "lookup", "rebuild-index"])
-def test_each_command_says_whose_it_is(command: str, log_dir: Path) -> None:
-    flags = {
-        "plan": ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact"),
-        "compact": ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact"),
-        "lookup": ("--offset", "1"),
-        "rebuild-index": (),
-    }[command]
-    done = keytail(command, "--log-dirs", log_dir, *flags)
-    assert done.returncode == 3, done.stderr
-    assert OF_FILE in done.stdout
-    assert OF_DIRECTORY in done.stdout
-    assert "Run as the user that owns" not in done.stdout
+def test_plan_counts_the_files_of_another_user_and_doctor_names_the_first(home: Path) -> None:
+    log_dir = home / "logs"
+    for file in sorted((log_dir / "orders-0").glob("*.index")):
+        os.chown(file, OTHER, OTHER)
+        file.chmod(0o600)
+    [row, other] = json.loads(keytail("plan", "--log-dirs", log_dir, *COMPACT, "--output", "json").stdout)
+    assert (row["status"], other["status"]) == ("refused", "would-compact")
+    assert "4 files of the partition cannot be read" in row["error"]
+    assert f"{0:020d}.index" in row["error"]
+    found = _access_check(log_dir)
+    assert found["status"] == "fail"
+    assert "cannot read 4 files of 1 partitions" in found["found"]
+    assert f"{log_dir}/orders-0/{0:020d}.index" in found["found"]
+    assert "chown, chmod" in found["remedy"]
+    give(log_dir, BROKER)
+    assert _access_check(log_dir)["status"] == "ok"
 
 
-def test_a_file_below_a_closed_directory_names_the_directory(log_dir: Path) -> None:
-    done = keytail("dump", log_dir / "orders-1" / SEGMENT)
-    assert done.returncode == 1
-    assert "the directory orders-1 belongs to user root (uid 0), mode 0700" in done.stderr
+def _access_check(log_dir: Path) -> dict[str, str]:
+    rows = json.loads(keytail("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
+    return next(row for row in rows if row["check"] == f"{log_dir}: access")
 
 
-def test_other_errors_name_no_owner(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        LOCAL.stat(str(tmp_path / "absent"))
-    assert "belongs to" not in str(caught.value)
+def test_files_of_a_group_that_the_user_is_not_in_are_refused_by_the_plan_too(home: Path) -> None:
+    log_dir = home / "logs"
+    for item in (log_dir / "orders-0", *(log_dir / "orders-0").iterdir()):
+        os.chown(item, BROKER, OTHER)
+        item.chmod(0o755)
+    for flags in ((), ("--execute",)):
+        done = keytail("compact", "--log-dirs", log_dir, *COMPACT, *flags, "--output", "json")
+        [row, _] = json.loads(done.stdout)
+        assert row["status"] == "refused"
+        assert f"works as user id {BROKER}, which is not in the group id {OTHER} of the files" in row["error"]
+        assert "chgrp" in row["error"] and "usermod -aG" in row["error"] and "or root" not in row["error"]
+        assert "[files-of-another-group]" in row["error"]

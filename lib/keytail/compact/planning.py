@@ -148,6 +148,8 @@ def plan_partition_of(
             unstable=_first_unstable(fs, facts, config, rules.now_ms),
         )
         due = decision.status == "would-compact"
+        if due and by_listing and fs.unreadable(entry.path):  # which the survey reports
+            return plan_partition_of(fs, log_dir, entry, configuration, rules, as_if=as_if)
         if due:
             refuse_missing_segments(fs, facts)
             if facts.clean_shutdown:  # otherwise a broker was killed, and will recover the log
@@ -166,6 +168,18 @@ def plan_partition_of(
         decision = replace(decision, error=error, remedy=_IF_IN_DOUBT if decision.remedy else "")
     of_old = configuration.message_format_of(entry.topic)
     return Planned(facts, config, decision, settings_known=not unknown, removal_limit=held, message_format=of_old)
+
+
+def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
+    """Return `planned`, refused if a run would change the partition and this process cannot create files like its own.
+    """
+    facts = planned.facts
+    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.repaired_checkpoint is not None):
+        try:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        except (Refused, OSError) as problem:
+            return replace(planned, decision=Decision("refused", in_words(problem), None))
+    return planned
 
 
 # If shorter than the broker's values, records are removed earlier than by its own cleaner.

@@ -25,10 +25,11 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import can_detect_holder, is_held
 from keytail.log.log_dirs import survey_log_dirs
-from keytail.log.partition import LogDirFacts
+from keytail.log.partition import LogDirFacts, refuse_unreadable
 from keytail.run.storage import is_local
 
 _FUTURE_MS = 3_600_000
+_CLOSED = "Give this user permission to read all of it"
 
 
 def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
@@ -45,12 +46,12 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
         try:
             largest, last, prepared = _sizes(fs, facts)
         except OSError as problem:
-            rows.append(CheckRow(facts.path, FAIL, in_words(problem), "Give this user permission to read all of it"))
+            rows.append(CheckRow(facts.path, FAIL, in_words(problem), _CLOSED))
             continue
         newest = last if newest is None or (last is not None and last > newest) else newest
         state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
-        of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest, prepared), _lock(fs, facts)]
-        rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
+        of_log_dir = [state, _owner(fs, facts), _access(fs, facts), _room(fs, facts, largest, prepared)]
+        rows += [replace(row, log_dir=facts.path) for row in (*of_log_dir, _lock(fs, facts))]
     cluster = read_cluster(fs, paths, configuration)
     kafka = infer_kafka_version(fs, surveyed, cluster)
     rows.append(CheckRow("Kafka", OK, f"version {kafka.sentence}"))
@@ -100,6 +101,27 @@ def _owner(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     except Refused as problem:
         return CheckRow(check, WARN, f"{problem.what}: this user can only read", problem.remedy or "")
     return CheckRow(check, OK, "this user can write as the owner of the log dir")
+
+
+def _access(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
+    check, partitions, closed, first = f"{facts.path}: access", 0, 0, None
+    for entry in facts.partitions:
+        try:
+            names_of_it = fs.unreadable(entry.path)
+        except FileNotFoundError:  # a running broker has removed the partition
+            continue
+        partitions += bool(names_of_it)
+        closed += len(names_of_it)
+        first = first or next((entry for _ in names_of_it), None)
+    if first is None:
+        return CheckRow(check, OK, "this user can read all files of the partitions")
+    found, remedy = f"this user cannot read {closed:,} files of {partitions:,} partitions, which runs refuse", _CLOSED
+    try:
+        refuse_unreadable(fs, first.path)
+    except Refused as problem:
+        found += f"; the first one: {problem.what} ({problem.path})"
+        remedy = problem.remedy or remedy
+    return CheckRow(check, FAIL, found, remedy)
 
 
 def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int, prepared: Sequence[int]) -> CheckRow:
