@@ -141,7 +141,9 @@ def refuse_unreadable(fs: FileSystem, path: str) -> None:
     except OSError as error:
         problem = of_system(error)
         more = f"; {len(closed)} files of the partition cannot be read" if len(closed) > 1 else ""
-        raise Refused(problem.what + more, path=problem.path, remedy=problem.remedy, slug=problem.slug) from error
+        raise Refused(
+            problem.what + more, path=problem.path, remedy=problem.remedy, slug="permission-denied"
+        ) from error
 
 
 def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:

@@ -83,7 +83,7 @@ def salvage_partition(
     refuse_unreadable(fs, entry.path)
     for problem in entry.problems:
         if PERMISSION_DENIED in problem.slugs:  # of a checkpoint, by which the end of the log is determined
-            raise Refused(problem)
+            raise Refused(problem, slug="permission-denied")
     sources = find_sources(fs, entry.path)
     result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
     scenario = _Salvaged(fs, entry.path, sources, result, new)
