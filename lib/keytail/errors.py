@@ -59,6 +59,12 @@ CORRUPT_HELP = {
 CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
+def without_remedy(text: str) -> str:
+    """Return a message without its remedy, for a line of progress: the row of the partition has all of it."""
+    remedy = text.remedy if isinstance(text, ErrorText) else ""
+    return text.replace(f". {remedy}", "") if remedy else without_corrupt_remedy(text)
+
+
 def without_corrupt_remedy(text: str) -> str:
     """Return a message without CORRUPT_REMEDY, which is long, for a place that prints it once for several messages."""
     return text.replace(f". {CORRUPT_REMEDY}", "")
@@ -104,6 +110,7 @@ class ErrorText(str):
     """
 
     slugs: tuple[str, ...]
+    remedy: str  # of the exception that it is the message of, as in the text
     stored_fields = ("text", "slugs")
 
     def __new__(cls, message: object = "", slugs: Iterable[str] = ()) -> ErrorText:
@@ -111,6 +118,7 @@ class ErrorText(str):
         text = message if isinstance(message, str) else str(message)
         made = super().__new__(cls, text)
         made.slugs = tuple(dict.fromkeys((*slugs_of(text), *slugs)))
+        made.remedy = getattr(message, "remedy", None) or ""
         return made
 
     def __add__(self, after: str) -> ErrorText:

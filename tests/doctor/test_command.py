@@ -116,6 +116,16 @@ def test_missing_things_are_listed_with_a_remedy(
     assert "delta-storage" in rows["Delta's jars"]["remedy"]
 
 
+def test_warm_ends_if_compiled_kernels_cannot_be_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keytail.kernels.jit.IS_WRITABLE", False)
+    monkeypatch.setattr("keytail.kernels.jit.WHY_NOT_WRITABLE", "/read-only: Read-only file system")
+    result = run("doctor", "--warm")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "/read-only: Read-only file system. Set KEYTAIL_CACHE_DIR" in result.stderr
+    assert "[no-kernel-cache]" in result.stderr
+    assert "later runs load" not in result.stderr
+
+
 def test_conflicting_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.2.0", "pyspark-client": "4.2.0"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
@@ -213,7 +223,9 @@ def test_full_shared_or_read_only_storage_is_reported(tmp_path: Path) -> None:
 
     assert storage().status == "ok"
     assert "--shared-storage" in storage(file_system_type="nfs4").remedy
-    assert "in passes" in storage(free_bytes=10).remedy
+    assert "in passes" in storage(free_bytes=10_000).remedy
+    full = storage(free_bytes=0)
+    assert (full.status, "refused (not-enough-space)" in full.remedy) == ("fail", True)
     assert "--output-dir" in storage(is_read_only=True).remedy
 
 

@@ -368,7 +368,7 @@ def test_undo_is_refused_without_space_for_copies(run: Run, log_dir: Path) -> No
     with patch.object(FileSystem, "free_bytes", lambda self, path: 100):
         status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "orders-0", "--execute")
     assert (status, statuses(rows)) == (1, {"orders-0": "refused"})
-    assert re.search(r"restoring the backup needs \d+ bytes, but 100 are free", rows["orders-0"]["error"])
+    assert re.search(r"restoring the backup needs [\d.]+ KiB, but 100 B are free", rows["orders-0"]["error"])
     assert everything(log_dir) == left
 
 

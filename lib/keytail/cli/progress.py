@@ -21,7 +21,7 @@ from keytail.cli.rows import error_console, human_bytes, human_time
 from keytail.cli.run_progress import RunProgress, Slowest
 from keytail.cli.statuses import is_failure
 from keytail.console import output_style, print_message
-from keytail.errors import visible, without_corrupt_remedy
+from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
@@ -117,7 +117,7 @@ class Reporter:
             not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip
         if has_line:
-            tail = ": " + without_corrupt_remedy(detail) if detail else ""  # the row has it all
+            tail = ": " + without_remedy(detail) if detail else ""  # the row has it all
             self._print(
                 f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)})" + tail,
                 "warning" if is_bad else "info",

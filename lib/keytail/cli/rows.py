@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from keytail import sizes
 from keytail.cli.statuses import kind_of, styled
 from keytail.console import Level, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
@@ -30,6 +31,7 @@ _MOST_NAMED = 3  # of partitions with one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
 # Also a command in backticks, with the punctuation around it.
 _WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
+human_bytes = sizes.human_bytes
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
 
 
@@ -137,20 +139,6 @@ def fields_of(row: Any) -> dict[str, Any]:
         if name == "error":
             found["slugs"] = slugs_of(row.error)
     return found
-
-
-def human_bytes(size: int | None) -> str:
-    """Return a size as `1.2 GiB`; an unknown size as an empty string."""
-    if size is None:
-        return ""
-    if abs(size) < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if abs(value) < 1023.95 or unit == "TiB":
-            break
-    return f"{value:.1f} {unit}"
 
 
 def human_seconds(start_ms: int | None, end_ms: int | None) -> str:

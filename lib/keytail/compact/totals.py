@@ -134,7 +134,7 @@ def sentences(totals: Totals) -> list[str]:
     if totals.downtime is not None:
         down = totals.downtime
         parts = (
-            ("compile kernels", down.compile_s), ("start Spark", down.start_spark_s),
+            ("compile the kernels of both commands", down.compile_s), ("start Spark", down.start_spark_s),
             ("compact", down.compact_s), ("verify", down.verify_s),
         )  # fmt: skip
         each = ", ".join(f"{human_time(seconds)} to {what}" for what, seconds in parts if seconds)

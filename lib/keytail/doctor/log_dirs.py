@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from keytail.cli import rows as show
 from keytail.cli.cluster import GIVE_SETTINGS, Cluster
@@ -44,13 +44,13 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
     newest = None
     for facts in surveyed:
         try:
-            largest, last, prepared = _sizes(fs, facts)
+            sizes = _sizes(fs, facts)
         except OSError as problem:
             rows.append(CheckRow(facts.path, FAIL, in_words(problem), _CLOSED))
             continue
-        newest = last if newest is None or (last is not None and last > newest) else newest
+        newest = max(filter(None, (newest, sizes.newest_ms)), default=None)
         state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
-        of_log_dir = [state, _owner(fs, facts), _access(fs, facts), _room(fs, facts, largest, prepared)]
+        of_log_dir = [state, _owner(fs, facts), _access(fs, facts), _room(fs, facts, sizes)]
         rows += [replace(row, log_dir=facts.path) for row in (*of_log_dir, _lock(fs, facts))]
     cluster = read_cluster(fs, paths, configuration)
     kafka = infer_kafka_version(fs, surveyed, cluster)
@@ -124,13 +124,12 @@ def _access(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     return CheckRow(check, FAIL, found, remedy)
 
 
-def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int, prepared: Sequence[int]) -> CheckRow:
-    """`prepared`: the bytes of the prepared compaction of each partition that has one."""
+def _room(fs: FileSystem, facts: LogDirFacts, sizes: _Sizes) -> CheckRow:
     check, kind = f"{facts.path}: storage", fs.file_system_type(facts.path)
     free = fs.free_bytes(facts.path)
     found = f"{kind or 'unknown file system'}, {show.human_bytes(free)} free; the largest partition has "
-    found += show.human_bytes(largest_bytes)
-    if prepared:
+    found += show.human_bytes(sizes.largest_bytes)
+    if prepared := sizes.prepared_bytes:
         found += f"; prepared compactions of {len(prepared):,} partitions take {show.human_bytes(sum(prepared))} "
         found += "(`keytail prepared`)"
     if fs.is_read_only(facts.path):
@@ -139,8 +138,13 @@ def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int, prepared: Sequ
         remedy = "Make sure that no broker can reach it, then pass --shared-storage"
         found += "; not known to be local: a lock on another host may have no effect here"
         return CheckRow(check, WARN, found, remedy)
-    if free < largest_bytes:
-        remedy = "Free more space for a shorter run: without it, this partition is compacted in passes, group by group"
+    if free < sizes.largest_segment_bytes:
+        found += f", and the largest segment {show.human_bytes(sizes.largest_segment_bytes)}"
+        remedy = "Free more space: a partition with a segment larger than that is refused (not-enough-space). "
+        return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much each partition needs")
+    if free < sizes.largest_bytes:
+        remedy = "Free more space for a shorter run: without it, this partition is compacted in passes, group by "
+        remedy += "group, or refused if its largest group does not fit, as `keytail plan` reports"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
@@ -166,18 +170,29 @@ def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
     return CheckRow("clock", OK, found)
 
 
-def _sizes(fs: FileSystem, facts: LogDirFacts) -> tuple[int, int | None, list[int]]:
-    """Return the bytes of the largest partition, the latest mtime of any segment in ms, and the bytes of the prepared
-    compaction of each partition that has one."""
-    largest, newest, prepared = 0, None, []
+@dataclass
+class _Sizes:
+    """The largest partition and the largest segment of a log dir, the latest mtime of any segment in ms (None: there is
+    none), and the bytes of the prepared compaction of each partition that has one."""
+
+    largest_bytes: int = 0
+    largest_segment_bytes: int = 0
+    newest_ms: int | None = None
+    prepared_bytes: list[int] = field(default_factory=list)
+
+
+def _sizes(fs: FileSystem, facts: LogDirFacts) -> _Sizes:
+    sizes = _Sizes()
     for entry in facts.partitions:
         try:
             found = fs.scan_sizes(entry.path, names.LOG)
         except FileNotFoundError:  # a running broker has removed the partition
             continue
-        largest = max(largest, sum(size for _, size, _ in found.sized))
+        each = [size for _, size, _ in found.sized]
+        sizes.largest_bytes = max(sizes.largest_bytes, sum(each))
+        sizes.largest_segment_bytes = max(sizes.largest_segment_bytes, *each, 0)
         for _, _, mtime_ns in found.sized:
-            newest = max(newest or 0, mtime_ns // 1_000_000)
+            sizes.newest_ms = max(sizes.newest_ms or 0, mtime_ns // 1_000_000)
         if scratch := [name for name in found.regular if is_prepared(name)]:
-            prepared.append(bytes_of(fs, entry.path, scratch))
-    return largest, newest, prepared
+            sizes.prepared_bytes.append(bytes_of(fs, entry.path, scratch))
+    return sizes

@@ -25,6 +25,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.recover import recover
 from keytail.run.rows import status_of
 from keytail.run.storage import refuse_shared_storage
+from keytail.sizes import human_bytes
 from keytail.undo.backup import Entry, entries, entry_directories, forget, refuse_foreign
 from keytail.undo.command import BackedUpRun, Request, State, UndoRow
 from keytail.undo.manifest import Manifest
@@ -278,8 +279,8 @@ def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) 
 def _check_room(fs: FileSystem, manifest: Manifest, needed: int) -> None:
     if needed and needed > (free := fs.free_bytes(manifest.partition_path)):
         raise Refused(
-            f"restoring the backup needs {needed} bytes, but {free} are free",
+            f"restoring the backup needs {human_bytes(needed)}, but {human_bytes(free)} are free",
             path=manifest.partition_path,
-            remedy=f"Free {needed - free} more bytes on this file system",
+            remedy=f"Free {human_bytes(needed - free)} more on this file system",
             slug="not-enough-space",
         )

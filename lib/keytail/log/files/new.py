@@ -30,7 +30,7 @@ def refuse_unless_like(like: FileStat) -> None:
     if user == like.uid:
         name = _user_name(user).removeprefix("user ").removeprefix("id ")
         raise Refused(
-            f"keytail {'was started as root and ' if is_another() else ''}works as {_user_name(user)}, which is not in "
+            f"keytail works as {_user_name(user)}, which is not in "
             f"the {_group_name(like.gid)} of the files",
             path=like.path,
             remedy=f"Give the files a group of that user (`id {name}` lists them), with which the broker runs: chgrp; "
