@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from keytail.cli.configuration import read_configuration
+from keytail.errors import UsageProblem
 from keytail.format.producers import encode_snapshot
 from tests.cli.forked import keytail
 from tests.log_dirs import random_records, snapshot, write_log_dir
@@ -113,3 +116,24 @@ def test_files_of_a_group_that_the_user_is_not_in_are_refused_by_the_plan_too(ho
         assert f"works as user id {BROKER}, which is not in the group id {OTHER} of the files" in row["error"]
         assert "chgrp" in row["error"] and "usermod -aG" in row["error"] and "or root" not in row["error"]
         assert "[files-of-another-group]" in row["error"]
+
+
+def test_commands_that_only_show_report_what_they_may_not_read(home: Path) -> None:
+    log_dir = home / "logs"
+    (log_dir / "orders-0" / CLOSED[0]).chmod(0)
+    described = keytail("describe", "--log-dirs", log_dir, *COMPACT)
+    assert "due unreadable" in described.stdout
+    [row, _] = json.loads(keytail("lookup", "--log-dirs", log_dir, "--offset", "5", "--output", "json").stdout)
+    assert (row["status"], row["slugs"]) == ("refused", ["permission-denied"])
+    assert "keytail verify" not in row["error"]
+
+
+def test_a_settings_file_that_may_not_be_read_names_its_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(UsageProblem, match="Run as a user that may read it"):
+        read_configuration(config=str(tmp_path / "server.properties"))

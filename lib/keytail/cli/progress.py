@@ -20,7 +20,7 @@ from rich.text import Text
 from keytail.cli.rows import error_console, human_bytes, human_time
 from keytail.cli.run_progress import RunProgress, Slowest
 from keytail.cli.statuses import is_failure
-from keytail.console import output_style, print_message
+from keytail.console import output_style, print_message, wrapped
 from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
@@ -154,7 +154,8 @@ class Reporter:
             if self._bar is not None:
                 if output_style().prints(level):
                     style = "yellow" if level == "warning" else ""
-                    self._bar.console.print(Text(visible(text), style=style), soft_wrap=True)
+                    line = wrapped(visible(text), self._bar.console.width)
+                    self._bar.console.print(Text(line, style=style), soft_wrap=True)
                 return
             self._last_line_s = self._clock()
             print_message(text, level, **facts)

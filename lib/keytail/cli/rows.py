@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from keytail import sizes
 from keytail.cli.statuses import kind_of, styled
-from keytail.console import Level, output_style, print_message, standard_error
+from keytail.console import Level, line_ends, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
@@ -29,8 +28,6 @@ _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
 _MOST_NAMED = 3  # of partitions with one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
-# Also a command in backticks, with the punctuation around it.
-_WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
 human_bytes = sizes.human_bytes
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
 
@@ -89,11 +86,7 @@ def _line_ends(line: str, start: int, width: int) -> Iterator[int]:
     wider than `width`."""
     if start:
         yield start
-    first = 0
-    for word in _WORD.finditer(line):
-        if word.start() > first and cell_len(line[first : word.end()]) > width:
-            first = word.start()
-            yield start + first
+    yield from (start + end for end in line_ends(line, width))
 
 
 def print_error(text: str) -> None:

@@ -161,9 +161,9 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
             raise Refused(
                 f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
                 path=facts.path,
-                remedy="Bring the file back from a snapshot, or delete the partition here and let it be fetched from "
-                "another replica; verify describes the gap. To go on without its records, remove all files that begin "
-                f"with {name.partition('.')[0]}",
+                remedy="Bring the file back from a snapshot, or stop the broker and move the partition's directory out "
+                "of the log dir, so that it is fetched from another replica; verify describes the gap. To go on "
+                f"without its records, remove all files that begin with {name.partition('.')[0]}",
                 slug="segment-missing",
             )
 

@@ -141,6 +141,7 @@ LOOKUP = Command(
         "none": Status("no record at or after it"),
         "out-of-range": Status("the offset is not in the log"),
         "corrupt": Status("damaged bytes, with file and position", "failed"),
+        "refused": Status("files that may not be read", "not done"),
         "failed": Status("something else went wrong", "failed"),
     },
     exits={0: "if every partition gave an answer, including that nothing was found"},

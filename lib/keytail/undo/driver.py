@@ -215,14 +215,16 @@ def _undone(
     check_backup(fs, manifest, entry.path, decision.parts)
     logs = {name: file.size_bytes for name, file in found.files.items() if name.endswith(".log")}
     before = {kept.name: kept.size_bytes for kept in manifest.files if kept.name.endswith(".log")}
+    # Segments from the end of the run's range on, such as the active one, which `compact` counts too.
+    rest = {name: size for name, size, _ in fs.scan_sizes(manifest.partition_path, ".log").sized if name not in logs}
     row = replace(
         row,
         status="clean" if decision.is_done else "would-undo",
         error=ErrorText("nothing to do: the partition is as before the run" if decision.is_done else ""),
-        segments_before=len(logs),
-        bytes_before=sum(logs.values()),
-        segments_after=len(before),
-        bytes_after=sum(before.values()),
+        segments_before=len(logs) + len(rest),
+        bytes_before=sum(logs.values()) + sum(rest.values()),
+        segments_after=len(before) + len(rest),
+        bytes_after=sum(before.values()) + sum(rest.values()),
         cleaner_checkpoint_after=decision.cleaner_checkpoint,
     )
     _check_room(fs, manifest, bytes_to_copy(fs, manifest, entry.path, decision.parts))
