@@ -440,3 +440,15 @@ def test_an_interrupted_warm_says_that_compiled_kernels_are_kept(run: Run, monke
     assert result.exit_code == 130
     assert "interrupted by SIGINT. Kernels that are compiled are kept" in result.stderr
     assert "broker" not in result.stderr
+
+
+def test_a_compaction_interrupted_before_its_first_partition_has_all_rows(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {f"orders-{number}": random_records(number, 40) for number in range(2)})
+    monkeypatch.setattr("keytail.compact.steps.Steps.start", stop_after(0, lambda: None))
+    result = run("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--output", "json")
+    assert result.exit_code == 130
+    assert {name: row["status"] for name, row in rows_of(result).items()} == {
+        "orders-0": "not-begun", "orders-1": "not-begun",
+    }  # fmt: skip

@@ -14,7 +14,15 @@ from types import TracebackType
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from keytail.cli.rows import error_console, human_bytes, human_time
@@ -30,6 +38,8 @@ EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Seconds between two lines that only report progress.
 PACE_S = 30.0
+# Columns of a terminal below which the live view has no bar, no rate and no elapsed time.
+_WIDTH_OF_BAR = 80
 # How often the bytes of a partition are read: mapped, written, proven, and the output proven; found, and emitted.
 READ_IN_A_COMPACTION = 3.5
 READ_IN_AN_EXPORT = 2.0
@@ -185,15 +195,16 @@ class _Live(Progress):
 
     def __init__(self, description: str, size_bytes: int) -> None:
         self._line = ""
+        console = error_console()
+        columns: list[ProgressColumn] = [TextColumn("{task.description}"), DownloadColumn(binary_units=True)]
+        if console.width >= _WIDTH_OF_BAR:
+            columns[1:1] = [BarColumn(bar_width=None)]
+            columns += [TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
         super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            DownloadColumn(binary_units=True),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
+            *columns,
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=error_console(),
+            console=console,
             transient=True,
             expand=True,
             speed_estimate_period=60.0,

@@ -93,4 +93,8 @@ class Rows:
     def _of_stopped(self, task: CleaningTask) -> ResultRow:
         if task.partition_path in self.begun:
             return planned_row(task).unchanged(NOT_BEGUN, ErrorText("interrupted before anything was replaced"))
-        return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition"))
+        return not_begun_row(task)
+
+
+def not_begun_row(task: CleaningTask) -> ResultRow:
+    return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition"))
