@@ -71,7 +71,7 @@ def require(for_what: str, extra: Extra) -> None:
         raise MissingExtra(
             f"{for_what} needs Python packages that are not installed: {', '.join(missing)}",
             remedy=f"Install them with: {extra.install}; or, if keytail was installed from a clone of its repository, "
-            f"in that clone: pip install -c conf/constraints.txt '.[{extra.name}]', by that environment's pip",
+            f"in that clone: pip install -c conf/constraints.txt '.[{extra.name}]', with its environment's pip",
         )
 
 
