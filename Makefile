@@ -115,9 +115,9 @@ BUNDLE = build/keytail-$(VERSION)-python$(FOR_PYTHON)-linux-$(ARCH)
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # pip takes only the tags that it is given, and wheels have different ones. Debian 10 and RHEL 8 have glibc 2.28.
 TAGS = $(foreach tag,manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014,--platform $(tag)_$(ARCH))
-bundle: venv  ## wheels for hosts without a network, as a .tar; make bundle ARCH=aarch64 FOR_PYTHON=3.12 EXTRAS=[report]
+bundle: $(VENV)/.commands  ## wheels for hosts without a network, as a .tar; make bundle ARCH=aarch64 FOR_PYTHON=3.12 EXTRAS=[report]
 	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)/wheels
-	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(BUNDLE)/wheels .
+	$(PIP) wheel --no-deps --wheel-dir $(BUNDLE)/wheels .
 	case "$(EXTRAS)" in *spark*|*delta*|*all*) \
 		$(PIP) wheel --no-deps --wheel-dir $(BUNDLE)/wheels "$$(grep ^pyspark== conf/constraints.txt)";; esac  # has no wheel
 	$(PIP) download --dest $(BUNDLE)/wheels --find-links $(BUNDLE)/wheels --only-binary=:all: $(TAGS) \

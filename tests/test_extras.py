@@ -150,7 +150,9 @@ def test_what_needs_an_extra_says_which_line_installs_it(core: Any, tmp_path: Pa
         assert (ended.status, ended.stdout) == (2, ""), (command, ended)
         assert ended.stderr.startswith(f"keytail: {for_what} "), (command, ended.stderr)
         assert f"not installed: {', '.join(extra.packages)}" in " ".join(ended.stderr.split()), (command, ended.stderr)
-        assert f"Install them with: {extra.install} [missing-python-package]" in " ".join(ended.stderr.split())
+        said = " ".join(ended.stderr.split())
+        assert f"Install them with: {extra.install}; or, if keytail was installed from a clone" in said
+        assert f"pip install -c conf/constraints.txt '.[{extra.name}]'" in said
     assert snapshot(tmp_path) == before
 
 

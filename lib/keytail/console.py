@@ -9,15 +9,20 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime
+import itertools
 import json
 import os
+import re
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO, cast
 
 from keytail.errors import slugs_of, visible
 
+# Also a command in backticks, with the punctuation around it.
+_WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
 Level = Literal["detail", "info", "warning", "error"]
 
 
@@ -62,7 +67,31 @@ def print_message(text: str, level: Level = "info", **facts: Any) -> None:
     """Print a line on standard error, if the output style of this run allows it."""
     how = output_style()
     if how.prints(level):
-        print(how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), file=standard_error(), flush=True)
+        line, stream = how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), standard_error()
+        if stream.isatty() and not how.as_json:
+            line = wrapped(line, shutil.get_terminal_size().columns)
+        print(line, file=stream, flush=True)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return text for a terminal: lines end between words, and not within a name or a command in backticks. Only a
+    single word may be wider than `width`."""
+    return "\n".join(
+        line[start:end].rstrip()
+        for line in text.split("\n")
+        for start, end in itertools.pairwise((0, *line_ends(line, width), len(line)))
+    )
+
+
+def line_ends(line: str, width: int) -> Iterator[int]:
+    """Yield where a line of text is divided into lines of a terminal that has `width` characters."""
+    from rich.cells import cell_len  # noqa: PLC0415 (most messages are not for a terminal)
+
+    first = 0
+    for word in _WORD.finditer(line):
+        if word.start() > first and cell_len(line[first : word.end()]) > width:
+            first = word.start()
+            yield first
 
 
 def standard_error() -> TextIO:

@@ -18,7 +18,8 @@ _NOT_ALLOWED = (
     "owns the files. If started as root, keytail works as the owner of the log dirs, without root's rights there"
 )
 _FULL = ("no-space", _OUT_OF_ROOM)
-_DENIED = ("permission-denied", _NOT_ALLOWED)
+PERMISSION_DENIED = "permission-denied"
+_DENIED = (PERMISSION_DENIED, _NOT_ALLOWED)
 # Slug and remedy for errors of the operating system.
 OF_SYSTEM = {
     errno.ENOSPC: _FULL,
@@ -56,6 +57,12 @@ CORRUPT_HELP = {
     "lost",
 }
 CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
+
+
+def without_remedy(text: str) -> str:
+    """Return a message without its remedy, for a line of progress: the row of the partition has all of it."""
+    remedy = text.remedy if isinstance(text, ErrorText) else ""
+    return text.replace(f". {remedy}", "") if remedy else without_corrupt_remedy(text)
 
 
 def without_corrupt_remedy(text: str) -> str:
@@ -104,6 +111,7 @@ class ErrorText(str):
     """
 
     slugs: tuple[str, ...]
+    remedy: str  # of the exception that it is the message of, as in the text
     stored_fields = ("text", "slugs")
 
     def __new__(cls, message: object = "", slugs: Iterable[str] = ()) -> ErrorText:
@@ -111,6 +119,7 @@ class ErrorText(str):
         text = message if isinstance(message, str) else str(message)
         made = super().__new__(cls, text)
         made.slugs = tuple(dict.fromkeys((*slugs_of(text), *slugs)))
+        made.remedy = getattr(message, "remedy", None) or ""
         return made
 
     def __add__(self, after: str) -> ErrorText:
@@ -260,6 +269,21 @@ class ForeignFile(UnsafeFile):
         "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, change its "
         "owner to that of its directory (chown); otherwise remove this link. Then run again"
     )
+
+
+# The medium or its file system cannot return bytes that were written: EIO, and checksum errors of ext4, XFS and btrfs.
+_LOST_BYTES = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
+
+
+def is_loss(error: OSError) -> bool:
+    """Return whether an error of reading means that bytes of the file are lost. All other errors (access denied, too
+    many open files) imply nothing about the file's contents."""
+    return error.errno in _LOST_BYTES
+
+
+def is_denied(error: OSError) -> bool:
+    """Return whether the system denied access, by owner and mode."""
+    return error.errno in (errno.EACCES, errno.EPERM) and not isinstance(error, UnsafeFile)
 
 
 def of_system(error: OSError, where: str = "") -> KeytailError:

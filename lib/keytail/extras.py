@@ -70,7 +70,8 @@ def require(for_what: str, extra: Extra) -> None:
     if missing := extra.missing():
         raise MissingExtra(
             f"{for_what} needs Python packages that are not installed: {', '.join(missing)}",
-            remedy=f"Install them with: pip install 'keytail[{extra.name}]'",
+            remedy=f"Install them with: {extra.install}; or, if keytail was installed from a clone of its repository, "
+            f"in that clone: pip install -c conf/constraints.txt '.[{extra.name}]', with its environment's pip",
         )
 
 

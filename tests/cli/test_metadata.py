@@ -59,7 +59,7 @@ def test_no_topic_needs_to_be_named(run: Run, log_dir: Path, log: MetadataLog) -
     rows, message = plan(run, log_dir)
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     assert rows["users-0"]["error"] == "cleanup.policy is [delete], without compact"
-    assert f"metadata as of offset {log.end_offset - 1}, time {T0 + log.end_offset - 1} ms (2023-11-14" in message
+    assert f"metadata as of offset {log.end_offset - 1}, time 2023-11-14" in message
     assert METADATA in message
 
 
@@ -75,7 +75,7 @@ def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: R
     log_dir = golden.unpack(tmp_path)
     flags = ("--config", tmp_path / "server.properties", "--now", str(golden.manifest()["generated_ms"] + 3_600_000))
     rows, message = plan(run, log_dir, *flags)
-    assert "metadata as of offset 224, time 1795234673011 ms (2026-11-21 04:17:53 UTC)" in message
+    assert "metadata as of offset 224, time 2026-11-21 04:17:53 UTC" in message
     named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
     shutil.rmtree(log_dir / METADATA)
     without_log, message = plan(run, log_dir, *flags, *golden.topic_config_arguments())

@@ -316,6 +316,7 @@ def test_the_rows_of_an_interrupted_run_are_printed(
     assert result.exit_code == 130, result.output
     assert "interrupted by SIGINT: 2 " in result.stderr
     assert "partitions without a row were not finished" in result.stderr
+    assert ("Nothing in a log dir was changed" in result.stderr) == ("--execute" not in flags)
     if output == "json":
         rows = [f"{row['topic']}-{row['partition']}" for row in json.loads(result.stdout)]
     else:
@@ -343,9 +344,9 @@ def test_an_interrupted_compaction_says_what_was_not_begun(
     result = run(*flags)
     assert result.exit_code == 130, result.output
     rows = dict(re.findall(r"^(orders-\d) +([a-z-]+) ", result.stdout, re.MULTILINE))
-    assert rows == {"orders-0": "compacted", "orders-1": "skipped", "orders-2": "not-begun"}
+    assert rows == {"orders-0": "compacted", "orders-1": "not-begun", "orders-2": "not-begun"}
     assert "orders-2 not-begun: the run was interrupted before this partition" in result.stdout
-    assert "interrupted by SIGINT: 1 compacted, 1 skipped, 1 not-begun." in result.stderr
+    assert "interrupted by SIGINT: 2 not-begun, 1 compacted." in result.stderr
     statuses = {name: row["status"] for name, row in rows_of(run(*flags, "--output", "json")).items()}
     assert statuses == rows
 
@@ -392,7 +393,7 @@ def test_a_signal_while_an_error_is_printed_ends_in_one_message(
     monkeypatch.setattr(running.show, "print_error", interrupted)
     status, _, err = told(KeytailError("the disk is full"), capfd)
     assert status == 143
-    assert "interrupted by SIGTERM. What is reported as done is complete" in err
+    assert "interrupted by SIGTERM. Nothing in a log dir was changed" in err
 
 
 @pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
@@ -431,3 +432,23 @@ def test_a_signal_that_is_turned_off_stays_off() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupted_warm_says_that_compiled_kernels_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keytail.doctor.driver._warm", stop_after(0, lambda: None))
+    result = run("doctor", "--warm")
+    assert result.exit_code == 130
+    assert "interrupted by SIGINT. Kernels that are compiled are kept" in result.stderr
+    assert "broker" not in result.stderr
+
+
+def test_a_compaction_interrupted_before_its_first_partition_has_all_rows(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {f"orders-{number}": random_records(number, 40) for number in range(2)})
+    monkeypatch.setattr("keytail.compact.steps.Steps.start", stop_after(0, lambda: None))
+    result = run("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--output", "json")
+    assert result.exit_code == 130
+    assert {name: row["status"] for name, row in rows_of(result).items()} == {
+        "orders-0": "not-begun", "orders-1": "not-begun",
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
+from keytail import console
 from keytail.cli import rows as show
 from keytail.cli.progress import Reporter
 from keytail.compact.command import print_table
@@ -122,3 +124,22 @@ def test_a_producer_cannot_send_escapes_to_a_terminal(output: str, partition: Pa
         assert SENT in [item.get("key") for item in objects]
     else:
         assert seen.count(AS_TEXT) == raw.count(SENT) == 6
+
+
+def test_messages_are_divided_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "keytail: one two three four five, then `keytail verify` of /a/path/that/is/longer/than/a/line"
+    console.print_message(text)
+    lines = terminal.getvalue().rstrip("\n").split("\n")
+    assert " ".join(lines) == text
+    assert all(len(line) <= 30 or " " not in line for line in lines)
+    assert any("`keytail verify`" in line for line in lines)
+    monkeypatch.setattr("sys.stderr", plain := io.StringIO())
+    console.print_message(text)
+    assert plain.getvalue() == text + "\n"

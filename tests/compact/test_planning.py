@@ -43,6 +43,7 @@ ROW_FIELDS = [
     "removal_limit_replica",
     "prepared",
     "active_segment",
+    "measured",
 ]
 
 

@@ -129,7 +129,7 @@ def test_a_plan_with_little_free_space_says_what_to_do(
     result = run("plan", *flags)
     assert result.exit_code == 1
     assert "2 partitions (orders-0, orders-1) refused: the largest group of segments needs up to " in result.stdout
-    for remedy in ("307200 are free", "keytail expire", "--output-dir", "another log dir"):
+    for remedy in ("300.0 KiB are free", "KiB more on this file system", "--output-dir", "another log dir"):
         assert remedy in result.stdout
     assert rows_of(run("compact", *flags, "--execute", "--output", "json")).keys() == rows.keys()
     assert snapshot(log_dir) == before, "the run has no room either"

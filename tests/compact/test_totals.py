@@ -66,7 +66,7 @@ def test_totals_are_sums_by_file_system_and_one_downtime_with_its_parts(machine:
     assert "1 that have no room now are tried again with what others have freed." in text[1]
     assert text[2] == (
         f"Downtime: about {down.total_s:.1f} s from the stop of the broker to its start, on 4 cores: 17.0 s to compile "
-        f"kernels, 11.0 s to compact, {down.verify_s:.1f} s to verify."
+        f"the kernels of both commands, 11.0 s to compact, {down.verify_s:.1f} s to verify."
     )
     facts = figures(found)
     assert json.loads(json.dumps(facts))["scratch"][1]["without_room"] == 1

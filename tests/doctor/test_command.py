@@ -116,6 +116,16 @@ def test_missing_things_are_listed_with_a_remedy(
     assert "delta-storage" in rows["Delta's jars"]["remedy"]
 
 
+def test_warm_ends_if_compiled_kernels_cannot_be_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keytail.kernels.jit.IS_WRITABLE", False)
+    monkeypatch.setattr("keytail.kernels.jit.WHY_NOT_WRITABLE", "/read-only: Read-only file system")
+    result = run("doctor", "--warm")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "/read-only: Read-only file system. Set KEYTAIL_CACHE_DIR" in result.stderr
+    assert "[no-kernel-cache]" in result.stderr
+    assert "later runs load" not in result.stderr
+
+
 def test_conflicting_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.2.0", "pyspark-client": "4.2.0"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
@@ -173,7 +183,7 @@ def test_log_dirs_are_checked(run: Run, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")}
     rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
     of = {name.removeprefix(str(log_dir)): row for name, row in rows.items() if name.startswith(str(log_dir))}
-    assert list(of) == ["", ": owner", ": storage", ": lock"]
+    assert list(of) == ["", ": owner", ": access", ": storage", ": lock"]
     assert {row["status"] for row in of.values()} == {"ok"}
     assert "1 partitions, stopped cleanly" in of[""]["found"]
     assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "it only looks"
@@ -181,7 +191,7 @@ def test_log_dirs_are_checked(run: Run, tmp_path: Path) -> None:
         held = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
     assert held[f"{log_dir}: lock"]["status"] == "warn"
     state = [(row["clean_shutdown"], row["held"]) for row in of.values()]
-    assert state == [(True, None), (None, None), (None, None), (None, False)]
+    assert state == [(True, None), *[(None, None)] * 3, (None, False)]
     assert {row["log_dir"] for row in of.values()} == {str(log_dir)}
     assert (held[f"{log_dir}: lock"]["held"], held["clock"]["held"], held["clock"]["log_dir"]) == (True, None, None)
     (log_dir / ".kafka_cleanshutdown").unlink()
@@ -213,7 +223,9 @@ def test_full_shared_or_read_only_storage_is_reported(tmp_path: Path) -> None:
 
     assert storage().status == "ok"
     assert "--shared-storage" in storage(file_system_type="nfs4").remedy
-    assert "in passes" in storage(free_bytes=10).remedy
+    assert "in passes" in storage(free_bytes=10_000).remedy
+    full = storage(free_bytes=0)
+    assert (full.status, "refused (not-enough-space)" in full.remedy) == ("fail", True)
     assert "--output-dir" in storage(is_read_only=True).remedy
 
 
@@ -226,9 +238,14 @@ def test_a_partition_that_a_running_broker_removes_is_no_problem(tmp_path: Path)
                 raise FileNotFoundError(path)
             return super().scan_sizes(path, suffix)
 
+        def unreadable(self, path: str) -> list[str]:
+            if path.endswith("gone-0"):
+                raise FileNotFoundError(path)
+            return super().unreadable(path)
+
     rows = doctor_log_dirs.log_dirs(Removing(), [log_dir], 2**60, Configuration())
     about = [row for row in rows if row.check != "metadata log" and not row.check.startswith("Kafka")]
-    assert [row.status for row in about] == ["ok"] * 5, rows
+    assert [row.status for row in about] == ["ok"] * 6, rows
 
 
 def test_a_directory_that_is_not_a_log_dir_is_reported(run: Run, tmp_path: Path) -> None:

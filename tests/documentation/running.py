@@ -35,7 +35,7 @@ _VARIES = (
     # Of the machine, in the totals of a plan: its disk, its cores, and whether kernels are compiled there.
     (re.compile(r"\b[\d.,]+ [MGT]iB free"), "SIZE free"),
     (re.compile(r"\bon \d+ cores?:"), "on CORES:"),
-    (re.compile(r"TIME to compile kernels, "), ""),
+    (re.compile(r"TIME to compile the kernels of both commands, "), ""),
     # In rewritten batches, the horizon of a tombstone depends on the time of the run, and so does the compressed size.
     (re.compile(r"\b[\d.,]+ KiB"), "SIZE"),
     (re.compile(r"-> \d{2,3}(?:,\d{3})+"), "-> BYTES"),

@@ -298,8 +298,9 @@ def test_refuse_unless_like_lets_the_owner_and_root(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "geteuid", lambda: 77)
     monkeypatch.setattr(os, "getgroups", lambda: [78])
     LOCAL.refuse_unless_like(like)
-    monkeypatch.setattr(os, "getgroups", list)
-    with pytest.raises(Refused, match="Run as user id 77 or root"):
+    monkeypatch.setattr(os, "getgroups", lambda: [79])
+    monkeypatch.setattr(os, "getegid", lambda: 79)
+    with pytest.raises(Refused, match=r"user id 77, which is not in the group id 78 .* chgrp"):
         LOCAL.refuse_unless_like(like)
 
 

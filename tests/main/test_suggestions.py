@@ -58,6 +58,8 @@ def test_a_dry_run_is_the_default_or_not_needed(command: str, flag: str, run: Ru
         ("compact", "--excute", "Did you mean --execute?"),
         ("lookup", "--json", "Did you mean --output json?"),
         ("plan", "--output-dir", "It is a flag of compact"),
+        ("compact", "--threads", "Did you mean --master 'local[N]'?"),
+        ("verify", "--fix", "keytail salvage saves the intact batches of a damaged log"),
         ("compact", "--xyzzy", ""),
     ],
 )
@@ -80,6 +82,9 @@ def test_an_unknown_command_is_named(run: Run) -> None:
     result = run("repair")
     assert result.exit_code == 2
     assert "No such command 'repair'. Did you mean rebuild-index or salvage?" in result.stderr
+    for word in ("help", "version"):
+        assert f"No such command '{word}'. Did you mean keytail --{word}?" in run(word).stderr
+    assert "(gzip). To select topics, give --topic-list TOPIC[,TOPIC]" in run("plan", "gzip").stderr
     assert "No such command 'xyzzy'." in run("xyzzy").stderr
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -75,7 +76,8 @@ def test_kernels_are_compiled_in_other_processes_and_only_once(tmp_path: Path) -
     made, misses, notes, folder, names = first
     assert (made, misses, names) == (2, 0, sorted(FEW))
     assert folder.startswith(f"{tmp_path}/")
-    assert notes[0].startswith("compiling 2 kernels, which later runs load")
+    assert notes[0].startswith("compiling 2 kernels, which later runs load from")
+    assert re.fullmatch(r"1 of 2 kernels are compiled \(at \d+ s\), about \d+ s left", notes[1])
     assert notes[-1].startswith("compiled 2 kernels in ")
     assert err == ""
     again, _ = _result(_start(_COMPILE, KEYTAIL_CACHE_DIR=str(tmp_path)))
@@ -100,9 +102,17 @@ def test_without_a_cache_a_warning_is_printed_and_the_processes_share_one_until_
     assert (made, misses, names) == (2, 0, sorted(FEW))
     assert folder.startswith(f"{temporary}/")
     [warning] = err.splitlines()
-    assert "there is no directory for compiled kernels" in warning
+    assert f"compiled kernels cannot be stored ({a_file}: File exists)" in warning
     assert "Set KEYTAIL_CACHE_DIR" in warning
     assert [*temporary.iterdir()] == []
+
+
+def test_what_is_left_is_estimated_from_what_is_done() -> None:
+    expected = [8.0, 4.0, 2.0, 2.0]
+    assert kernels._left_s(expected, 0, 2, 10.0) == pytest.approx(10.0 * 10 / 6)
+    assert kernels._left_s(expected, 2, 2, 14.0) == pytest.approx(14.0 * 2 / 14)
+    assert kernels._left_s(expected, 4, 2, 20.0) == 0.0
+    assert kernels._left_s([], 0, 2, 1.0) == 0.0
 
 
 def _wait_until(is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:

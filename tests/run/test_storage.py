@@ -90,9 +90,9 @@ def test_free_space_that_shrinks_meanwhile_counts() -> None:
     assert space.for_passes(item, 30) == 30
     assert space.for_passes(item, 50) is None
     refusal = str(space.refusal(item, 50))
-    assert "needs up to 50 bytes" in refusal
-    assert "40 are free" in refusal
-    assert "Free 10 more bytes" in refusal
+    assert "needs up to 50 B" in refusal
+    assert "40 B are free" in refusal
+    assert "Free 10 B more" in refusal
 
 
 def test_output_that_stays_counts_after_its_task_has_ended() -> None:
@@ -107,4 +107,4 @@ def test_output_that_stays_counts_after_its_task_has_ended() -> None:
     assert ScratchSpace(storage).device("/a/x") == item
     storage.free[1] = 400  # by others
     assert not space.fits({item: 1})
-    assert "of the 500 that may be used 600 are in use" in str(space.refusal(item, 10))
+    assert "of the 500 B that may be used 600 B are in use" in str(space.refusal(item, 10))

@@ -679,6 +679,30 @@ def test_a_stop_at_any_time_leaves_no_partition_or_a_complete_one(tmp_path: Path
     raise AssertionError("it never ended")
 
 
+class Unopened(FileSystem):
+    """The second log cannot be opened."""
+
+    number = errno.EIO
+
+    def open_read(self, path):
+        if path.endswith(f"{2:020d}.log"):
+            raise OSError(self.number, os.strerror(self.number), path)
+        return super().open_read(path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EMFILE, errno.ENOENT])
+def test_only_errors_of_the_disk_are_losses(tmp_path: Path, number: int) -> None:
+    write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2), 4: _batch(4)})
+    fs = Unopened()
+    fs.number = number
+    if number in (errno.EIO, errno.EUCLEAN, errno.EBADMSG):
+        [loss] = salvage(tmp_path / "t-0", None, fs=fs).certain
+        assert (loss.first_offset, loss.end_offset) == (2, 4)
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            salvage(tmp_path / "t-0", None, fs=fs)
+
+
 def test_a_log_that_is_a_symbolic_link_is_left_out(tmp_path: Path) -> None:
     """The link's target may be readable, so the result must not be taken for the complete log."""
     write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2), 4: _batch(4)})

@@ -136,6 +136,6 @@ def _uncertain(topics: Mapping[str, str]) -> str:
 
 def ms_text(ms: int) -> str:
     try:
-        return f"{ms} ms ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(ms / 1000))} UTC)"
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
     except (OverflowError, ValueError, OSError):  # not a time of this calendar
         return f"{ms} ms"

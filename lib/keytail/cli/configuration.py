@@ -24,7 +24,7 @@ from keytail.config.resolve import (
     from_command_line,
 )
 from keytail.config.topic_configs import TopicConfigs, parse_topic_configs
-from keytail.errors import NO_ERROR, ErrorText, UsageProblem, refusal
+from keytail.errors import NO_ERROR, ErrorText, UsageProblem, is_denied, refusal
 
 if TYPE_CHECKING:
     from keytail.cli.cluster import Cluster
@@ -163,6 +163,8 @@ def _read(path: str, flag: str, remedy: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
+        if is_denied(error):
+            remedy = "Run as a user that may read it, or change its owner or mode (chown, chmod)"
         raise UsageProblem(
             f"{flag} cannot be read: {error.strerror}", path=path, remedy=remedy, slug="unreadable-settings-file"
         ) from error

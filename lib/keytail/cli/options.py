@@ -169,6 +169,8 @@ FLAGS_MEANT: dict[str, tuple[str, ...]] = {
     "--properties": ("--config",), "--config-file": ("--config",), "-c": ("--config",),
     "--topics": ("--topic-list", "--topic"), "-t": ("--topic", "--topic-list"), "--all-topics": ("--topic '.*'",),
     "--partition": ("--partitions",), "-p": ("--partitions",),
+    "--threads": ("--master 'local[N]'",), "--parallelism": ("--master 'local[N]'",),
+    "--jobs": ("--master 'local[N]'",), "-j": ("--master 'local[N]'",), "--processes": ("--master 'local[N]'",),
     "--memory": ("--map-memory",), "--timeout": ("--deadline",),
     "--debug": ("--verbose",), "--silent": ("--quiet",), "-s": ("--quiet",),
     "--backup": ("--keep-originals",), "--originals": ("--keep-originals",),

@@ -14,14 +14,22 @@ from types import TracebackType
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from keytail.cli.rows import error_console, human_bytes, human_time
 from keytail.cli.run_progress import RunProgress, Slowest
 from keytail.cli.statuses import is_failure
-from keytail.console import output_style, print_message
-from keytail.errors import visible, without_corrupt_remedy
+from keytail.console import output_style, print_message, wrapped
+from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
@@ -30,6 +38,8 @@ EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Seconds between two lines that only report progress.
 PACE_S = 30.0
+# Columns of a terminal below which the live view has no bar, no rate and no elapsed time.
+_WIDTH_OF_BAR = 80
 # How many times the bytes of a partition are read. A compaction reads the sources for map, write and proof, and the
 # output, about half as many bytes, for the proof. An export finds the latest records, then reads them again.
 READ_IN_A_COMPACTION = 3.5
@@ -118,7 +128,7 @@ class Reporter:
             not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip
         if has_line:
-            tail = ": " + without_corrupt_remedy(detail) if detail else ""  # the row has the full text
+            tail = ": " + without_remedy(detail) if detail else ""  # the row has the full text
             self._print(
                 f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)})" + tail,
                 "warning" if is_bad else "info",
@@ -155,7 +165,8 @@ class Reporter:
             if self._bar is not None:
                 if output_style().prints(level):
                     style = "yellow" if level == "warning" else ""
-                    self._bar.console.print(Text(visible(text), style=style), soft_wrap=True)
+                    line = wrapped(visible(text), self._bar.console.width)
+                    self._bar.console.print(Text(line, style=style), soft_wrap=True)
                 return
             self._last_line_s = self._clock()
             print_message(text, level, **facts)
@@ -185,15 +196,16 @@ class _Live(Progress):
 
     def __init__(self, description: str, size_bytes: int) -> None:
         self._line = ""
+        console = error_console()
+        columns: list[ProgressColumn] = [TextColumn("{task.description}"), DownloadColumn(binary_units=True)]
+        if console.width >= _WIDTH_OF_BAR:
+            columns[1:1] = [BarColumn(bar_width=None)]
+            columns += [TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
         super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            DownloadColumn(binary_units=True),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
+            *columns,
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=error_console(),
+            console=console,
             transient=True,
             expand=True,
             speed_estimate_period=60.0,

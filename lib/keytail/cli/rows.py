@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from keytail import sizes
 from keytail.cli.statuses import kind_of, styled
-from keytail.console import Level, output_style, print_message, standard_error
+from keytail.console import Level, line_ends, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
@@ -30,6 +30,7 @@ _MOST_NAMED = 3  # of partitions with one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
 # A word; a command in backticks, with the punctuation around it, is one word.
 _WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
+human_bytes = sizes.human_bytes
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
 
 
@@ -87,11 +88,7 @@ def _line_ends(line: str, start: int, width: int) -> Iterator[int]:
     wider than `width`."""
     if start:
         yield start
-    first = 0
-    for word in _WORD.finditer(line):
-        if word.start() > first and cell_len(line[first : word.end()]) > width:
-            first = word.start()
-            yield start + first
+    yield from (start + end for end in line_ends(line, width))
 
 
 def print_error(text: str) -> None:
@@ -137,20 +134,6 @@ def fields_of(row: Any) -> dict[str, Any]:
         if name == "error":
             found["slugs"] = slugs_of(row.error)
     return found
-
-
-def human_bytes(size: int | None) -> str:
-    """Return a size as `1.2 GiB`; an unknown size as an empty string."""
-    if size is None:
-        return ""
-    if abs(size) < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if abs(value) < 1023.95 or unit == "TiB":
-            break
-    return f"{value:.1f} {unit}"
 
 
 def human_seconds(start_ms: int | None, end_ms: int | None) -> str:

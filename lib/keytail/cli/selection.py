@@ -142,11 +142,12 @@ def pick(choice: Choice, surveyed: Sequence[LogDirFacts]) -> tuple[tuple[LogDirF
 
 def _check_named(flag: str, named: Sequence[str], of_entries: Iterable[str]) -> None:
     existing = set(of_entries) if named else set()
-    for name in named:
-        if name not in existing:
-            near = get_close_matches(name, sorted(existing), n=1)
-            raise UsageProblem(
-                f"{flag} contains {name}, which is not in any of the log dirs",
-                remedy=f"Did you mean {near[0]}?" if near else None,
-                slug="unknown-topic-or-partition",
-            )
+    unknown = [name for name in named if name not in existing]
+    if unknown:
+        near = dict.fromkeys(match for name in unknown for match in get_close_matches(name, sorted(existing), n=1))
+        which = "which is" if len(unknown) == 1 else "which are"
+        raise UsageProblem(
+            f"{flag} contains {', '.join(unknown)}, {which} not in any of the log dirs",
+            remedy=f"Did you mean {', '.join(near)}?" if near else None,
+            slug="unknown-topic-or-partition",
+        )

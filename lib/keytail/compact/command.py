@@ -399,7 +399,9 @@ _STATUSES = {
     "prepared": Status("with `--prepare`: written and proven, for `--execute` on the stopped broker to commit", "done"),
     "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
     "skipped": Status("not due, not a compacted topic, or stopped, as stated in `error`", "skipped"),
-    NOT_BEGUN: Status("`--deadline` had passed, or the run was interrupted, before it was begun", "skipped"),
+    NOT_BEGUN: Status(
+        "`--deadline` had passed, or the run was interrupted, before anything of it was replaced", "skipped"
+    ),
     **FAILURES,
 }
 

@@ -17,7 +17,13 @@ from keytail.cli.selection import choose
 from keytail.compact.command import Request
 from keytail.compact.expectation import fits_surely
 from keytail.compact.planned_rows import refused_row, row_of_plan
-from keytail.compact.planning import Planned, plan_partition_of, report_assumptions, report_version_rules
+from keytail.compact.planning import (
+    Planned,
+    plan_partition_of,
+    refused_unless_owner,
+    report_assumptions,
+    report_version_rules,
+)
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.rules import Rules
 from keytail.console import print_message
@@ -96,7 +102,7 @@ class _Rows:
     def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
         """Plan from a listing, and again with all facts if it is not certain from that that there is room."""
         request = self.request
-        planned = self._planned(log_dir, entry, by_listing=not request.in_detail)
+        planned = refused_unless_owner(self.fs, self._planned(log_dir, entry, by_listing=not request.in_detail))
         problem = None
         if planned.wanted and not self._fits_surely(planned):
             from keytail.compact.room import Room  # noqa: PLC0415 (brings in the kernels)

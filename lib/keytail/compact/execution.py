@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
+from keytail.cli.stopping import Stopped
 from keytail.compact.command import Request
 from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
@@ -25,7 +26,7 @@ from keytail.compact.planning import Planned, report_assumptions, report_version
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import InPlace, move_checkpoints
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Events
+from keytail.compact.run_state import Events, not_begun_row
 from keytail.compact.steps import Steps, cleaning_tasks, find_prepared, resolve_leftovers
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
@@ -75,7 +76,10 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             return _in_order(planned, (), request)
         sizes = [(os.path.basename(task.partition_path), _log_bytes(task)) for task in tasks]
         why_spark = "" if submitted else flags.why_spark()
-        with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
+        not_begun = [not_begun_row(task) for task in tasks]
+        with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter, _rows_of_stop(
+            lambda: _in_order(planned, not_begun, request)
+        ):
             if why_spark and request.master is None:
                 reporter.note(why_spark)
             engine = steps.start(
@@ -105,6 +109,17 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 record.rows = _in_order(planned, rows, request)
                 record.exit_status = exit_status(record.rows)
         return record.recorded(record.rows)
+
+
+@contextlib.contextmanager
+def _rows_of_stop(rows: Callable[[], list[ResultRow]]) -> Iterator[None]:
+    """Give a signal that stops the run before any partition was begun the rows of all partitions."""
+    try:
+        yield
+    except Stopped as stop:
+        if stop.rows is None:
+            stop.rows = rows()
+        raise
 
 
 def _not_prepared(planned: Planned) -> Planned:

@@ -10,6 +10,7 @@ from keytail.compact.write_phase.passes import source_bytes
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
+from keytail.sizes import human_bytes
 from keytail.undo.backup import Backup, add_groups, entry_path, forget, keep
 from keytail.undo.manifest import read_manifest
 from keytail.undo.partition import decide, read_state
@@ -36,7 +37,7 @@ class Keeper:
     def refusal(self, task: CleaningTask) -> Refused:
         need, free = self.copy_bytes(task), self._free_bytes()
         return Refused(
-            f"the backup needs up to {need} bytes in addition to other output, but {free} are free",
+            f"the backup needs up to {human_bytes(need)} in addition to other output, but {human_bytes(free)} are free",
             path=self.backup.directory,
             remedy="Free space there, or give a --keep-originals directory on the log dir's file system and omit "
             "--copy-originals: hard links need no space",

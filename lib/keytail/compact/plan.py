@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from keytail.config.compaction import CompactionConfig
 from keytail.durations import duration_text
 from keytail.errors import NO_ERROR, ErrorText, joined, refusal
+from keytail.format import names
 from keytail.log.partition import reasons_against_change
 
 if TYPE_CHECKING:
@@ -316,7 +317,8 @@ def refusals(
     reasons = list(facts.problems)
     if unknown:
         reasons.append(unknown)
-    if facts.high_watermark is None and high_watermark == "checkpoint":
+    is_unread = names.HIGH_WATERMARK_CHECKPOINT in facts.unread  # it may have an entry
+    if facts.high_watermark is None and high_watermark == "checkpoint" and not is_unread:
         reasons.append(
             refusal(
                 "no high watermark: replication-offset-checkpoint has no entry for the partition; give "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected
 from keytail.compact.planning import Planned
-from keytail.compact.prepared.record import is_prepared
+from keytail.compact.prepared.scratch import is_prepared
 from keytail.compact.roll import NOT_COMPACTED, NOT_ROLLED, WOULD_ROLL
 from keytail.errors import KeytailError, in_words, joined
 from keytail.run.rows import ResultRow, status_of

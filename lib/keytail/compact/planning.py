@@ -161,6 +161,8 @@ def plan_partition_of(
         if rules.roll_active and decision.status != "refused" and "compact" in config.cleanup_policy:
             decision, roll = _with_roll(fs, facts, config, rules, decision, partial(decide_on, unstable=unstable))
         due = decision.status == "would-compact"
+        if due and by_listing and fs.unreadable(entry.path):  # which the survey reports
+            return plan_partition_of(fs, log_dir, entry, configuration, rules, as_if=as_if)
         if due:
             refuse_missing_segments(fs, facts)
             if facts.clean_shutdown:  # otherwise a broker was killed, and will recover the log
@@ -215,6 +217,18 @@ def _with_roll(
         if why := why_not_closed(fs, facts):
             return plain, Roll(why)
     return decision, roll
+
+
+def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
+    """Return `planned`, refused if a run would change the partition and this process cannot create files like its own.
+    """
+    facts = planned.facts
+    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.repaired_checkpoint is not None):
+        try:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        except (Refused, OSError) as problem:
+            return replace(planned, decision=Decision("refused", in_words(problem), None))
+    return planned
 
 
 # If shorter than the broker's values, records are removed earlier than by its own cleaner.

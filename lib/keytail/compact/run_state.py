@@ -94,5 +94,9 @@ class Rows:
     def _of_stopped(self, task: CleaningTask) -> ResultRow:
         if (begun := self.begun.get(task.partition_path)) is not None:
             text = ErrorText("interrupted before anything was replaced")
-            return unreplaced(begun, planned_row(begun), "skipped", text)
-        return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition"))
+            return unreplaced(begun, planned_row(begun), NOT_BEGUN, text)
+        return not_begun_row(task)
+
+
+def not_begun_row(task: CleaningTask) -> ResultRow:
+    return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition"))

@@ -15,13 +15,13 @@ from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
-from keytail.compact.planning import Planned, plan_partition_of, plan_to_compact
+from keytail.compact.planning import Planned, plan_partition_of, plan_to_compact, refused_unless_owner
 from keytail.compact.prepared.record import Record
 from keytail.compact.prepared.takeover import checked, read_record, taken_over, without_compaction
 from keytail.compact.roll import PREPARED, Roll
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words
 from keytail.extras import SPARK
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -161,12 +161,10 @@ def resolve_leftovers(
     changed by a user who cannot create files like its own is refused here, before anything is written.
     """
     planned = found.planned
+    allowed = refused_unless_owner(fs, planned)
+    if allowed is not planned:
+        return allowed, []
     facts = planned.facts
-    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.repaired_checkpoint is not None):
-        try:
-            fs.refuse_unless_like(fs.stat(facts.path))
-        except (Refused, OSError) as problem:
-            return replace(planned, decision=Decision("refused", in_words(problem), None)), []
     if not facts.leftovers or entry.problems:
         return planned, []
     if not planned.is_compacted_topic:

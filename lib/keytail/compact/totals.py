@@ -15,7 +15,7 @@ from keytail.cli.rows import human_bytes, human_time
 from keytail.compact.command import Request
 from keytail.compact.measure.show import Topic, sentence_of, sum_of, topics_of
 from keytail.compact.planned_rows import FOR_EXECUTE
-from keytail.compact.prepared.record import bytes_of, is_prepared
+from keytail.compact.prepared.scratch import bytes_of, is_prepared
 from keytail.errors import slugs_of
 from keytail.extras import SPARK
 from keytail.format import names
@@ -140,7 +140,7 @@ def sentences(totals: Totals) -> list[str]:
     if totals.downtime is not None:
         down = totals.downtime
         parts = (
-            ("compile kernels", down.compile_s), ("start Spark", down.start_spark_s),
+            ("compile the kernels of both commands", down.compile_s), ("start Spark", down.start_spark_s),
             ("compact", down.compact_s), ("verify", down.verify_s),
         )  # fmt: skip
         each = ", ".join(f"{human_time(seconds)} to {what}" for what, seconds in parts if seconds)

@@ -95,6 +95,10 @@ def _known(row: DescribeRow, text: str) -> str:
     return "" if _is_unreadable(row) else text
 
 
+def _due(row: DescribeRow) -> str:
+    return "unreadable" if _is_unreadable(row) else "yes" if row.eligible else "no"
+
+
 _RECORDS: Column[DescribeRow] = Column("records", lambda row: _known(row, show.count(row.records)))
 _COLUMNS: tuple[Column[DescribeRow], ...] = (
     Column("partition", lambda row: row.name + (" (in use)" if row.live else ""), is_number=False),
@@ -106,7 +110,7 @@ _COLUMNS: tuple[Column[DescribeRow], ...] = (
     Column("log end", lambda row: _known(row, str(row.log_end_offset))),
     Column("first dirty", lambda row: show.plain(row.first_dirty_offset)),
     Column("dirty ratio", lambda row: "" if row.dirty_ratio is None else f"{row.dirty_ratio:.3f}"),
-    Column("due", lambda row: "yes" if row.eligible else "no", is_number=False),
+    Column("due", _due, is_number=False),
 )
 
 

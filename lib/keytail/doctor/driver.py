@@ -17,6 +17,7 @@ from keytail.doctor.log_dirs import clock, log_dirs
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.owner import work_as_owner
+from keytail.run.kernels import refuse_without_cache
 from keytail.run.session import session_of_run
 
 
@@ -33,6 +34,7 @@ def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
 
 
 def _warm() -> None:
+    refuse_without_cache()
     with Reporter("doctor", []) as reporter:
         reporter.note("compiling the kernels that are not in the cache; about a minute the first time")
         from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (only with --warm: brings in all kernels)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from keytail.cli import rows as show
 from keytail.cli.cluster import GIVE_SETTINGS, Cluster
@@ -17,7 +17,7 @@ from keytail.cli.kafka_version import infer_kafka_version
 from keytail.cli.metadata import read_cluster
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
-from keytail.compact.prepared.record import bytes_of, is_prepared
+from keytail.compact.prepared.scratch import bytes_of, is_prepared
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused, in_words
@@ -25,10 +25,11 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import can_detect_holder, is_held
 from keytail.log.log_dirs import survey_log_dirs
-from keytail.log.partition import LogDirFacts
+from keytail.log.partition import LogDirFacts, refuse_unreadable
 from keytail.run.storage import is_local
 
 _FUTURE_MS = 3_600_000
+_CLOSED = "Give this user permission to read all of it"
 
 
 def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
@@ -43,14 +44,14 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
     newest = None
     for facts in surveyed:
         try:
-            largest, last, prepared = _sizes(fs, facts)
+            sizes = _sizes(fs, facts)
         except OSError as problem:
-            rows.append(CheckRow(facts.path, FAIL, in_words(problem), "Give this user permission to read all of it"))
+            rows.append(CheckRow(facts.path, FAIL, in_words(problem), _CLOSED))
             continue
-        newest = last if newest is None or (last is not None and last > newest) else newest
+        newest = max(filter(None, (newest, sizes.newest_ms)), default=None)
         state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
-        of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest, prepared), _lock(fs, facts)]
-        rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
+        of_log_dir = [state, _owner(fs, facts), _access(fs, facts), _room(fs, facts, sizes)]
+        rows += [replace(row, log_dir=facts.path) for row in (*of_log_dir, _lock(fs, facts))]
     cluster = read_cluster(fs, paths, configuration)
     kafka = infer_kafka_version(fs, surveyed, cluster)
     rows.append(CheckRow("Kafka", OK, f"version {kafka.sentence}"))
@@ -102,13 +103,33 @@ def _owner(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     return CheckRow(check, OK, "this user can write as the owner of the log dir")
 
 
-def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int, prepared: Sequence[int]) -> CheckRow:
-    """`prepared`: the bytes of the prepared compaction of each partition that has one."""
+def _access(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
+    check, partitions, closed, first = f"{facts.path}: access", 0, 0, None
+    for entry in facts.partitions:
+        try:
+            names_of_it = fs.unreadable(entry.path)
+        except FileNotFoundError:  # a running broker has removed the partition
+            continue
+        partitions += bool(names_of_it)
+        closed += len(names_of_it)
+        first = first or next((entry for _ in names_of_it), None)
+    if first is None:
+        return CheckRow(check, OK, "this user can read all files of the partitions")
+    found, remedy = f"this user cannot read {closed:,} files of {partitions:,} partitions, which runs refuse", _CLOSED
+    try:
+        refuse_unreadable(fs, first.path)
+    except Refused as problem:
+        found += f"; the first one: {problem.what} ({problem.path})"
+        remedy = problem.remedy or remedy
+    return CheckRow(check, FAIL, found, remedy)
+
+
+def _room(fs: FileSystem, facts: LogDirFacts, sizes: _Sizes) -> CheckRow:
     check, kind = f"{facts.path}: storage", fs.file_system_type(facts.path)
     free = fs.free_bytes(facts.path)
     found = f"{kind or 'unknown file system'}, {show.human_bytes(free)} free; the largest partition has "
-    found += show.human_bytes(largest_bytes)
-    if prepared:
+    found += show.human_bytes(sizes.largest_bytes)
+    if prepared := sizes.prepared_bytes:
         found += f"; prepared compactions of {len(prepared):,} partitions take {show.human_bytes(sum(prepared))} "
         found += "(`keytail prepared`)"
     if fs.is_read_only(facts.path):
@@ -117,8 +138,13 @@ def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int, prepared: Sequ
         remedy = "Make sure that no broker can reach it, then pass --shared-storage"
         found += "; not known to be local: a lock on another host may have no effect here"
         return CheckRow(check, WARN, found, remedy)
-    if free < largest_bytes:
-        remedy = "Free more space for a shorter run: without it, this partition is compacted in passes, group by group"
+    if free < sizes.largest_segment_bytes:
+        found += f", and the largest segment {show.human_bytes(sizes.largest_segment_bytes)}"
+        remedy = "Free more space: a partition with a segment larger than that is refused (not-enough-space). "
+        return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much each partition needs")
+    if free < sizes.largest_bytes:
+        remedy = "Free more space for a shorter run: without it, this partition is compacted in passes, group by "
+        remedy += "group, or refused if its largest group does not fit, as `keytail plan` reports"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
@@ -144,18 +170,29 @@ def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
     return CheckRow("clock", OK, found)
 
 
-def _sizes(fs: FileSystem, facts: LogDirFacts) -> tuple[int, int | None, list[int]]:
-    """Return the bytes of the largest partition, the latest mtime of any segment in ms, and the bytes of the prepared
-    compaction of each partition that has one."""
-    largest, newest, prepared = 0, None, []
+@dataclass
+class _Sizes:
+    """The largest partition and the largest segment of a log dir, the latest mtime of any segment in ms (None: there is
+    none), and the bytes of the prepared compaction of each partition that has one."""
+
+    largest_bytes: int = 0
+    largest_segment_bytes: int = 0
+    newest_ms: int | None = None
+    prepared_bytes: list[int] = field(default_factory=list)
+
+
+def _sizes(fs: FileSystem, facts: LogDirFacts) -> _Sizes:
+    sizes = _Sizes()
     for entry in facts.partitions:
         try:
             found = fs.scan_sizes(entry.path, names.LOG)
         except FileNotFoundError:  # a running broker has removed the partition
             continue
-        largest = max(largest, sum(size for _, size, _ in found.sized))
+        each = [size for _, size, _ in found.sized]
+        sizes.largest_bytes = max(sizes.largest_bytes, sum(each))
+        sizes.largest_segment_bytes = max(sizes.largest_segment_bytes, *each, 0)
         for _, _, mtime_ns in found.sized:
-            newest = max(newest or 0, mtime_ns // 1_000_000)
+            sizes.newest_ms = max(sizes.newest_ms or 0, mtime_ns // 1_000_000)
         if scratch := [name for name in found.regular if is_prepared(name)]:
-            prepared.append(bytes_of(fs, entry.path, scratch))
-    return largest, newest, prepared
+            sizes.prepared_bytes.append(bytes_of(fs, entry.path, scratch))
+    return sizes

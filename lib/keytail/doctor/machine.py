@@ -142,7 +142,8 @@ def cache() -> CheckRow:
         if jit.UNTRUSTED:
             found = f"other users own {jit.UNTRUSTED[0]} or may write to it: each process compiles its own"
             return CheckRow("compiled kernels", WARN, found, remedy)
-        return CheckRow("compiled kernels", WARN, "no directory for their cache: each process compiles its own", remedy)
+        found = f"they cannot be stored ({jit.WHY_NOT_WRITABLE}): each process compiles its own"
+        return CheckRow("compiled kernels", WARN, found, remedy)
     found = f"{len(jit.names_in_cache())} in {jit.CACHE_FOLDER}"
     found += "" if jit.IS_WRITABLE else ", to which this user cannot write"
     seconds = expected_seconds()

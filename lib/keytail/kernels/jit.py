@@ -75,24 +75,28 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversabl
             yield prefix + item.name, item
 
 
-def _cache_folder() -> tuple[str | None, bool]:
-    """Return a folder for the processes of this user, or None, and whether this process can write to it."""
+def _cache_folder() -> tuple[str | None, bool, str]:
+    """Return a folder for the processes of this user, or None; whether this process can write to it; and why not."""
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
     if not os.path.isabs(base):  # no home directory: "~" is not expanded
-        return None, False
+        return None, False, f"the path {base} is not absolute" if base[:1] != "~" else "the user has no home directory"
     folder = os.path.join(base, _digest())
     for item, mode in ((base, 0o755), (folder, 0o700)):
-        with contextlib.suppress(OSError):
+        why = "other users own it or may write to it"
+        try:
             os.makedirs(item, mode, exist_ok=True)
+        except OSError as problem:
+            why = problem.strerror or str(problem)
         if not _is_trusted_folder(item):
-            return None, False
+            return None, False, f"{item}: {why}"
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return folder, True
-    except OSError:
-        return folder if os.access(folder, os.R_OK | os.X_OK) else None, False
+            return folder, True, ""
+    except OSError as problem:
+        why = f"{folder}: {problem.strerror}"
+        return folder if os.access(folder, os.R_OK | os.X_OK) else None, False, why
 
 
 def _is_trusted_folder(path: str) -> bool:
@@ -311,7 +315,7 @@ class _ReadOnlyCache(_TrustedCache):
         pass
 
 
-CACHE_FOLDER, IS_WRITABLE = _cache_folder()
+CACHE_FOLDER, IS_WRITABLE, WHY_NOT_WRITABLE = _cache_folder()
 # All kernels of the imported modules, except those that are always inlined into others.
 KERNELS: list[Any] = []
 
@@ -431,7 +435,7 @@ def use_cache_of_this_run() -> None:
     base = tempfile.mkdtemp(prefix="keytail-kernels-")
     atexit.register(_remove, base, os.getpid())
     os.environ["KEYTAIL_CACHE_DIR"] = base
-    CACHE_FOLDER, IS_WRITABLE = _cache_folder()
+    CACHE_FOLDER, IS_WRITABLE, _ = _cache_folder()
     for made in KERNELS:
         _give_cache(made)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keytail.acting_user import User, current
-from keytail.errors import SymbolicLink, UnsafeFile
+from keytail.errors import SymbolicLink, is_denied
 from keytail.log import meter
 from keytail.log.files import existing, new
 from keytail.log.files.attributes import (
@@ -49,6 +49,7 @@ _DESCRIPTIONS = {
     "scan": "listing the directory",
     "stat": "reading attributes",
     "exists": "checking whether it exists",
+    "unreadable": "checking access to the files",
     "open_read": "opening the file for reading",
     "open_write": "opening the file for writing",
     "map_read": "mapping the file",
@@ -120,7 +121,7 @@ class FileSystem:
                     error.filename2 = arguments[1]
             if error.strerror:
                 error.strerror = f"{error.strerror} while {_DESCRIPTIONS[operation]}"
-                if error.errno in (errno.EACCES, errno.EPERM) and not isinstance(error, UnsafeFile):
+                if is_denied(error):
                     error.strerror += _whose(error.filename)
             raise
 
@@ -157,6 +158,13 @@ class FileSystem:
     def exists(self, path: str) -> bool:
         """Return whether the name exists, whatever it refers to; raise any error that leaves this undecided."""
         return self._look("exists", (path,), lambda: existing.exists(path))
+
+    def unreadable(self, path: str) -> list[str]:
+        """Return the names of the regular files in the directory that this process is not allowed to read, sorted.
+
+        This opens no file, and takes a third of the time of `scan`.
+        """
+        return self._look("unreadable", (path,), lambda: of_directory(path, existing.unreadable, READABLE_DIRECTORY))
 
     def open_read(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor; never blocks on a FIFO.

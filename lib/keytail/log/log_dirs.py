@@ -105,13 +105,14 @@ def _log_dir_facts(
     foreign = "a broker does not start on {}: directory {} is not a partition directory; move it away"
     problems = [refusal(foreign.format(path, name), slug="foreign-directory")
                 for name in sorted(e.name for e, parsed in entries if parsed is None and _is_foreign(e))]  # fmt: skip
-    checkpoints = []
+    checkpoints, unread = [], []
     for name in CHECKPOINTS:
         offsets: Offsets = {}
         try:
             offsets = read_offsets(fs, os.path.join(path, name))
         except (CorruptLog, OSError) as error:
             problems.append(in_words(error))
+            unread.append(name)
         checkpoints.append(offsets)
     partitions, skipped = [], []
     inside = os.path.join(path, "")
@@ -142,6 +143,7 @@ def _log_dir_facts(
         log_starts=checkpoints[2],
         high_watermarks=checkpoints[3],
         problems=tuple(problems),
+        unread=tuple(unread),
     )
 
 

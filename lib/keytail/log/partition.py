@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from keytail.errors import CORRUPT_REMEDY, CorruptLog, ErrorText, Refused, in_words, refusal
+from keytail.errors import CORRUPT_REMEDY, CorruptLog, ErrorText, Refused, in_words, of_system, refusal
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.index import TIME_ENTRY
@@ -67,6 +67,7 @@ class PartitionFacts:
     leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not problems by themselves
     tail_bytes: int = 0  # of the active segment, after its last whole batch: an incomplete write
     without_log: tuple[tuple[int, str], ...] = ()  # after a clean shutdown: `names.left_by_missing_segments`
+    unread: tuple[str, ...] = ()  # the checkpoint files of the log dir that cannot be read; each is a problem, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class LogDirFacts:
     log_starts: Offsets
     high_watermarks: Offsets
     problems: tuple[ErrorText, ...] = ()  # of the whole log dir; every partition in it has them too
+    unread: tuple[str, ...] = ()  # checkpoint files that cannot be read; each is a problem, too
 
 
 @dataclass
@@ -113,6 +115,7 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
     end = LogEnd(0, 0, 0)
     try:
         listing = _list_partition(fs, entry.path)
+        refuse_unreadable(fs, entry.path)
         read_epochs(fs, os.path.join(entry.path, names.LEADER_EPOCHS))
         segments = tuple(_segment_facts(fs, entry.path, base, files, listing.problems)
                          for base, files in sorted(listing.files.items()) if names.LOG in files)  # fmt: skip
@@ -121,10 +124,26 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
             end = log_end(fs, os.path.join(entry.path, names.segment_file(last, names.LOG)), last)
         else:
             listing.problems.append(refusal(f"no segments in {entry.path}", slug="no-segments"))
-    except (CorruptLog, OSError) as error:
+    except (CorruptLog, Refused, OSError) as error:
         listing.problems.append(in_words(error))
     problems = (*entry.problems, *listing.problems)
     return _facts(log_dir, entry, segments, listing.snapshots, end, problems, listing.leftovers, listing.without_log)
+
+
+def refuse_unreadable(fs: FileSystem, path: str) -> None:
+    """Raise Refused if this process is not allowed to read a file of the partition directory `path`: its contents are
+    then unknown, and neither damaged nor lost."""
+    closed = [name for name in fs.unreadable(path) if names.parse_file_name(name).kind != "other"]
+    if not closed:
+        return
+    try:
+        fs.read_bytes(os.path.join(path, closed[0]))
+    except OSError as error:
+        problem = of_system(error)
+        more = f"; {len(closed)} files of the partition cannot be read" if len(closed) > 1 else ""
+        raise Refused(
+            problem.what + more, path=problem.path, remedy=problem.remedy, slug="permission-denied"
+        ) from error
 
 
 def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
@@ -143,9 +162,9 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
             raise Refused(
                 f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
                 path=facts.path,
-                remedy="Restore the file from a snapshot, or delete the partition here, so that the broker fetches it "
-                "from another replica; verify describes the gap. To continue without its records, remove all files "
-                f"that begin with {name.partition('.')[0]}",
+                remedy="Restore the file from a snapshot, or stop the broker and move the partition's directory out of "
+                "the log dir, so that the broker fetches it from another replica; verify describes the gap. To "
+                f"continue without its records, remove all files that begin with {name.partition('.')[0]}",
                 slug="segment-missing",
             )
 
@@ -254,6 +273,7 @@ def _facts(
         leftovers=tuple(sorted(leftovers)),
         tail_bytes=end.tail_bytes,
         without_log=tuple(sorted(without_log.items())) if log_dir.clean_shutdown else (),
+        unread=log_dir.unread,
     )
 
 

@@ -15,9 +15,11 @@ from keytail.cli.command import Command
 from keytail.cli.selection import ChoiceAlone
 from keytail.cli.statuses import Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, Column, print_line, print_rows
+from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
+_LATEST_MS = 253_402_300_800_000  # the year 10000, which datetime does not have
 _PREVIEW_CHARACTERS = 60  # of a key or value in a table
 
 Offset = Annotated[int | None, o.run_flag(
@@ -70,7 +72,7 @@ class LookupRow(OfPartition):
 
 
 def exit_status(rows: Sequence[LookupRow], request: Request | None = None) -> int:
-    return exit_status_of(rows, ("corrupt", "failed"))
+    return exit_status_of(rows, ("refused", "corrupt", "failed"))
 
 
 def _of_record(row: LookupRow, text: str) -> str:
@@ -97,11 +99,19 @@ def preview(data: bytes) -> str:
     return f"{text[:_PREVIEW_CHARACTERS]}... ({len(data):,} bytes)"
 
 
+def _time(row: LookupRow) -> str:
+    """Return the timestamp in ms and, if it is a time of this calendar, in UTC."""
+    ms = row.timestamp_ms
+    if ms is None or not 0 <= ms < _LATEST_MS:
+        return show.plain(ms)
+    return f"{ms} ({time_text(ms)})"
+
+
 _COLUMNS: tuple[Column[LookupRow], ...] = (
     PARTITION,
     STATUS,
     Column("offset", lambda row: show.plain(row.offset)),
-    Column("timestamp", lambda row: show.plain(row.timestamp_ms)),
+    Column("timestamp", _time),
     Column("epoch", lambda row: show.plain(row.leader_epoch)),
     Column("segment", lambda row: show.plain(row.segment)),
     Column("byte", lambda row: show.plain(row.byte_position)),
@@ -141,6 +151,7 @@ LOOKUP = Command(
         "none": Status("no record at or after the offset or time"),
         "out-of-range": Status("the offset is not in the log"),
         "corrupt": Status("damaged bytes, with file and position", "failed"),
+        "refused": Status("files that may not be read", "not done"),
         "failed": Status("something else went wrong", "failed"),
     },
     exits={0: "if the lookup succeeded in every partition, whether it found a record or not"},

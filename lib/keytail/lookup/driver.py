@@ -9,7 +9,7 @@ import base64
 
 from keytail.cli.options import parse_time
 from keytail.cli.selection import choose
-from keytail.errors import ErrorText, KeytailError, UsageProblem
+from keytail.errors import PERMISSION_DENIED, ErrorText, KeytailError, Refused, UsageProblem, joined
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.listed import retry_beside_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
@@ -49,6 +49,8 @@ def _look(
     def look() -> LookupRow:
         facts = survey_partition(fs, log_dir, entry)
         if not facts.segments:
+            if any(PERMISSION_DENIED in problem.slugs for problem in facts.problems):
+                raise Refused(joined(facts.problems), slug=PERMISSION_DENIED)
             problem = facts.problems[-1] if facts.problems else f"no segments in {entry.path}"
             raise KeytailError(
                 problem, remedy="Run `keytail verify`, which lists what is wrong with the partition", slug="no-segments"

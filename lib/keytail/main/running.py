@@ -75,7 +75,7 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
             except typer.Exit as ended:
                 return ended.exit_code
             except SparkEnded as ended:
-                return _report_stop(ended.what, ended.rows, 1, as_json)
+                return _report_stop(ended.what, ended.rows, 1, flags, command)
             except (KeytailError, OSError, MemoryError) as problem:
                 show.print_error(in_words(problem))
                 if isinstance(problem, UsageProblem):
@@ -85,7 +85,7 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
                 return 1
         except Stopped as stop:
             name = signal.Signals(stop.number).name
-            return _report_stop(f"interrupted by {name}", stop.rows, stop.exit_status, as_json)
+            return _report_stop(f"interrupted by {name}", stop.rows, stop.exit_status, flags, command)
     return 0
 
 
@@ -142,16 +142,22 @@ def _log_dirs(request: Any) -> Sequence[str]:
     return request.choice.log_dirs if hasattr(request, "choice") else ()
 
 
-def _report_stop(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
+def _report_stop(
+    why: str, rows: Sequence[Any] | None, status: int, flags: Mapping[str, Any], command: Command
+) -> int:
     """Report what a run that ended early has done, and how to continue. Returns `status`."""
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    left = "partitions without a row were not finished, " if rows else ""
+    left = "partitions without a row were not finished, " if rows and command.reports_rows else ""
+    if flags.get("warm"):
+        then = "Kernels that are compiled are kept. To compile the others, run the same command again"
+    elif flags.get("execute") or flags.get("prepare"):
+        then = f"What is reported as done is complete, {left}no file is partly replaced, and a broker may start. To "
+        then += "continue, run the same command again"
+    else:
+        then = f"Nothing in a log dir was changed{left and '; '}{left.removesuffix(', ')}. Run the same command again"
     show.print_note("", "error")
-    show.print_error(
-        f"{why}{f': {done}' if done else ''}. What is reported as done is complete, {left}no file is partly replaced, "
-        "and a broker may start. To continue, run the same command again"
-    )
-    if rows is not None and as_json:
+    show.print_error(f"{why}{f': {done}' if done else ''}. {then}")
+    if rows is not None and flags.get("output") == "json":
         show.print_json(rows)
     return status

@@ -14,6 +14,7 @@ from keytail.cli.options import FLAGS_MEANT
 # Typer does not export this base class, which errors about unknown names have; BadParameter is derived from it.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 _DRY_RUN = ("--dry-run", "--dryrun", "--check", "--simulate", "--no-execute", "-n")
+_REPAIR = ("--fix", "--repair")
 _BROKER = ("--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zookeeper")
 
 
@@ -37,6 +38,8 @@ def about_flag(flag: str, flags: Collection[str], flags_of_all: Mapping[str, Col
         return "This command changes nothing in a log dir, so it needs no dry run"
     if flag in _BROKER:
         return "keytail connects to no broker: it reads the log dirs. Give --config or --log-dirs"
+    if flag in _REPAIR and "--execute" not in flags:
+        return "keytail rebuild-index repairs indexes, keytail salvage saves the intact batches of a damaged log"
     if meant := [name for name in FLAGS_MEANT.get(flag, ()) if name.split()[0] in flags]:
         return _did_you_mean(meant)
     if text := _about_setting(flag, flags):
@@ -77,7 +80,10 @@ class Group(TyperGroup):
             return super().resolve_command(ctx, args)
         except _UsageError as problem:
             if not hasattr(problem, "possibilities"):  # only errors about flags have it
-                text = _did_you_mean(commands_meant(args[0], self.also_called))
+                if (flag := f"--{args[0]}") in ("--help", "--version"):
+                    text = _did_you_mean([f"keytail {flag}"])
+                else:
+                    text = _did_you_mean(commands_meant(args[0], self.also_called))
                 problem.message = f"No such command '{args[0]}'. {text}".rstrip()
             raise
 
@@ -96,6 +102,8 @@ class OneCommand(TyperCommand):
                 text = about_flag(problem.option_name, set(_flags(self)), of_all)
                 problem.message = f"No such option: {problem.option_name}. {text}".removesuffix(". ")
                 problem.possibilities = None
+            elif "unexpected extra argument" in problem.message and "--topic-list" in _flags(self):
+                problem.message += ". To select topics, give --topic-list TOPIC[,TOPIC]"
             raise
 
 

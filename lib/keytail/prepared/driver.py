@@ -13,7 +13,8 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import choose
 from keytail.compact.planning import check_clock, plan_partition_of
-from keytail.compact.prepared.record import Record, is_prepared, is_record
+from keytail.compact.prepared.record import Record
+from keytail.compact.prepared.scratch import is_prepared, is_record
 from keytail.compact.prepared.takeover import checked, discard, read_record
 from keytail.compact.rules import Rules
 from keytail.errors import ErrorText, KeytailError, in_words, of_system

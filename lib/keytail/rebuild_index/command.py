@@ -135,7 +135,8 @@ def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
             if segment.status != "sound":
                 start = f"{row.name} segment {segment.base_offset}"
                 print_line(f"{escape(start)} {styled(segment.status)}: {escape(segment.error)}")
-    print_line(f"\n{total(rows)}")
+    if shown or not rows:  # otherwise the line above has the same sum
+        print_line(f"\n{total(rows)}")
 
 
 def next_step(rows: Sequence[RebuildRow], request: Request) -> str:

@@ -13,17 +13,19 @@ import json
 import pkgutil
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
 from keytail.acting_user import as_caller
 from keytail.console import print_message
+from keytail.errors import UsageProblem
 from keytail.run.memory import cores
 from keytail.run.processes import Processes
 
 RARE = "rare"
 _LIST = "kernels.json"
+_SET_DIRECTORY = "Set KEYTAIL_CACHE_DIR to a directory to which only this user and root may write"
 # Seconds between two reports of progress.
 _PACE_S = 5.0
 
@@ -100,8 +102,8 @@ def report_uncompiled(command: str) -> None:
         _warn_of_no_cache(seconds)
         return
     print_message(
-        f"keytail: kernels are not compiled for this user: about {seconds:.0f} s more. Run `keytail doctor --warm` "
-        "before the broker is stopped"
+        f"keytail: kernels are not compiled for this user: about {seconds:.0f} s more for `{command}`. Run "
+        "`keytail doctor --warm` before the broker is stopped"
     )
 
 
@@ -137,23 +139,35 @@ def compile_kernels(
         _warn_of_no_cache(_seconds([seconds for *_, seconds in missing]))
         jit.use_cache_of_this_run()
         missing = _missing(kernels_of(commands))  # those of a cache that can only be read too
+        where = "for this run only"
+    else:
+        where = f"which later runs load from {jit.CACHE_FOLDER}"
     count, total = min(cores(), len(missing)), len(missing)
     left_s = _seconds([seconds for *_, seconds in missing])
-    note(f"compiling {total} kernels, which later runs load from {jit.CACHE_FOLDER}: about {left_s:.0f} s")
+    note(f"compiling {total} kernels, {where}, slowest first: about {left_s:.0f} s")
     start_s = last_s = time.monotonic()
     ended = 0
 
     def on_end() -> None:
         nonlocal ended, last_s
         ended += 1
-        if (now_s := time.monotonic()) - last_s >= _PACE_S:
+        if (now_s := time.monotonic()) - last_s >= _PACE_S or ended == 1:
             last_s = now_s
-            note(f"{ended} of {total} kernels are compiled (at {now_s - start_s:.0f} s)")
+            left_s = _left_s([seconds for *_, seconds in missing], ended, count, now_s - start_s)
+            note(f"{ended} of {total} kernels are compiled (at {now_s - start_s:.0f} s), about {left_s:.0f} s left")
 
     with Processes(count, lambda number, attempt: _compile_here(*missing[number][:2])) as workers:
         workers.run(range(total), on_end=on_end)
     note(f"compiled {total} kernels in {time.monotonic() - start_s:.0f} s")
     return total
+
+
+def _left_s(expected: Sequence[float], ended: int, workers: int, elapsed_s: float) -> float:
+    """Return about how many seconds are left, after `ended` kernels, by how long those took that have begun. `expected`
+    are the seconds of all kernels, in the order in which they begin; of those in progress half is taken as done."""
+    begun = expected[ended : ended + workers]
+    done_s = sum(expected[:ended]) + sum(begun) / 2
+    return elapsed_s * max(sum(expected) - done_s, 0.0) / done_s if done_s else 0.0
 
 
 def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:
@@ -185,9 +199,20 @@ def _warn_of_no_cache(seconds: float) -> None:
 
     if jit.UNTRUSTED:  # reported when it was found
         return
-    where = f"{jit.CACHE_FOLDER}, to which this user cannot write" if jit.CACHE_FOLDER else "no directory"
     print_message(
-        f"keytail: there is {where} for compiled kernels, so each run compiles them itself: about {seconds:.0f} s. Set "
-        "KEYTAIL_CACHE_DIR to a directory to which only this user and root may write",
+        f"keytail: compiled kernels cannot be stored ({jit.WHY_NOT_WRITABLE}), so each run compiles them itself: about "
+        f"{seconds:.0f} s. {_SET_DIRECTORY}",
         "warning",
     )
+
+
+def refuse_without_cache() -> None:
+    """Raise UsageProblem if this user's compiled kernels cannot be stored for later runs."""
+    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
+
+    if not jit.IS_WRITABLE:
+        raise UsageProblem(
+            f"compiled kernels cannot be stored, so there is nothing to compile in advance: {jit.WHY_NOT_WRITABLE}",
+            remedy=_SET_DIRECTORY,
+            slug="no-kernel-cache",
+        )

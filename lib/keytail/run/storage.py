@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from keytail.errors import Refused
 from keytail.log.fs import FileSystem
+from keytail.sizes import human_bytes
 
 # Mounted by one host, which then sees every lock. Files of any other type may be on other hosts: network file systems,
 # those of a hypervisor (9p, virtiofs), and all of FUSE, whose types do not show what is behind them.
@@ -128,8 +129,9 @@ class ScratchSpace:
         if self.output_stays and need <= free:
             limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
             return Refused(
-                f"{what} needs up to {need} bytes of scratch space, and of the {limit} that may be used "
-                f"{max(0, self._free_at_start[device] - free)} are in use; {free} are free",
+                f"{what} needs up to {human_bytes(need)} of scratch space, and of the {human_bytes(limit)} that may be "
+                f"used {human_bytes(max(0, self._free_at_start[device] - free))} are in use; {human_bytes(free)} are "
+                "free",
                 path=path,
                 remedy="Raise --max-scratch-bytes, or leave the partition to `compact --execute`, which replaces it in "
                 "several passes",
@@ -137,19 +139,19 @@ class ScratchSpace:
             )
         if self.limit_bytes is not None and need > self.limit_bytes:
             return Refused(
-                f"{what} needs up to {need} bytes of scratch space, but --max-scratch-bytes "
-                f"is {self.limit_bytes} ({free} are free)",
+                f"{what} needs up to {human_bytes(need)} of scratch space, but --max-scratch-bytes "
+                f"is {human_bytes(self.limit_bytes)} ({human_bytes(free)} are free)",
                 path=path,
                 remedy=f"Raise --max-scratch-bytes to {need} or more",
                 slug="scratch-limit-too-low",
             )
-        more = max(need - free, 1)
+        more = human_bytes(max(need - free, 1))
         return Refused(
-            f"{what} needs up to {need} bytes of scratch space, but {free} are free",
+            f"{what} needs up to {human_bytes(need)} of scratch space, but {human_bytes(free)} are free",
             path=path,
-            remedy=f"Free {more} more bytes on this file system, or give another --output-dir"
+            remedy=f"Free {more} more on this file system, or give another --output-dir"
             if out_of_place
-            else f"Free {more} more bytes on this file system (`keytail expire` removes what is past its retention), "
-            "write to another one with --output-dir, or move the partition to another log dir of the broker",
+            else f"Free {more} more on this file system, write to another one with --output-dir, or move the partition "
+            "to another log dir of the broker",
             slug="not-enough-space",
         )

@@ -191,8 +191,8 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     if not done:
         return ""
     lines = [
-        "What to do now. If another replica is intact, use that one: delete this partition's directory and let the "
-        "broker fetch it again. Otherwise, with the broker stopped:"
+        "What to do now. If another replica is intact, use that one: move this partition's directory out of the "
+        "log dir, and the broker fetches it again when it starts. Otherwise, with the broker stopped:"
     ]
     for row in done:
         lines.append(f"  1. move {os.path.join(row.log_dir, row.name)} out of its log dir, and keep it")

@@ -8,7 +8,6 @@ writes to the source.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keytail.errors import KeytailError
+from keytail.errors import PERMISSION_DENIED, KeytailError, NotRegular, Refused, SymbolicLink, is_loss
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
-from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.log.partition import LogDirFacts, PartitionEntry, refuse_unreadable
 from keytail.log.producers import ProducerStates
 from keytail.salvage.command import Loss, OpenTransaction
 from keytail.salvage.scan import ZEROS, FileScan, Hole, scan_file
@@ -77,9 +76,14 @@ def salvage_partition(
 ) -> Salvage:
     """Read every byte of the partition, and with `new` write a partition from the intact batches.
 
-    Raises KeytailError if there is neither an intact batch nor an empty log file, and OSError if the directory cannot
-    be listed or `new` cannot be written.
+    Raises KeytailError if there is neither an intact batch nor an empty log file; Refused if this process is not
+    allowed to read a file; OSError if the directory cannot be listed, `new` cannot be written, or a log cannot be read
+    for a reason that does not imply a loss.
     """
+    refuse_unreadable(fs, entry.path)
+    for problem in entry.problems:
+        if PERMISSION_DENIED in problem.slugs:  # of a checkpoint, by which the end of the log is determined
+            raise Refused(problem, slug="permission-denied")
     sources = find_sources(fs, entry.path)
     result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
     scenario = _Salvaged(fs, entry.path, sources, result, new)
@@ -133,8 +137,11 @@ class _Salvaged:
         try:
             scan = scan_file(self._fs, path, source.size_bytes, low, high)
         except OSError as problem:
+            is_link = isinstance(problem, SymbolicLink | NotRegular)
+            if not is_loss(problem) and not is_link:
+                raise
             why = problem.strerror or str(problem)
-            result.left_out += problem.errno != errno.EIO  # it may be readable with other permissions
+            result.left_out += is_link  # what it leads to may be readable
             hole = Hole(0, source.size_bytes, None, None, f"the file cannot be read: {why}")
             scan = FileScan(np.empty(0, np.uint8), np.empty(0, BATCH_TABLE), (hole,))
         result.left_out += scan.left_out + scan.gave_up

@@ -7,13 +7,12 @@ SALVAGE.md, "What counts as intact", defines intact batches, and how the bytes b
 from __future__ import annotations
 
 import bisect
-import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.errors import Refused
+from keytail.errors import Refused, is_loss
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
 from keytail.format.legacy import summarize
 from keytail.kernels import batches as header_kernels
@@ -91,8 +90,8 @@ class FileScan:
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
     """Find the intact batches with offsets in [low, high). Needs memory for the whole file, and 88 bytes per batch.
 
-    Raises OSError if the file cannot be read, except for EIO; Refused for a compressed message of magic 0 or 1 that
-    decompresses to more than `max_record_bytes`.
+    Raises OSError if the file cannot be read for a reason that does not imply a loss; Refused for a compressed message
+    of magic 0 or 1 that decompresses to more than `max_record_bytes`.
     """
     raw, unreadable = read_around(fs, path, min(size_bytes, MAX_LOG_BYTES))
     table, problems, gave_up = _batches(raw, low, high)
@@ -132,7 +131,7 @@ def _read(fs: FileSystem, fd: int, raw: np.ndarray, start: int, end: int) -> int
     try:
         return fs.read_into(fd, raw[start:end], start)
     except OSError as error:
-        if error.errno != errno.EIO:
+        if not is_loss(error):
             raise
         raw[start:end] = 0
         return None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rich.markup import escape
+
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
@@ -138,6 +140,9 @@ def show_rows(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
     """Print a line for each run; or for each partition, then the reasons, with a line for each difference, then
     totals."""
     kept = [row for row in rows if isinstance(row, BackedUpRun)]
+    if request.is_list and not kept:
+        print_line(escape(f"No backups in {request.originals}."))
+        return
     if request.is_list:
         print_rows(f"Backups in {request.originals}", _COLUMNS_OF_RUNS, kept)
         return

@@ -25,6 +25,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.recover import recover
 from keytail.run.rows import status_of
 from keytail.run.storage import refuse_shared_storage
+from keytail.sizes import human_bytes
 from keytail.undo.backup import Entry, entries, entry_directories, forget, refuse_foreign
 from keytail.undo.command import BackedUpRun, Request, State, UndoRow
 from keytail.undo.manifest import Manifest
@@ -214,14 +215,16 @@ def _undone(
     check_backup(fs, manifest, entry.path, decision.parts)
     logs = {name: file.size_bytes for name, file in found.files.items() if name.endswith(".log")}
     before = {kept.name: kept.size_bytes for kept in manifest.files if kept.name.endswith(".log")}
+    # Segments from the end of the run's range on, such as the active one, which `compact` counts too.
+    rest = {name: size for name, size, _ in fs.scan_sizes(manifest.partition_path, ".log").sized if name not in logs}
     row = replace(
         row,
         status="clean" if decision.is_done else "would-undo",
         error=ErrorText("nothing to do: the partition is as before the run" if decision.is_done else ""),
-        segments_before=len(logs),
-        bytes_before=sum(logs.values()),
-        segments_after=len(before),
-        bytes_after=sum(before.values()),
+        segments_before=len(logs) + len(rest),
+        bytes_before=sum(logs.values()) + sum(rest.values()),
+        segments_after=len(before) + len(rest),
+        bytes_after=sum(before.values()) + sum(rest.values()),
         cleaner_checkpoint_after=decision.cleaner_checkpoint,
     )
     _check_room(fs, manifest, bytes_to_copy(fs, manifest, entry.path, decision.parts))
@@ -278,8 +281,8 @@ def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) 
 def _check_room(fs: FileSystem, manifest: Manifest, needed: int) -> None:
     if needed and needed > (free := fs.free_bytes(manifest.partition_path)):
         raise Refused(
-            f"restoring the backup needs {needed} bytes, but {free} are free",
+            f"restoring the backup needs {human_bytes(needed)}, but {human_bytes(free)} are free",
             path=manifest.partition_path,
-            remedy=f"Free {needed - free} more bytes on this file system",
+            remedy=f"Free {human_bytes(needed - free)} more on this file system",
             slug="not-enough-space",
         )

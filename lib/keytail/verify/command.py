@@ -83,7 +83,7 @@ def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
     """Print a line for each partition, then every finding with its place and remedy."""
     print_rows("Verified", _COLUMNS, rows)
     for row in rows:
-        if row.error and not row.findings:
+        if row.error and (not row.findings or row.status == "refused"):
             print_line(f"\n{escape(row.name)} {styled(row.status)}: {escape(row.error)}")
         for finding in row.findings:
             print_line(f"\n{escape(row.name)} {finding_text(finding)}")
@@ -141,7 +141,7 @@ VERIFY = Command(
         "suspect": Status("warnings only", "notable"),
         "damaged": Status("errors, which `findings` lists", "failed"),
         "failed": Status("could not be read to the end", "failed"),
-        "refused": Status("other files than were listed", "not done"),
+        "refused": Status("files that may not be read, or other files than were listed", "not done"),
     },
     exits={1: "if anything is wrong"},
     show=show_rows,

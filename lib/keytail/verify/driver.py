@@ -17,7 +17,7 @@ from typing import Any
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.console import print_message
-from keytail.errors import ErrorText, in_words
+from keytail.errors import PERMISSION_DENIED, ErrorText, in_words, joined
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -143,9 +143,11 @@ def _tasks(fs: FileSystem, chosen: Chosen, only_ends: bool) -> list[VerifyTask]:
 def _log_dir_rows(fs: FileSystem, log_dirs: Sequence[LogDirFacts]) -> list[VerifyRow]:
     rows = []
     for facts in log_dirs:
-        findings = verify_log_dir(fs, facts.path)
-        if findings:
-            rows.append(_with_findings(VerifyRow(None, None, facts.path, "sound"), findings))
+        row = _with_findings(VerifyRow(None, None, facts.path, "sound"), verify_log_dir(fs, facts.path))
+        if denied := [problem for problem in facts.problems if PERMISSION_DENIED in problem.slugs]:
+            row = replace(row, status="refused", error=joined(denied))
+        if row.error:
+            rows.append(row)
     return rows
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from keytail.verify.finding_kinds_whole import REFETCH, WHOLE_KINDS, Kind, Recovery, Severity, StartLoses
 
-_REBUILD = "Run `keytail rebuild-index`, which rebuilds the indexes of the segment"
+_REBUILD = "Stop the broker and run `keytail rebuild-index --execute`, which rebuilds the indexes of the segment"
 _CLEANER_STOPS = "Serves the data before it; its cleaner marks the partition as uncleanable until a restart"
 _SERVED_TWICE = "Serves records twice or out of order"
 _WRONG_FETCH = "Uses it: fetches and lookups start at a wrong position"

@@ -38,9 +38,13 @@ class Kind:
 
 REFETCH = (
     "Restore the segment from a replica or a backup; or, if other replicas are in sync, stop the broker and move the "
-    "partition's directory out of the log dir, so that the broker fetches it again when it starts"
+    "partition's directory out of the log dir, so that the broker fetches it again when it starts; or, if no other "
+    "replica has the data, save the intact batches by `keytail salvage --to DIR`"
 )
-_REBUILD_EPOCHS = "Run `keytail rebuild-index`, which adds missing epochs and removes those beyond the log"
+_REBUILD_EPOCHS = (
+    "Stop the broker and run `keytail rebuild-index --execute`, which adds missing epochs and removes those beyond the "
+    "log"
+)
 _RESOLVE = "Run `keytail compact --execute`, which completes or undoes the replacement, as a starting broker does"
 _MOVE = "Move it out of the directory"
 _OWN = "Give it the owner and mode of the files beside it (chown, chmod)"
@@ -155,7 +159,7 @@ _FILES = {
 _PRODUCERS = {
     "snapshot": Kind(
         "error", "the producer snapshot is invalid: {reason}", _FORGETS,
-        "Remove it; then `keytail rebuild-index` rebuilds it if the log still has the necessary batches",
+        "Remove it; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary batches",
     ),
     "snapshot-beyond": Kind(
         "error",
@@ -167,7 +171,8 @@ _PRODUCERS = {
         "error",
         "producer {producer}: {reason}",
         "Uses it: rejects valid batches of the producer, accepts duplicate ones, or serves uncommitted records",
-        "Remove the snapshot; then `keytail rebuild-index` rebuilds it if the log still has the necessary batches",
+        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary "
+        "batches",
         start_loses="yes",
     ),
     "snapshots-missing": Kind(
@@ -181,7 +186,7 @@ _PRODUCERS = {
 
 _EPOCHS = {
     "epochs-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line; or remove the file and "
-                              "run `keytail rebuild-index`, which rebuilds it"),
+                              "run `keytail rebuild-index --execute`, which rebuilds it"),
     "epochs-order": Kind(
         "error",
         "line {line}: epochs and start offsets must be ascending; epoch {epoch} at offset {start} is not",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from keytail.errors import CorruptLog
+from keytail.errors import CorruptLog, is_denied
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import FileSystem
 from keytail.log.log_dirs import CHECKPOINTS, foreign_dirs
@@ -22,5 +22,7 @@ def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
         except CorruptLog as problem:
             findings.add("checkpoint-unreadable", name, reason=problem.what)
         except OSError as problem:
+            if is_denied(problem):  # the survey of the log dir reports it
+                continue
             findings.add("unreadable", name, reason=problem.strerror or str(problem))
     return tuple(findings.found)

@@ -4,7 +4,7 @@
 With `only_ends` it reads index files and the end of each segment only (VERIFY.md, "Only the ends").
 
 It only reads and needs no lock. While a broker is running, it tolerates files that vanish or grow, and does not check
-the active segment's tail. Invalid bytes give findings, not exceptions; only an unreadable directory raises OSError.
+the active segment's tail. Invalid bytes give findings, not exceptions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.log.fs import FileSystem
+from keytail.log.partition import refuse_unreadable
 from keytail.verify.batches import BatchWalk
 from keytail.verify.claims import EpochCheck, check_claims
 from keytail.verify.findings import Finding, Findings
@@ -53,11 +54,13 @@ class VerifyReport:
 def verify_partition(
     fs: FileSystem, path: str, claims: Claims = NO_CLAIMS, *, live: bool = False, only_ends: bool = False
 ) -> VerifyReport:
-    """Inspect the partition directory `path`. Raises OSError if it cannot be listed.
+    """Inspect the partition directory `path`. Raises OSError if it cannot be listed, and Refused if this process is not
+    allowed to read a file in it.
 
     `live`: a broker may be writing to it meanwhile. Then only findings that two inspections have in common are
     reported, since files that are replaced between two reads seem to contradict each other.
     """
+    refuse_unreadable(fs, path)
     report = _inspect(fs, path, claims, live, only_ends)
     if live and report.findings:
         again = _inspect(fs, path, claims, live, only_ends)

@@ -27,6 +27,7 @@ from keytail.doctor import log_dirs as doctor_log_dirs
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import hold
+from keytail.run import storage
 from tests.chance import chance
 from tests.command_line import Run, rows_of
 from tests.log.test_lock import AS_A_BROKER
@@ -382,8 +383,9 @@ def test_earlier_preparations_count_as_used_space(run: Run, log_dir: Path) -> No
     compact(run, log_dir, "--prepare", "--partitions", "orders-0")
     used = sum(path.stat().st_size for path in log_dir.glob("*/*.clean") if ".prepared." not in path.name)
     with patch.object(FileSystem, "free_bytes", lambda *_: 10**10):  # half of a small disk may be less than the limit
-        [need] = map(int, re.findall(r"needs up to ([0-9]+) bytes", prepare(1, status=3)["error"]))
-        assert f"{used} are in use" in prepare(need + used - 1, status=3)["error"]
+        with patch.object(storage, "human_bytes", str):
+            [need] = map(int, re.findall(r"needs up to ([0-9]+) of", prepare(1, status=3)["error"]))
+            assert f"{used} are in use" in prepare(need + used - 1, status=3)["error"]
         assert prepare(need + used + 100_000)["status"] == "prepared"
 
 

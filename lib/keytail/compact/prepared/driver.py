@@ -21,7 +21,8 @@ from keytail.compact.compaction import Compaction
 from keytail.compact.planned_rows import row_of, with_detail, with_limits
 from keytail.compact.planning import ATTEMPTS, Planned, plan_beside_a_broker, report_assumptions, report_version_rules
 from keytail.compact.prepared.preparing import AGAIN, Found, Prepare, SourcesChanged
-from keytail.compact.prepared.record import RUN_ID_PREFIX, is_prepared, see_sources
+from keytail.compact.prepared.record import see_sources
+from keytail.compact.prepared.scratch import RUN_ID_PREFIX, is_prepared
 from keytail.compact.prepared.takeover import basis_of, checked, discard, read_record
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.replacing import with_numbers

@@ -7,7 +7,6 @@ takeover.py compares.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile
 
-RUN_ID_PREFIX = "p"  # no other run's id begins with it: those are hexadecimal
 _VERSION = 1
 _ATTEMPT = "0"
 
@@ -95,26 +93,6 @@ class Record:
 
 def record_name(base_offset: int, run_id: str) -> str:
     return names.scratch_file(base_offset, run_id, _ATTEMPT, names.PREPARED)
-
-
-def is_record(name: str) -> bool:
-    parsed = names.parse_file_name(name)
-    return parsed.kind == "scratch" and parsed.suffix == names.PREPARED
-
-
-def is_prepared(name: str) -> bool:
-    """Whether it is the name of a scratch file of a run that prepares."""
-    parsed = names.parse_file_name(name)
-    return parsed.kind == "scratch" and parsed.run_id.startswith(RUN_ID_PREFIX)
-
-
-def bytes_of(fs: FileSystem, path: str, files: Sequence[str]) -> int:
-    """Return the bytes of these files in a partition directory; those that another run has removed have none."""
-    found = 0
-    for name in files:
-        with contextlib.suppress(FileNotFoundError):
-            found += fs.size(os.path.join(path, name))
-    return found
 
 
 def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> tuple[Source, ...]:

@@ -17,11 +17,10 @@ from keytail.compact.prepared.record import (
     Record,
     Source,
     decode_record,
-    is_prepared,
-    is_record,
     see_outputs,
     see_sources,
 )
+from keytail.compact.prepared.scratch import is_prepared, is_record
 from keytail.compact.removal_limit import removal_limit
 from keytail.compact.rules import Rules
 from keytail.compact.task import NO_REMOVAL_LIMIT

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import CorruptLog, KeytailError, Refused, is_denied, of_system
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.format.control import ControlType, parse_control_record
@@ -123,7 +123,7 @@ def _unreadable(path: str, problem: KeytailError | OSError) -> Refused:
     return Refused(
         f"the metadata log cannot be read: {problem.strerror}",
         path=problem.filename or path,
-        remedy=remedy,
+        remedy=of_system(problem).remedy if is_denied(problem) else remedy,
         slug="unreadable-metadata-log",
     )
 

@@ -82,6 +82,22 @@ def size(path: str) -> int:
     return facts.st_size
 
 
+def unreadable(fd: int) -> list[str]:
+    """Return the names of the regular files in the open directory that may not be read, sorted."""
+    with os.scandir(fd) as entries:
+        closed = [entry for entry in entries if not os.access(entry.name, os.R_OK, dir_fd=fd, effective_ids=True)]
+        # A name that was removed meanwhile, or a link to nothing, is not accessible either.
+        return sorted(entry.name for entry in closed if entry.is_file(follow_symlinks=False) and _is_there(fd, entry))
+
+
+def _is_there(fd: int, entry: os.DirEntry[str]) -> bool:
+    try:
+        os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def open_regular(path: str, flags: int) -> int:
     directory, name = split(path)
     at = open_directory(directory)

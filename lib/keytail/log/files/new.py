@@ -27,6 +27,16 @@ def refuse_unless_like(like: FileStat) -> None:
     directory = like.path if like.is_dir else split(like.path)[0]
     if is_another() and like.uid == 0 and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         return
+    if user == like.uid:
+        name = _user_name(user).removeprefix("user ").removeprefix("id ")
+        raise Refused(
+            f"keytail works as {_user_name(user)}, which is not in "
+            f"the {_group_name(like.gid)} of the files",
+            path=like.path,
+            remedy=f"Give the files a group of that user (`id {name}` lists them), with which the broker runs: chgrp; "
+            "or, if the broker runs with their group, add the user to it (usermod -aG) and log in again",
+            slug="files-of-another-group",
+        )
     if is_another():
         raise Refused(
             f"keytail was started as root and works as {current()}, but the files belong to {_owner(like)}",
@@ -140,9 +150,12 @@ def _user_name(uid: int) -> str:
         return f"user id {uid}"
 
 
-def _owner(like: FileStat) -> str:
+def _group_name(gid: int) -> str:
     try:
-        group = f"group {grp.getgrgid(like.gid).gr_name}"
+        return f"group {grp.getgrgid(gid).gr_name}"
     except KeyError:
-        group = f"group id {like.gid}"
-    return f"{_user_name(like.uid)}, {group}"
+        return f"group id {gid}"
+
+
+def _owner(like: FileStat) -> str:
+    return f"{_user_name(like.uid)}, {_group_name(like.gid)}"

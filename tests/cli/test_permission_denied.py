@@ -1,0 +1,139 @@
+"""Files that the user of a run is not allowed to read: refused by every command, and never taken for damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keytail.cli.configuration import read_configuration
+from keytail.errors import UsageProblem
+from keytail.format.producers import encode_snapshot
+from tests.cli.forked import keytail
+from tests.log_dirs import random_records, snapshot, write_log_dir
+from tests.owned import BROKER, OTHER, ROOT_ONLY, give, open_directory
+
+pytestmark = ROOT_ONLY
+
+COMPACT = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
+EXPIRE = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete")
+STEM = f"{100:020d}"
+CLOSED = [f"{STEM}.log", f"{STEM}.index", f"{STEM}.timeindex", f"{200:020d}.snapshot", "leader-epoch-checkpoint"]
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with open_directory() as path:
+        log_dir = write_log_dir(path / "logs", {f"orders-{n}": random_records(n, 400) for n in range(2)})
+        (log_dir / "orders-0" / f"{200:020d}.snapshot").write_bytes(encode_snapshot([]))
+        (path / "own").mkdir()
+        give(log_dir, BROKER)
+        give(path / "own", BROKER)
+        yield path
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_every_command_refuses_a_partition_with_a_file_that_it_may_not_read(home: Path, name: str) -> None:
+    log_dir, own = home / "logs", home / "own"
+    before = snapshot(log_dir)
+    (log_dir / "orders-0" / name).chmod(0)
+    given = ("--log-dirs", log_dir, "--output", "json")
+    for command in (
+        ("plan", *given, *COMPACT),
+        ("compact", *given, *COMPACT, "--execute", "--partitions", "orders-0"),
+        ("verify", *given),
+        ("salvage", *given, "--to", own / "dry"),
+        ("salvage", *given, "--to", own / "saved", "--execute"),
+        ("rebuild-index", *given, "--execute"),
+        ("expire", *given, *EXPIRE, "--execute"),
+    ):
+        done = keytail(*command)
+        rows = {f"{row['topic']}-{row['partition']}": row for row in json.loads(done.stdout)}
+        row = rows["orders-0"]
+        assert row["status"] == "refused", (command, row)
+        assert done.returncode != 0, command
+        for text in (f"{name}", "mode 0000", f"works as user id {BROKER}", "chown, chmod", "[permission-denied]"):
+            assert text in row["error"], (command, row["error"])
+        assert "findings" not in row or not row["findings"]
+    assert {item.name for item in own.rglob("*")} & {"orders-0"} == set()
+    assert {name: data for name, data in snapshot(log_dir).items() if name.startswith("orders-0")} == {
+        name: data for name, data in before.items() if name.startswith("orders-0")
+    }
+
+
+@pytest.mark.parametrize("name", ["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
+def test_a_checkpoint_that_may_not_be_read_is_the_only_reason(home: Path, name: str) -> None:
+    log_dir = home / "logs"
+    (log_dir / name).chmod(0)
+    given = ("--log-dirs", log_dir, "--output", "json")
+    for command in (("plan", *given, *COMPACT), ("salvage", *given, "--to", home / "own" / "saved", "--execute")):
+        for row in json.loads(keytail(*command).stdout):
+            assert row["status"] == "refused"
+            assert row["error"].count("[") == row["error"].count("[permission-denied]") == 1, row["error"]
+            assert "--high-watermark" not in row["error"]
+    [of_log_dir, *others] = json.loads(keytail("verify", *given).stdout)
+    assert (of_log_dir["topic"], of_log_dir["status"]) == (None, "refused")
+    assert "[permission-denied]" in of_log_dir["error"]
+    assert {row["status"] for row in others} == {"sound"}
+
+
+def test_plan_counts_the_files_of_another_user_and_doctor_names_the_first(home: Path) -> None:
+    log_dir = home / "logs"
+    for file in sorted((log_dir / "orders-0").glob("*.index")):
+        os.chown(file, OTHER, OTHER)
+        file.chmod(0o600)
+    [row, other] = json.loads(keytail("plan", "--log-dirs", log_dir, *COMPACT, "--output", "json").stdout)
+    assert (row["status"], other["status"]) == ("refused", "would-compact")
+    assert "4 files of the partition cannot be read" in row["error"]
+    assert f"{0:020d}.index" in row["error"]
+    found = _access_check(log_dir)
+    assert found["status"] == "fail"
+    assert "cannot read 4 files of 1 partitions" in found["found"]
+    assert f"{log_dir}/orders-0/{0:020d}.index" in found["found"]
+    assert "chown, chmod" in found["remedy"]
+    give(log_dir, BROKER)
+    assert _access_check(log_dir)["status"] == "ok"
+
+
+def _access_check(log_dir: Path) -> dict[str, str]:
+    rows = json.loads(keytail("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
+    return next(row for row in rows if row["check"] == f"{log_dir}: access")
+
+
+def test_files_of_a_group_that_the_user_is_not_in_are_refused_by_the_plan_too(home: Path) -> None:
+    log_dir = home / "logs"
+    for item in (log_dir / "orders-0", *(log_dir / "orders-0").iterdir()):
+        os.chown(item, BROKER, OTHER)
+        item.chmod(0o755)
+    for flags in ((), ("--execute",)):
+        done = keytail("compact", "--log-dirs", log_dir, *COMPACT, *flags, "--output", "json")
+        [row, _] = json.loads(done.stdout)
+        assert row["status"] == "refused"
+        assert f"works as user id {BROKER}, which is not in the group id {OTHER} of the files" in row["error"]
+        assert "chgrp" in row["error"] and "usermod -aG" in row["error"] and "or root" not in row["error"]
+        assert "[files-of-another-group]" in row["error"]
+
+
+def test_commands_that_only_show_report_what_they_may_not_read(home: Path) -> None:
+    log_dir = home / "logs"
+    (log_dir / "orders-0" / CLOSED[0]).chmod(0)
+    described = keytail("describe", "--log-dirs", log_dir, *COMPACT)
+    assert "unreadable" in described.stdout
+    [row, _] = json.loads(keytail("lookup", "--log-dirs", log_dir, "--offset", "5", "--output", "json").stdout)
+    assert (row["status"], row["slugs"]) == ("refused", ["permission-denied"])
+    assert "keytail verify" not in row["error"]
+
+
+def test_a_settings_file_that_may_not_be_read_names_its_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(UsageProblem, match="Run as a user that may read it"):
+        read_configuration(config=str(tmp_path / "server.properties"))
