@@ -362,10 +362,12 @@ def fail(request: Failing) -> list[ResultRow]:
     raise request.problem
 
 
-def told(problem: BaseException, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def told(
+    problem: BaseException, capfd: pytest.CaptureFixture[str], **flags: object
+) -> tuple[int, str, str]:
     """Return status, standard output and standard error of a command that ends with `problem`."""
     command = Command(name="fail", help="", request=Failing, run="tests.cli.test_stopping:fail")
-    status = running._status_of(command, {"output": "json"}, {"problem": problem})
+    status = running._status_of(command, {"output": "json", **flags}, {"problem": problem})
     out, err = capfd.readouterr()
     return status, out, err
 
@@ -373,7 +375,7 @@ def told(problem: BaseException, capfd: pytest.CaptureFixture[str]) -> tuple[int
 def test_the_rows_of_a_run_whose_spark_has_ended_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     problem = SparkEnded()
     problem.rows = [ResultRow("orders", 0, "/logs", "compacted"), ResultRow("orders", 1, "/logs", "skipped")]
-    status, out, err = told(problem, capfd)
+    status, out, err = told(problem, capfd, execute=True)
     assert status == 1
     assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
     assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is complete" in err

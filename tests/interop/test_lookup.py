@@ -170,9 +170,9 @@ def _answer(result: Lookup) -> tuple[int, int] | None:
 def _of_a_broker(result: Lookup) -> tuple[int, int] | None:
     """Return the broker's answer according to the notes."""
     for note in result.notes:
-        if found := re.search(r"A broker that starts .* answers offset (\d+), timestamp (\d+)", note):
+        if found := re.search(r"A broker that starts .* returns offset (\d+), timestamp (\d+)", note):
             return int(found[1]), int(found[2])
-        if re.search(r"A broker that starts .* answers nothing$", note):
+        if re.search(r"A broker that starts .* returns nothing$", note):
             return None
     return _answer(result)
 
