@@ -29,6 +29,7 @@ from keytail.run.rows import ResultRow
 from keytail.run.spark_engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
+from keytail.sizes import human_bytes
 from tests.log_dirs import (
     BASE_MS,
     newest_by_key,
@@ -170,7 +171,7 @@ def test_a_partition_that_does_not_fit_is_refused_with_numbers_and_the_rest_cont
     rows = compaction(engine, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
     assert [row.status for row in rows] == ["compacted", "compacted", "refused"]
     assert str(least_scratch_bytes(tasks[2])) in rows[2].error
-    assert str(limit) in rows[2].error
+    assert f"--max-scratch-bytes is {human_bytes(limit)}" in rows[2].error
     assert snapshot(log_dir / "t-2") == untouched
 
 

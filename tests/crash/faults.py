@@ -34,6 +34,7 @@ FAULTS_OF: dict[str, tuple[str, ...]] = {
     "set_mtime_ns": ("EIO", "EACCES", "EROFS"),
     "scan": ("EIO", "EACCES", "EMFILE"),
     "stat": ("EIO", "EACCES"),
+    "unreadable": ("EIO", "EACCES", "EMFILE"),
     "exists": ("EIO", "EACCES"),
     "open_read": ("EIO", "EACCES", "EMFILE"),
     "open_write": ("EIO", "EACCES", "EROFS", "EMFILE"),
