@@ -199,7 +199,7 @@ def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(wh
     [text] = message
     assert "the cache of compiled kernels is not used" in text
     assert f"{path} belongs to user id" in text
-    assert "set KEYTAIL_CACHE_DIR" in text
+    assert f"Remove {path}, or set KEYTAIL_CACHE_DIR" in text
 
 
 @pytest.mark.long

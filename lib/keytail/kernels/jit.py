@@ -8,8 +8,9 @@ to root or to the user that started this process, and nobody else may write to i
 descriptor that it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. A cache
 that this user may not write to, as in an image, is still read.
 
-A process that needs a kernel which another process is compiling waits for its file instead of compiling it too. That
-only saves time: each compiled signature has a file name of its own, also if two processes compile at once.
+A process that needs a kernel which another process is compiling waits up to 60 s for its file, if the cache is
+writable, instead of compiling it too. That only saves time: each compiled signature has a file name of its own, also if
+two processes compile at once.
 
 Numba loads from the folder only code that was compiled for the same CPU name and features, or for the values of
 NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
@@ -55,7 +56,7 @@ _RETRY_SECONDS = 0.05
 
 
 def _digest() -> str:
-    """Return the name of one generation of compiled code."""
+    """Return the name of the cache folder: a digest of everything that affects the compiled code, except the CPU."""
     digest = hashlib.sha256(native.CHOICE.encode())
     for package in ("numba", "llvmlite", "numpy", "xxhash", "crc32c"):
         digest.update(f"\n{package}=={metadata.version(package)}".encode())
@@ -119,7 +120,7 @@ def _is_trusted(path: str, facts: os.stat_result) -> bool:
         console.print_message(
             f"keytail: the cache of compiled kernels is not used: {path} belongs to user id {facts.st_uid} with mode "
             f"{stat.S_IMODE(facts.st_mode):o}, and any user with write access there could make this process run other "
-            "code. Each process compiles the kernels itself, which takes up to a minute. Remove it, or set "
+            f"code. Each process compiles the kernels itself, which takes up to a minute. Remove {path}, or set "
             "KEYTAIL_CACHE_DIR to a directory that belongs to this user or root and that no other user can write to.",
             "warning",
         )

@@ -127,7 +127,7 @@ def _log_dir_facts(
         if entry.is_symlink:
             against.append(refusal("the partition directory is a symbolic link", slug="symbolic-link"))
         if homes[key] > 1:
-            text = "the partition is in several log dirs, with which no broker starts"
+            text = "the partition is in several log dirs; a broker does not start in this state"
             against.append(refusal(text, slug="partition-in-several-log-dirs"))
         if key in moving:
             text = f"the partition is moving to another log dir: {moving[key]}"
