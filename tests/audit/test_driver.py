@@ -1,4 +1,4 @@
-"""Audits whose cells Spark shuffles: Spark finds what one process finds; a running broker is no damage."""
+"""Audits whose cells Spark shuffles: results equal those of one process; writes of a running broker are not damage."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A log that lost a segment is not compacted as long as another file of that segment shows the loss, nor one that lost
-its end. The plan says so already."""
+"""A partition is refused if a segment is missing but another of its files exists, and `corrupt` if the log end is
+missing; the plan reports both."""
 
 from __future__ import annotations
 

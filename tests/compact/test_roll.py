@@ -1,4 +1,4 @@
-"""`--roll-active`: when the active segment is rolled and compacted too, and what the row says where it is not."""
+"""`--roll-active`: when the active segment is rolled and compacted, and which reason the row reports otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""keytail's command line in a session that copies slow tasks, which keytail's own sessions never do.
+"""Runs keytail's command line in a session with speculative execution, which keytail's own sessions disable.
 
 python -m tests.import_.speculating COMMAND FLAGS...
 """

@@ -1,4 +1,4 @@
-"""Whether two partition directories contain the same result of a round: promise 3, file by file.
+"""Compares the results of a round in two partition directories, file by file (promise 3).
 
 Uncompressed logs and their indexes must be the same bytes. If Kafka compressed a batch again, only the bytes of that
 batch may differ, with its length and checksum; then the indexes must match the log beside them.

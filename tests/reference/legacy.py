@@ -144,7 +144,7 @@ def inner_messages(data: bytes) -> list[bytes]:
 
 
 def wrong_header_checksum(header: bytes) -> bytes:
-    """Return Kafka's checksum for magic 0, which includes the frame's magic."""
+    """Return the lz4 header checksum that old clients write with magic 0: it wrongly covers the frame's magic."""
     return bytes([xxhash.xxh32_intdigest(header) >> 8 & 0xFF])
 
 

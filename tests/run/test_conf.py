@@ -53,7 +53,7 @@ def test_other_users_of_the_hosts_are_kept_out() -> None:
 
 @pytest.mark.spark
 def test_spark_knows_every_key_and_reads_every_value(tmp_path: Path) -> None:
-    """Submits a session with the file. A value of the wrong type ends the job."""
+    """Submit an application with the file: a value of the wrong type makes it fail."""
     wanted = settings()
     keys = sorted(wanted.keys() | named_keys(CONF.read_text()) | named_keys(PAGE.read_text()))
     done = submit("--master", "local[1]", str(Path(__file__).with_name("print_settings.py")), *keys)

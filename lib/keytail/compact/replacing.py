@@ -1,5 +1,5 @@
-"""What the driver does with one partition of a compaction: installs its groups, or undoes what was begun, and makes the
-row that reports how far it got.
+"""Installs the groups of one partition in the driver, or undoes what was begun, and creates the row that reports the
+progress.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """One partition, over all its passes: `task` is that of the last pass begun. `row` holds the results so far; with
-    a `problem` the partition has ended.
+    """One partition, over all its passes: `task` is that of the last pass begun. `row` holds the results so far.
+    If `problem` is set, the partition has ended with it.
     """
 
     fs: FileSystem
@@ -64,7 +64,10 @@ class Replacing:
     _replace_s: float = 0.0
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Install the groups of one pass and remove the files it needed. Raises Interrupted between two groups."""
+        """Install the groups of one pass. Raises Interrupted between two groups.
+
+        In a run of several passes, remove the scratch files that no later pass needs.
+        """
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
         self._results.append(result)
@@ -119,8 +122,8 @@ class Replacing:
             if self.keeper is not None:
                 self.keeper.remove_unused(self.task)
             left = NO_ERROR
-        except LockLost:  # `problem` is one, or soon will be for the others: nothing more is changed
-            pass
+        except LockLost:
+            pass  # The other partitions of the log dir will fail with it as well: nothing more is changed.
         except (KeytailError, OSError) as also:
             left = left + " (" + ErrorText(also) + ")"
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
@@ -170,7 +173,7 @@ class Replacing:
 
 @dataclass(frozen=True)
 class InPlace:
-    """The destination of a run that replaces segments by what tasks have made of them; `InTarget` in
+    """The destination of a run that replaces segments with the outputs of its tasks; `InTarget` in
     out_of_place/placing.py is another one. `hosted` names the partitions of each log dir: the entries that its
     checkpoint keeps.
 
@@ -269,8 +272,9 @@ def unreplaced(task: CleaningTask, row: ResultRow, status: str, error: ErrorText
 def remove_unneeded(
     fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
 ) -> int:
-    """Remove the scratch files of attempts whose worker or executor was lost or which a copy overtook: Spark reports
-    neither. Those of `result` are kept and, with `again`, those that the task needs to be run again.
+    """Remove the scratch files of task attempts that were lost with their worker or executor, or that a duplicate
+    attempt overtook: Spark reports neither. Files of `result` are kept; with `again`, also the saved state that the
+    task needs to run again. Return the number of removed files.
 
     An attempt that still runs loses its files and fails, or writes more, which is removed when the partition is done:
     names of attempts differ.
@@ -284,7 +288,7 @@ def remove_unneeded(
 
 
 def written(result: CleaningResult) -> set[str]:
-    """Return the names of the scratch files that a pass saves for the next."""
+    """Return the names of the scratch files of a pass: its outputs, and the state that it saves for the next pass."""
     files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
     files |= {file.scratch_name for file in result.placed or () if file.scratch_name}
     return files | ({file.name for file in result.rest.files} if result.rest else set())

@@ -152,7 +152,7 @@ def sentences(totals: Totals) -> list[str]:
 
 
 def figures(totals: Totals) -> dict[str, object]:
-    """Return the same for programs, as the facts of a message."""
+    """Return the numbers of `sentences` for programs, as the facts of a message."""
     down = totals.downtime
     seconds = {} if down is None else {
         "downtime_s": round(down.total_s, 1),

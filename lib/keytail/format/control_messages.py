@@ -1,4 +1,4 @@
-"""Prints the control records of a metadata log as Kafka's tool does (COORDINATOR.md, "Control records")."""
+"""Formats the control records of a metadata log as Kafka's tool does (COORDINATOR.md, "Control records")."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.prefetch import prefetched
 from keytail.log.records.opening import ARENA_BYTES, BlockOpener, Chunk, OpenedRows
 
-# Small enough to stay in the cache from checksum to copy: on one machine 8 MiB took 0.81 s, 32 MiB 0.97 s.
+# Small enough to stay in the CPU cache from checksum to copy: on one machine, 5 million records took 0.81 s with chunks
+# of 8 MiB, and 0.97 s with 32 MiB.
 CHUNK_BYTES = 8 << 20
 _FIRST_ROWS = 1 << 12
 

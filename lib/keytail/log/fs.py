@@ -7,9 +7,9 @@ directories get the owner of an existing one, and new files are never executable
 
 Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks, one for
 operations that change something and one for the others, so that a subclass can record it, stop before it, drop it or
-make it fail. Errors are the system's own OSError with the path and a description of the operation; only a file or
-directory that cannot be given its owner raises `Refused`. The callers decide which operations to perform, and in which
-order.
+make it fail. Errors are the system's own OSError with the path and a description of the operation. `Refused` is raised
+only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was replaced before it
+got them. The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations

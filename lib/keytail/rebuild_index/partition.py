@@ -229,7 +229,9 @@ def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndar
 
 
 def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
-    """Return why the index is wrong. Entries below the log start offset are not served, and need not be right."""
+    """Return why the index is wrong. Entries below the log start offset are not served: only their order and range are
+    checked.
+    """
     if len(data) % TXN_ENTRY.itemsize:
         return f"its size of {len(data)} bytes is not a multiple of {TXN_ENTRY.itemsize}"
     there = parse_txn_index(data)

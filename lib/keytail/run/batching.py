@@ -11,7 +11,10 @@ T = TypeVar("T")
 def in_bundles(
     items: Iterable[T], size_of: Callable[[T], int], most_bytes: int, most: int | None = None
 ) -> Iterator[list[T]]:
-    """Yield the items in order, in bundles of at most `most_bytes` bytes and `most` items, or of one item."""
+    """Yield the items in order, in bundles of at most `most_bytes` bytes and `most` items.
+
+    A larger item is a bundle of its own.
+    """
     bundle: list[T] = []
     size_bytes = 0
     for item in items:

@@ -92,7 +92,9 @@ class EpochCheck:
                 self._add_epochs("epochs-wrong", int(starts[i + 1]), epoch=epoch, stated=int(epochs[i + 1]))
 
     def _check_missing(self, without_epoch: int | None) -> None:
-        """Add a finding about a file without entries if every batch has an epoch and the latest batches are present."""
+        """Add a finding about a file without entries, if every batch has an epoch, the log has a batch at or above the
+        log start offset, and the shutdown was clean.
+        """
         runs = [run for run in self._runs if run[columns.RUN_LAST_BASE] >= self._scope.log_start]
         # After a crash the file may have been truncated at a log start offset that is not on disk yet.
         if runs and without_epoch == 0 and self._scope.claims.clean_shutdown:

@@ -131,7 +131,7 @@ def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
 
 
 def reason_to_discard(record: Record, now: Now) -> ErrorText:
-    """Return why what was prepared must not be committed; NO_ERROR if it may be."""
+    """Return the reason why a prepared compaction must not be committed; NO_ERROR if it may be."""
     for reason in (_of_sources, _of_basis, _of_end, _of_outputs, _of_age):
         if text := reason(record, now):
             return text

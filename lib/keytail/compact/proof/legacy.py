@@ -125,10 +125,10 @@ def _sized(body: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
-    """Return the offsets of the records that `batch`, the replacement of `message`, keeps. Raises ValueError if it is
-    invalid.
+    """Return the offsets of the records that `batch`, the replacement of `message`, keeps. Raises ValueError if `batch`
+    is invalid.
 
-    `horizon_ms` is what a batch with a tombstone gets, -1: none. Size and checksum have been checked.
+    `horizon_ms` is the delete horizon of a batch with a tombstone, or -1 for none. Size and checksum have been checked.
     """
     base, _length, epoch, _magic, _crc, attributes, last_delta, base_time, max_time, *producer, count = (
         _HEADER.unpack_from(batch)

@@ -182,9 +182,9 @@ def judge(
 ):  # fmt: skip
     """Determine why each missing record is missing: the most serious reason of all replicas that lack it.
 
-    Cleaning has removed records below `limits` (int64[2, replicas]); `last` to `tombstones` as for
-    `note_keys`. `early[m]` is 1 for a tombstone that one replica has removed while another still has older records of
-    its key.
+    `limits` (int64[2, replicas]) are the offsets below which cleaning may have removed records: known, and possible.
+    The arrays shared with `note_keys` (`last`, `markers` to `tombstones`) are described there. `early[m]` is 1 for a
+    tombstone that one replica has removed while another still has older records of its key.
     """
     for m in range(missing_at.shape[0]):
         at = missing_at[m]
