@@ -20,6 +20,9 @@ class InMemory(FileSystem):
         self._open: dict[int, bytes] = {}
         self._next = 1000
 
+    def unreadable(self, path: str) -> list[str]:
+        return []
+
     def scan(self, path: str) -> list[DirEntry]:
         inside = [(name, data) for name, data in self.files.items() if os.path.dirname(name) == path]
         return [
