@@ -1,7 +1,7 @@
-"""Makes the decisions of the roll, as functions of the output of the commands that rolling_maintenance.py runs.
+"""Makes the decisions of the rolling run, as functions of the output of the commands that rolling_maintenance.py runs.
 
 The rules: a broker that was stopped is started again, unless `verify` reported that a start would lose records; no
-broker is stopped while another one is down, or after the roll has stopped.
+broker is stopped while another one is down, or after the rolling run has stopped.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def short(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
 
 
-# -- whether the roll continues
+# -- whether the rolling run continues
 
 
 def stops_the_roll(
@@ -214,7 +214,7 @@ def stops_the_roll(
     *,
     stop_on_damage: bool,
 ) -> str:
-    """Return why the roll ends at a broker that is back in sync; empty if it continues.
+    """Return why the rolling run ends at a broker that is back in sync; empty if it continues.
 
     Each argument is the result of that step, or None if there is none.
     """
@@ -238,12 +238,12 @@ def _list(texts: Sequence[str], count: int) -> str:
     return "; ".join(texts[:3]) + (f"; and {more} more" if more > 0 else "")
 
 
-# -- how the roll ended
+# -- how the rolling run ended
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a roll. `brokers`: the state of each broker. `text`: the alert, empty if all went well."""
+    """The end of a rolling run. `brokers`: the state of each broker. `text`: the alert, empty if all went well."""
 
     brokers: Mapping[str, str]
     text: str
@@ -259,12 +259,13 @@ NEXT = {
     "tasks.",
     "begin": "Nothing was changed. Clear {group}.begin with all downstream tasks.",
     "start": "Start it by hand now: {start}. See the broker's log. When it runs again, clear {group}.start with all "
-    "downstream tasks: the roll continues from there.",
+    "downstream tasks: the rolling run continues from there.",
     "kept down": "Do not start it. On its host apply the remedy of the finding (copy the partition's directory first), "
     "or, if other replicas are in sync, move the partition's directory out of the log dir. Then clear {group}.verify "
     "with all downstream tasks: the logs are verified again, and the broker is started if that loses nothing.",
     "in_sync": "It was started. See its log and the under-replicated partitions. When there are none, clear "
-    "{group}.in_sync with all downstream tasks: the roll continues from there. Do not stop another broker before that.",
+    "{group}.in_sync with all downstream tasks: the rolling run continues from there. Do not stop another broker "
+    "before that.",
     "go_on": "It runs and is in sync. To continue with the next broker, mark {group}.go_on as success and clear its "
     "downstream tasks. To repeat this broker, start a run with only_brokers.",
 }
@@ -273,9 +274,9 @@ NEXT = {
 def ending(
     groups: Mapping[str, str], states: Mapping[str, str | None], whys: Mapping[str, str], starts: Mapping[str, str]
 ) -> Ending:
-    """Return how the roll ended. `groups`: broker by its task group, in order; `states` and `whys` by "group.step" (and
-    "choose", the first task): the state of the task, and why it failed, if it reported it; `starts`: the command that
-    starts a broker, by group."""
+    """Return how the rolling run ended. `groups`: broker by its task group, in order; `states` and `whys` by
+    "group.step" (and "choose", the first task): the state of the task, and why it failed, if it reported it; `starts`:
+    the command that starts a broker, by group."""
     became = {broker: _became(group, states, whys) for group, broker in groups.items()}
     unrecorded = [
         f"The downtime of broker {broker} is not recorded: {whys.get(f'{group}.downtime', _SILENT)}. The times are in "
@@ -289,7 +290,7 @@ def ending(
             continue
         kept = became[broker] == KEPT_DOWN
         first = step if step in ("stop", "stopped", "compact", "verify") else last
-        told = [f"The roll stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
+        told = [f"The rolling run stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
         if first != last:
             told.append(f"Step {last}: {whys.get(f'{group}.{last}', _SILENT)}")
         state = {UP: "runs", DOWN: "is DOWN", KEPT_DOWN: "is DOWN, and is kept down"}.get(became[broker])
@@ -301,10 +302,12 @@ def ending(
         return Ending(became, "\n".join([*told, *unrecorded]))
     told = []
     if states.get("choose") != "success":
-        told.append(f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first.")
+        told.append(
+            f"The rolling run did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first."
+        )
     elif open_ := [f"{broker} ({became[broker]})" for group, broker in groups.items()
                    if states.get(f"{group}.go_on") not in ("success", "skipped")]:  # fmt: skip
-        told.append(f"The roll did not finish, and no step reported why. Check {', '.join(open_)}.")
+        told.append(f"The rolling run did not finish, and no step reported why. Check {', '.join(open_)}.")
     return Ending(became, "\n".join([*told, *unrecorded]))
 
 
@@ -317,7 +320,8 @@ def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str
 
 
 def _stopping_step(group: str, states: Mapping[str, str | None]) -> str | None:
-    """Return the step at which the roll stopped at this broker; None if it did not stop there, or did not reach it."""
+    """Return the step at which the rolling run stopped at this broker; None if it did not stop there, or did not reach
+    it."""
     for step in ("prepare", "precheck", "begin", "start", "in_sync", "go_on"):
         if states.get(f"{group}.{step}") == "failed":
             return step

@@ -1,4 +1,5 @@
-"""What the tasks of a roll do at a broker: they run its commands and keytail's, and wait (rolling_maintenance.py).
+"""What the tasks of a rolling run do at a broker: they run its commands and keytail's, and wait
+(rolling_maintenance.py).
 
 Decisions on the output of commands are in keytail_rolling.py.
 """
@@ -146,7 +147,9 @@ def _wait_until_ready(one: inventory.Broker) -> None:
     if wrong or not ended.rows:
         raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
     if state != rolling.RUNNING:
-        raise AirflowFailException(f"the broker is not running (log dirs: {state}); before a roll, start all brokers")
+        raise AirflowFailException(
+            f"the broker is not running (log dirs: {state}); before a rolling run, start all brokers"
+        )
     wait_until_good(one, rolling.BEFORE, looks=1)
 
 

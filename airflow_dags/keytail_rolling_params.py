@@ -1,4 +1,4 @@
-"""Params of the roll (rolling_maintenance.py)."""
+"""Params of the rolling run (rolling_maintenance.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ PARAMS = {
     ),
     "topic": Param(
         None, type=["null", "string"], minLength=1, title="Topics by pattern",
-        description="Regular expression of whole names (--topic). Empty: all that the inventory's flags allow.",
+        description="Regular expression that must match the whole topic name (--topic). Empty: all that the "
+        "inventory's flags allow.",
     ),
     "prepare": Param(
         True, type="boolean", title="Prepare",
@@ -33,7 +34,7 @@ PARAMS = {
     ),
     "deadline_minutes": Param(
         60, type="number", exclusiveMinimum=0, title="Deadline",
-        description="Minutes after which a compaction starts nothing new (--deadline); the next roll continues.",
+        description="Minutes after which a compaction starts nothing new (--deadline); the next rolling run continues.",
     ),
     "overrun_minutes": Param(
         60, type="number", minimum=0, title="Overrun",
@@ -48,7 +49,7 @@ PARAMS = {
     ),
     "verify_minutes": Param(
         240, type="number", exclusiveMinimum=0, title="Verify",
-        description="Minutes after which verify is stopped. Then the broker is started, and the roll stops.",
+        description="Minutes after which verify is stopped. Then the broker is started, and the rolling run stops.",
     ),
     "stop_minutes": Param(
         10, type="number", exclusiveMinimum=0, title="Stop",
@@ -66,8 +67,8 @@ PARAMS = {
     ),
     "stop_on_damage": Param(
         True, type="boolean", title="Stop on damage",
-        description="Stop the roll at damage by which a start loses nothing; otherwise the roll continues. The broker "
-        "is started either way. Verify cannot distinguish new damage from old damage.",
+        description="Stop the rolling run after damage that loses no records at a start; otherwise it continues. "
+        "The broker is started either way. Verify cannot distinguish new damage from old damage.",
     ),
     "dry_run": Param(
         False, type="boolean", title="Dry run",

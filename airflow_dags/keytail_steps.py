@@ -118,7 +118,9 @@ def selection() -> dict[str, Param]:
     """Return the Params that select partitions; without values, they select all."""
     return {
         "topic_list": words_param((), "Topics", "Topics by name, one per line (--topic-list)."),
-        "topic": words_param((), "Topics by pattern", "Regular expressions of whole names, one per line (--topic)."),
+        "topic": words_param(
+            (), "Topics by pattern", "Regular expressions that must match the whole topic name, one per line (--topic)."
+        ),
         "partitions": words_param(
             (), "Partitions", "Partitions by name, such as orders-0, one per line (--partitions). A partition "
             "named here that is skipped counts as refused.",

@@ -35,8 +35,8 @@ DAG_ID = "keytail_rolling_maintenance"
 DOC = """Prepares the compaction of each broker of the inventory (`KEYTAIL_BROKERS`) in turn while it runs, stops it,
 commits and verifies the compaction, starts it and waits until it is in sync; then continues with the next one. A broker
 that was stopped is always started again, whatever the result of its compaction, unless `verify` reports that a start
-would lose records. At any problem the roll stops, and `roll` fails with the broker, the step, and what to do. Details:
-`airflow_dags/ROLLING.md`.
+would lose records. At any problem the rolling run stops, and `roll` fails with the broker, the step, and what to do.
+Details: `airflow_dags/ROLLING.md`.
 
 | Task | What it does |
 |---|---|
@@ -141,7 +141,7 @@ def _group(group: str, name: str) -> Any:
                 left = _left_by(group, {"stopped": "return_value", "compact": "return_value", "verify": "verdict"})
                 why = rolling.stops_the_roll(*left, stop_on_damage=steps.given()["stop_on_damage"])
                 if why:
-                    raise AirflowFailException(f"the broker runs and is in sync, but the roll stops here: {why}")
+                    raise AirflowFailException(f"the broker runs and is in sync, but the rolling run stops here: {why}")
 
         made = {one.function.__name__: one() for one in (
             prepare, precheck, begin, stop, stopped, compact, verify, start, in_sync, downtime, go_on
@@ -230,12 +230,12 @@ def _declare(named: list[str]) -> None:
             wrong = [f"{one.name} {rolling.lacking(one.commands)}" for one in known
                      if one.name in names and rolling.lacking(one.commands)]  # fmt: skip
             if wrong:
-                raise AirflowFailException(f"the inventory is not ready for a roll: {'; '.join(wrong)}")
+                raise AirflowFailException(f"the inventory is not ready for a rolling run: {'; '.join(wrong)}")
             return names
 
     @task(trigger_rule=TriggerRule.ALL_DONE, retries=2)
     def roll() -> dict[str, str]:
-        """Fail if the roll stopped, with the broker, the step, and what to do."""
+        """Fail if the rolling run stopped, with the broker, the step, and what to do."""
         ended = _ending(groups)
         print(dict(ended.brokers))
         if ended.text:

@@ -187,7 +187,7 @@ def imported(name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def rolls_of(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the DAG of the roll as built from the inventory: with `three` brokers, or with `none`."""
+    """Return the DAG of the rolling run as built from the inventory: with `three` brokers, or with `none`."""
     folder = tmp_path_factory.mktemp("structure")
     three = write_inventory(folder, {"a": {}, "b": {}, "c": {}})
     asked = [{"env": {"KEYTAIL_BROKERS": str(path)}} for path in (three, folder / "none.toml")]

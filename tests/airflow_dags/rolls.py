@@ -1,4 +1,4 @@
-"""Shared by tests of the roll: an inventory of fake brokers."""
+"""Shared by tests of the rolling run: an inventory of fake brokers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the roll decides from the output of commands; and its invariant, in random sequences over the tasks as Airflow
-has them.
+"""What the rolling run decides from the output of commands; and its invariant, in random sequences over the tasks as
+Airflow has them.
 
 KEYTAIL_SEED repeats the sequences.
 """
@@ -207,7 +207,7 @@ class World:
         self.refused: set[str] = set()
         self.tried_in_vain: set[str] = set()
         self.left: dict[str, Any] = {}
-        self.over = False  # the roll has stopped: nothing may be changed
+        self.over = False  # the rolling run has stopped: nothing may be changed
         self.unrecorded = False
         self.skipped = {group for group in groups if rng.random() < 0.15}
 
@@ -234,7 +234,7 @@ class World:
             self.over |= dies
             return "failed" if dies else "success"
         if step == "stop":
-            assert not self.over, "a broker is stopped after the roll has"
+            assert not self.over, "a broker is stopped after the rolling run has"
             assert not self.down, "two brokers are down at once"
             if not dies or rng.random() < 0.5:
                 self.down.add(group)

@@ -1,5 +1,5 @@
-"""A roll over real Kafka brokers, with Kafka's own tools as checks: the compaction is prepared while they run, records
-are appended, and it is committed; afterwards the brokers run and serve the latest record of each key.
+"""A rolling run over real Kafka brokers, with Kafka's own tools as checks: the compaction is prepared while they run,
+records are appended, and it is committed; afterwards the brokers run and serve the latest record of each key.
 
 One broker; with KEYTAIL_ROLL_BROKERS=2 there are two with a separate controller and two replicas of each partition.
 """

@@ -37,7 +37,7 @@ def row(status: str, *findings: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Roll:
     """How b1 and b2 behave, with which Params, and the expected result. Successful cases are combined with failures of
-    the other broker: a roll takes seconds."""
+    the other broker: a rolling run takes seconds."""
 
     events: list[str]
     alert: tuple[str, ...] = ()  # words of its text; none: it succeeded

@@ -127,7 +127,7 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
 
 @pytest.mark.long
 def test_a_ledger_is_written_where_only_root_can(case: Case) -> None:
-    """By threads of the deltalake package. run/test_owner.py does it by Spark."""
+    """Here threads of the deltalake package write it; in run/test_owner.py, Spark does."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger")
     for command in (("rebuild-index", *flags), ("compact", *COMPACT, *flags), ("compact", *COMPACT, *flags)):
         done = owned.keytail(*command)

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -34,7 +34,7 @@ LARGE = 1_234_567_890_123
 # What `show` of several commands reads of a request, and what it is in the cases below.
 REQUEST = {
     "execute": False, "prepare": False, "is_out_of_place": False, "every_setting": True, "originals": "/backup",
-    "run_id": None, "is_list": False, "maintain": False, "partitions": None, "ledger": "/ledger",
+    "run_id": None, "is_list": False, "maintain": False, "partitions": None, "ledger": "/ledger", "only_ends": False,
 }  # fmt: skip
 
 
@@ -62,6 +62,9 @@ def filled(hint: Any) -> Any:
         return get_args(kind)[0]
     if kind in (int, float):
         return kind(LARGE)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        return kind(**{field.name: filled(hints[field.name]) for field in fields(kind)})
     plain = {str: "some words of text", ErrorText: ErrorText(), bool: True}
     return plain[kind] if kind in plain else () if get_origin(kind) is tuple or kind is tuple else {}
 

@@ -219,7 +219,8 @@ class Writer:
             self.give(self.rng.choice(sender.sent), "leader")
 
     def do_new_epoch(self) -> None:
-        """Two in a row, each with a batch of the same sequences: sent in the first one, they are new in the other."""
+        """Two batches in a row with the same sequence numbers, each in a new producer epoch: the second is not a
+        duplicate."""
         sender, records = self.rng.choice(self.senders), self.records(0)
         for _ in range(2):
             sender.epoch, sender.sequence = sender.epoch + 1, 0

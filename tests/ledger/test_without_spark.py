@@ -1,4 +1,5 @@
-"""The ledger as the deltalake package writes it: the tests of test_tables.py without a session, and what is its own."""
+"""Tests of the ledger as the deltalake package writes it: those of test_tables.py without a Spark session, and those of
+behaviour that only this package has."""
 
 from __future__ import annotations
 

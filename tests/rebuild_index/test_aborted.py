@@ -111,7 +111,8 @@ def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyP
 
 
 def test_the_state_of_a_part_is_small() -> None:
-    """For long transactions a batch and a marker each; for many committed ones, a few of each producer."""
+    """Of a long transaction only the first batch and the marker are stored; of many committed ones, a few rows for each
+    producer."""
     data = [Event("data", 1, n, n) for n in range(1000)]
     needed = Needed(np.empty(0, np.int64), 0)
     needed.add(table_of([*data, Event("ABORT", 1, 1000, 1000)]))

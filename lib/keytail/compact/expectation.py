@@ -39,7 +39,7 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
     """Return the estimate for a partition whose `selection` is due.
 
     "maybe fan-out": its dirty section has more offsets than the map can hold keys; usually it has fewer keys than
-    offsets, and one task suffices. "packed": it is small, and shares a job with others.
+    offsets, and one task suffices. "packed": it is small, and runs in one job with others.
     """
     below = [segment for segment in segments if segment.base_offset < selection.first_uncleanable_offset]
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES

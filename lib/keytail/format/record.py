@@ -18,7 +18,7 @@ MAX_VARLONG_BYTES = 10
 
 @dataclass(frozen=True)
 class Record:
-    """A record as stored, relative to its batch. None is null; a header's key is never null."""
+    """A record as stored, relative to its batch. `None` represents null; the key of a header is never null."""
 
     timestamp_delta: int
     offset_delta: int

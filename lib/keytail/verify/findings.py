@@ -20,10 +20,11 @@ _DIGITS = 20  # of the base offset that a segment's files begin with
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem and its place. `broker` describes what a broker does when it starts on it, or serves it.
+    """One problem and its place. `broker` describes what a broker does if it starts with this problem, or serves
+    the affected data.
 
     `kind` is a key of KINDS; `severity` is "error", or "warning" for problems that cost time and no data.
-    `start_loses`: a broker that starts on it loses or hides acknowledged records (VERIFY.md).
+    `start_loses`: a broker that starts with this problem loses or hides acknowledged records (VERIFY.md).
     """
 
     kind: str

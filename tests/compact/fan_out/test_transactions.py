@@ -59,7 +59,7 @@ def test_wrong_indexes_are_corrected_as_by_one_task(
 
 
 def test_the_first_data_of_each_transaction_is_noted(tmp_path: Path) -> None:
-    """Data of a transaction without a marker is the first data of none."""
+    """Data of a transaction that has no marker is not recorded as the first data of any transaction."""
     path = tmp_path / "t-0"
     first = [data(0, b"a", 1), data(1, b"b", 1, 1), marker(2, 1, commit=False), data(3, b"c", 1, 2)]
     second = [data(4, b"d", 2), marker(5, 9, commit=True), marker(6, 1, commit=True)]

@@ -47,8 +47,8 @@ def interval_of_mean(draws: np.ndarray, confidence: float = CONFIDENCE) -> tuple
 
 
 def interval_of_total(draws: np.ndarray, most: float, scale: float, limits: tuple[int, int]) -> Interval:
-    """Return the interval of a total within known `limits`: `scale` times the mean of `draws`, each from 0 to `most`.
-    """
+    """Return the interval of a total, which is `scale` times the mean of `draws` (each from 0 to `most`), within
+    `limits`."""
     if most <= 0:
         return Interval.exactly(limits[0])
     mean, low, high = interval_of_mean(draws / most)

@@ -2,7 +2,7 @@
 
 The log is divided into parts of equal size, and in each the batch at a random byte is drawn. Whether a record of it is
 retained depends on all later records with its key. So the dirty section is read completely, but only the keys of drawn
-batches are remembered. The drawn batches are then decided like a log of their own (MEASURE.md in this directory).
+batches are kept in memory. The drawn batches are then decided like a log of their own (MEASURE.md in this directory).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
 
 
 class _SampledKeys:
-    """Remembers for each key of the drawn batches whether, and where, it occurs last in the dirty section."""
+    """Keeps for each key of the drawn batches whether, and where, it occurs last in the dirty section."""
 
     def __init__(self, task: CleaningTask, reader: SegmentReader, sample: Sample) -> None:
         self._task, self._reader, self._sample = task, reader, sample
