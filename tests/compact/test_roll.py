@@ -319,6 +319,13 @@ def test_flags_that_exclude_it(other: tuple[str, ...], run: Run, log_dir: Path) 
     assert snapshot(log_dir) == before
 
 
+@pytest.mark.parametrize("other", ["--measure", "--estimate"])
+def test_a_plan_measures_no_segment_that_does_not_exist_yet(other: str, run: Run, log_dir: Path) -> None:
+    done = run("plan", "--log-dirs", log_dir, *FLAGS, "--roll-active", other)
+    assert done.exit_code == 2
+    assert "--roll-active excludes --measure and --estimate" in done.output
+
+
 def test_what_was_prepared_is_committed_first_and_the_next_run_rolls(run: Run, log_dir: Path) -> None:
     flags = [flag for flag in FLAGS if flag not in ("--now", "1800000000000")]
     newest = newest_by_key(records_of(log_dir / NAME))

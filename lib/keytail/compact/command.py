@@ -101,10 +101,18 @@ def _show_keys(in_detail: bool, show_keys: c.ShowKeys = False) -> bool:
     return show_keys
 
 
-def _measure(measure: c.MeasureFlag = False, estimate: c.EstimateFlag = False) -> c.Measure:
+def _measure(
+    roll_active: bool, measure: c.MeasureFlag = False, estimate: c.EstimateFlag = False
+) -> c.Measure:
     if measure and estimate:
         raise UsageProblem(
             "--measure and --estimate exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+        )
+    if roll_active and (measure or estimate):
+        raise UsageProblem(
+            "--roll-active excludes --measure and --estimate: only the segments that exist can be read",
+            remedy="Omit --roll-active, or run without --measure and --estimate",
+            slug="conflicting-flags",
         )
     return "exactly" if measure else "from a sample" if estimate else "not"
 
