@@ -35,7 +35,9 @@ LONGEST_S = 60.0
 def together(notes: str, function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
     (Path(notes) / os.uname().nodename).touch()
     last_s = time.monotonic() + LONGEST_S
-    while len(os.listdir(notes)) < HOSTS and time.monotonic() < last_s:
+    while len(os.listdir(notes)) < HOSTS:
+        if time.monotonic() > last_s:
+            raise TimeoutError(f"after {LONGEST_S:.0f} s, tasks of {notes} ran only on {os.listdir(notes)}")
         time.sleep(0.02)
     return function(*arguments, **more)
 
@@ -63,7 +65,7 @@ def main() -> None:
             choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master
         )
         answer[log_dir] = {
-            "verify": step(f"{log_dir}-verify", lambda: verification.verify(verification.Request(choice, master))),
+            "verify": step(f"{log_dir}-verify", lambda: verification.verify(verification.Request(choice, master=master))),
             "rebuild-index": step(f"{log_dir}-rebuild", lambda: rebuild.rebuild(indexes)),
             "compact": step(f"{log_dir}-compact", lambda: compaction.compact(cleaning)),
         }
