@@ -7,7 +7,7 @@ AIRFLOW := .venv-airflow
 # Some images set this for their own size. Each of the many processes of the tests would then compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser bundle help venv airflow-venv test check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image reference golden clean
+.PHONY: browser bundle help venv airflow-venv test drawn check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image reference golden clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,10 @@ TESTS ?= tests
 test: airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones), or make test TESTS=tests/log
 	$(MAKE) --no-print-directory -j2 lint kernels archives
 	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+drawn: airflow-venv  ## all the tests of which each run draws one, in half an hour: after a change on which many depend
+	$(MAKE) --no-print-directory -j2 kernels archives
+	KEYTAIL_ONE_OF=all $(BIN)/python -m pytest -n $(JOBS) -m one_of $(TESTS)
 
 # These wait less, and each process collects all tests, for 4 s.
 check: JOBS = $(shell expr $$(nproc) + 1)

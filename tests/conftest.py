@@ -73,11 +73,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The tests with the shared Spark session are two groups, because each process starts that session for itself. An
     xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs
     run first, then files that take long, so that the cores finish at about the same time. Tests with the mark `soak`,
-    and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1.
+    and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1. KEYTAIL_ONE_OF=all
+    keeps the latter.
     """
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}
-        if not any("::" in argument for argument in config.args):  # a test that is named on the command line is run
+        # A test that is named on the command line is run.
+        if os.environ.get("KEYTAIL_ONE_OF") != "all" and not any("::" in argument for argument in config.args):
             left_out |= _not_drawn(items, left_out)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

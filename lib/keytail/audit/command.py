@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any
 
 from keytail.cli import options as o
@@ -46,6 +46,7 @@ class Request:
 
     replicas: Annotated[tuple[str, ...], FromFlags(_replicas)]
     choice: Annotated[Choice, FromFlags(_choice)] = field(default_factory=Choice)
+    _: KW_ONLY
     examples: Examples = 5
     master: o.Master = None
     submitted: bool = False  # under spark-submit, which has chosen the master

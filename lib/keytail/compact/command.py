@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Annotated
 
 from keytail.cli import options as o
@@ -123,6 +123,7 @@ class Request:
 
     choice: Annotated[Choice, FromFlags(_choice)]
     configuration: Annotated[Configuration, FromFlags(_configuration)] = field(default_factory=Configuration)
+    _: KW_ONLY
     measure: Annotated[c.Measure, FromFlags(_measure)] = "not"
     execute: o.Execute = False
     prepare: c.PrepareFlag = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any
 
 from rich.markup import escape
@@ -37,6 +37,7 @@ class Request:
 
     choice: ChoiceByFlags
     configuration: ConfigurationByFlags = field(default_factory=Configuration)
+    _: KW_ONLY
     every_setting: AllSettings = False
     count_records: CountRecords = False
     now_ms: o.Now = None

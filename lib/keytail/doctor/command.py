@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 from rich.markup import escape
@@ -33,6 +33,7 @@ def _log_dirs(configuration: Configuration, log_dirs: o.LogDirs = None, config: 
 class Request:
     """All parameters of `doctor`, with the defaults of its flags."""
 
+    _: KW_ONLY
     warm: Warm = False
     log_dirs: Annotated[tuple[str, ...], FromFlags(_log_dirs)] = ()
     configuration: BrokerSettings = field(default_factory=Configuration)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from keytail.cli import options as o
@@ -39,6 +39,7 @@ class Request:
     ledger: LedgerPath
     broker: Broker
     down_at: DownAt
+    _: KW_ONLY
     reachable_at: ReachableAt = None
     in_sync_at: InSyncAt = None
     run_id: Run = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -160,6 +160,7 @@ class Request:
     """All parameters of `dump`, with the defaults of its flags."""
 
     paths: Annotated[tuple[str, ...], FromFlags(_paths)]
+    _: KW_ONLY
     print_data_log: PrintDataLog = False
     deep_iteration: DeepIteration = False
     skip_record_metadata: SkipRecordMetadata = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
 from rich.markup import escape
@@ -39,6 +39,7 @@ class Request:
 
     choice: ChoiceByFlags
     configuration: ConfigurationByFlags = field(default_factory=Configuration)
+    _: KW_ONLY
     execute: o.Execute = False
     now_ms: o.Now = None
     unsafe_clock: o.UnsafeClock = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
 from keytail.cli import options as o
@@ -85,6 +85,7 @@ class Request:
     choice: ChoiceByFlags
     target: To
     formats: Annotated[Formats, FromFlags(_formats)] = field(default_factory=Formats)
+    _: KW_ONLY
     configuration: BrokerSettings = field(default_factory=Configuration)
     as_of_offset: AsOfOffset = None
     as_of_timestamp: AsOfTimestamp = None

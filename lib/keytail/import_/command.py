@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
 import typer
@@ -129,6 +129,7 @@ class Request:
     source: Annotated[Source, FromFlags(_source)]
     topic: OneTopic
     log_dirs: Annotated[tuple[str, ...], FromFlags(_log_dirs)]
+    _: KW_ONLY
     replica_log_dirs: Annotated[tuple[tuple[str, ...], ...], FromFlags(_replicas)] = ()
     append: Append = False
     topic_id: TopicId = None

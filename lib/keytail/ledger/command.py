@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +52,7 @@ class Request:
     """All parameters of `history`, with the defaults of its flags."""
 
     ledger: LedgerPath
+    _: KW_ONLY
     run_id: Run = None
     partitions: Partitions = None
     limit: Limit = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from rich.markup import escape
@@ -38,6 +38,7 @@ class Request:
     """All parameters of `lookup`: one of `offset` and `timestamp` must be given."""
 
     choice: ChoiceAlone
+    _: KW_ONLY
     offset: Offset = None
     timestamp: Timestamp = None
     explain: Explain = False

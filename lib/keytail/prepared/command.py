@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 from keytail.cli import options as o
@@ -26,6 +26,7 @@ class Request:
 
     choice: ChoiceByFlags
     configuration: ConfigurationByFlags = field(default_factory=Configuration)
+    _: KW_ONLY
     discard: Discard = False
     execute: o.Execute = False
     now_ms: o.Now = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 from rich.markup import escape
@@ -49,6 +49,7 @@ class Request:
 
     choice: ChoiceByFlags
     configuration: WithoutAssertions = field(default_factory=Configuration)
+    _: KW_ONLY
     execute: o.Execute = False
     rebuild_all: RebuildAll = False
     truncate: Truncate = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 import typer
@@ -29,6 +29,7 @@ class Request:
 
     file: ReportFile
     ledger: LedgerPath
+    _: KW_ONLY
     run_id: Run = None
     since: Since = None
     master: o.Master = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 from keytail.cli import options as o
@@ -31,6 +31,7 @@ class Request:
     choice: ChoiceByFlags
     to: To
     configuration: WithoutAssertions = field(default_factory=Configuration)
+    _: KW_ONLY
     execute: o.Execute = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,6 +56,7 @@ class Request:
 
     originals: OriginalsDirectory
     run_id: Run = None
+    _: KW_ONLY
     list_runs: ListRuns = False
     log_dirs: Annotated[tuple[str, ...], FromFlags(_moved)] = ()
     partitions: Annotated[tuple[str, ...], FromFlags(_partitions)] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any
 
 from rich.markup import escape
@@ -30,6 +30,7 @@ class Request:
     """All parameters of `verify`, with the defaults of its flags."""
 
     choice: ChoiceAlone
+    _: KW_ONLY
     only_ends: OnlyEnds = False
     master: o.Master = None
     submitted: bool = False  # under spark-submit, which has chosen the master
