@@ -86,6 +86,10 @@ class Traffic:
     def next_ms(self) -> int:
         return self._time_ms
 
+    @property
+    def next_number(self) -> int:
+        return self._number
+
 
 def _wait_for_checkpoints(log_dir: Path) -> None:
     """Until the recovery point of a topic is above 0: a preparation goes no further than what is flushed."""
@@ -110,9 +114,9 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
         client.connect(broker)
         for topic, settings in TOPICS.items():
             client.create_topic(topic, 1, settings)
-        first_ms, number = int(time.time() * 1000) - DAYS_10_MS, 0
+        first_ms, number, draws = int(time.time() * 1000) - DAYS_10_MS, 0, chance()
         for round_number in range(ROUNDS):
-            cleaned = chance().sample(sorted(TOPICS), 2)  # by the broker itself, meanwhile
+            cleaned = draws.sample(sorted(TOPICS), 2)  # by the broker itself, meanwhile
             with Traffic(client, first_ms, number) as traffic:
                 traffic.wait_for(4)
                 _wait_for_checkpoints(log_dir)
@@ -121,9 +125,9 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
                 traffic.wait_for(1)
             for topic in cleaned:
                 client.alter_configs(topic, {**TOPICS[topic], "min.cleanable.dirty.ratio": "0.01"})
-            with Traffic(client, traffic.next_ms, 0) as traffic:
-                traffic.wait_for(chance().randrange(1, 4))
-            first_ms, number = traffic.next_ms, number + 10
+            with Traffic(client, traffic.next_ms, traffic.next_number) as traffic:
+                traffic.wait_for(draws.randrange(1, 4))
+            first_ms, number = traffic.next_ms, traffic.next_number
             for topic in cleaned:
                 client.alter_configs(topic, TOPICS[topic])
             client.wait_until_decided(PARTITIONS)
