@@ -587,3 +587,24 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(run: Run, log_dir: Path, 
     assert compact(run, log_dir, "--prepare")["orders-0"]["status"] == "prepared"
     rows = compact(run, log_dir, "--execute", "--prepared-only")
     assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}
+
+
+@pytest.mark.spark
+def test_spark_prepares_the_same_outputs(run: Run, on_spark: None, log_dir: Path) -> None:
+    def outputs(log_dir: Path) -> list[tuple[str, bytes]]:
+        """Without the names of the run and the attempt."""
+        found = [path for path in log_dir.glob("*/*.clean") if ".prepared." not in path.name]
+        return sorted((f"{path.parent.name}/{path.name.partition('.r')[0]}", path.read_bytes()) for path in found)
+
+    other = log_dir.parent / "other"
+    shutil.copytree(log_dir, other)
+    compact(run, other, "--prepare")
+    throttle = ("--throttle", "100m")
+    done = run(
+        "compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--prepare", *throttle, "--master", "local[2]",
+        "--output", "json",
+    )
+    assert {rows_of(done)[name]["status"] for name in PARTITIONS} == {"prepared"}, done.output
+    assert outputs(log_dir) == outputs(other)
+    rows = compact(run, log_dir, "--execute", "--prepared-only")
+    assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}
