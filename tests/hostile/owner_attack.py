@@ -1,7 +1,7 @@
 """Attacks by the owner of a log dir on a keytail that root has started.
 
 The attacker is a process of that user. It plants links, replaces files and directories by links and back
-(rename-exchange), edits manifests of backups, and replaces new files.
+(rename-exchange), edits manifests of backups and records of preparations, and replaces new files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def attack(rng: random.Random, log_dir: Path, backups: Path, outside: list[Path]
         lambda: _swap_file(rng, log_dir, outside),
         lambda: _plant(rng, log_dir, outside),
         lambda: _replace_what_is_made(rng, log_dir, outside),
-        lambda: _edit_manifest(rng, backups),
+        lambda: _edit_manifest(rng, sorted(backups.rglob("manifest.json"))),
+        lambda: _edit_manifest(rng, sorted(log_dir.glob("*/*.prepared.*"))),
     ]
     while True:
         with suppress(OSError, ValueError, IndexError):
@@ -138,9 +139,9 @@ def _replace_what_is_made(rng: random.Random, log_dir: Path, outside: list[Path]
             return
 
 
-def _edit_manifest(rng: random.Random, backups: Path) -> None:
+def _edit_manifest(rng: random.Random, manifests: list[Path]) -> None:
     """Give all files to root, set-id and writable for everyone, or change their paths."""
-    path = rng.choice(sorted(backups.rglob("manifest.json")))
+    path = rng.choice(manifests)
     text = path.read_text()
     data = json.loads(text)
 

@@ -92,11 +92,13 @@ def commands(rng: random.Random, log_dir: Path, backups: Path, of_root: Path) ->
         ["rebuild-index", *dirs, "--all", "--execute"],
         ["verify", *dirs, "--output", "json"],
         ["expire", *dirs, "--execute", *TOPICS],
+        ["prepared", *dirs, *TOPICS, "--discard", "--execute"],
         ["lookup", *dirs, "--partitions", "orders-0", "--offset", "100", "--output", "json"],
         ["describe", *dirs, "--output", "json"],
         ["undo", "--originals", str(backups), "--list"],
     ]
-    return [compact(), *rng.sample(choices, 3)]
+    prepare = ["compact", *dirs, "--prepare", "--force", *TOPICS]
+    return [*rng.choice([[], [prepare], [prepare, prepare]]), compact(), *rng.sample(choices, 3)]
 
 
 def make_outside(folder: Path, mode: int, partitions: dict[str, list]) -> None:

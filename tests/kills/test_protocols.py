@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.chance import SEED
-from tests.crash import test_expire, test_import, test_rebuild, test_tail
+from tests.crash import test_expire, test_import, test_prepared, test_rebuild, test_tail
 from tests.crash.driver import State
 from tests.crash.explorer import digest_without_scratch
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -74,6 +74,18 @@ def test_expired_segments_go_in_order(
     kill_instead(test_expire, "expire", monkeypatch)
     with pytest.raises(Enough):
         test_expire.test_every_stop_and_fault(name, fast_dir, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [test_prepared.IN_CHECK, "random 0"])
+def test_what_is_prepared_is_committed_or_discarded(
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill_instead(test_prepared, "preparation and commit", monkeypatch)
+    with test_prepared.ignoring_inodes(), pytest.raises(Enough):
+        test_prepared.test_every_stop_of_a_preparation_and_its_commit(name, fast_dir)
 
 
 def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tests.chance import chance
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import complaints, keytail, newest_of, state_of
+from tests.interop.kafka import VERSION
 from tests.versions_of_kafka.broker import broker_of
 from tests.versions_of_kafka.consumers import java_records
 from tests.versions_of_kafka.test_story import (
@@ -86,6 +87,10 @@ class Traffic:
     def next_ms(self) -> int:
         return self._time_ms
 
+    @property
+    def next_number(self) -> int:
+        return self._number
+
 
 def _wait_for_checkpoints(log_dir: Path) -> None:
     """Until the recovery point of a topic is above 0: a preparation goes no further than what is flushed."""
@@ -110,9 +115,9 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
         client.connect(broker)
         for topic, settings in TOPICS.items():
             client.create_topic(topic, 1, settings)
-        first_ms, number = int(time.time() * 1000) - DAYS_10_MS, 0
+        first_ms, number, draws = int(time.time() * 1000) - DAYS_10_MS, 0, chance()
         for round_number in range(ROUNDS):
-            cleaned = chance().sample(sorted(TOPICS), 2)  # by the broker itself, meanwhile
+            cleaned = draws.sample(sorted(TOPICS), 2)  # by the broker itself, meanwhile
             with Traffic(client, first_ms, number) as traffic:
                 traffic.wait_for(4)
                 _wait_for_checkpoints(log_dir)
@@ -121,9 +126,9 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
                 traffic.wait_for(1)
             for topic in cleaned:
                 client.alter_configs(topic, {**TOPICS[topic], "min.cleanable.dirty.ratio": "0.01"})
-            with Traffic(client, traffic.next_ms, 0) as traffic:
-                traffic.wait_for(chance().randrange(1, 4))
-            first_ms, number = traffic.next_ms, number + 10
+            with Traffic(client, traffic.next_ms, traffic.next_number) as traffic:
+                traffic.wait_for(draws.randrange(1, 4))
+            first_ms, number = traffic.next_ms, traffic.next_number
             for topic in cleaned:
                 client.alter_configs(topic, TOPICS[topic])
             client.wait_until_decided(PARTITIONS)
@@ -141,6 +146,37 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
     print(f"Kafka {version}, {ROUNDS} rounds: {dict(found)}")
     assert found["prepared"] > ROUNDS
     assert found["committed"] > ROUNDS
+
+
+@pytest.mark.soak("compact/prepared/test_takeover.py: what a later version appends is no reason to discard")
+def test_a_broker_of_a_later_version_starts_over_what_is_prepared(tmp_path: Path) -> None:
+    """The commit is that of a stopped broker of the later version, in whose log no feature was upgraded."""
+    broker = broker_of("3.9.1", tmp_path / "logs", tmp_path / "work", properties=BROKER)
+    with broker, BrokerClient() as client:
+        client.connect(broker)
+        for topic, settings in TOPICS.items():
+            client.create_topic(topic, 1, settings)
+        with Traffic(client, int(time.time() * 1000) - DAYS_10_MS, 0) as traffic:
+            traffic.wait_for(4)
+            _wait_for_checkpoints(tmp_path / "logs")
+            rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), "--force", "--prepare")
+            assert {row["status"] for row in rows if row["topic"] in TOPICS} == {"prepared"}
+        broker.stop()
+        broker.version = VERSION
+        broker.start()
+        client.connect(broker)
+        with Traffic(client, traffic.next_ms, traffic.next_number) as traffic:
+            traffic.wait_for(3)
+        client.wait_until_decided(PARTITIONS)
+        before = java_records(broker, PARTITIONS, isolation="read_committed")
+        assert not complaints(broker.log_lines())
+        broker.stop()
+        assert _commit(broker, tmp_path).count("committed") >= len(TOPICS)
+        broker.start()
+        client.connect(broker)
+        wait_until_served(client)
+        _compare(before, java_records(broker, PARTITIONS, isolation="read_committed"))
+        assert not complaints(broker.log_lines())
 
 
 def _commit(broker: Broker, tmp_path: Path) -> list[str]:

@@ -1,29 +1,36 @@
 """Compactions prepared and committed on each broker of a cluster of three in turn, while clients go on writing.
 
 Producers (idempotent, transactional with aborts, one transaction open over many rolls) write while brokers are down,
-the brokers' cleaners and retention work on some topics, and segments roll. After each roll the broker follows the
-leaders from where its log ended, and consumers get what was written. At the end the replicas are alike.
+the brokers' cleaners and retention work on some topics, and segments roll. How much is written before the preparation,
+between it and the stop, and before the commit and the start is drawn; now and then a preparation or a commit is killed,
+or the broker starts over what they left. After each roll the broker follows the leaders from where its log ended, and
+consumers get what was written. At the end the replicas are alike.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import re
+import signal
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.chance import chance
+from tests.chance import SEED, chance
 from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, ClientError, Served
-from tests.interop.broker_story import complaints, keytail, newest_of
+from tests.interop.broker_story import KEYTAIL, complaints, keytail, newest_of
 from tests.ports import free_ports
 from tests.versions_of_kafka.broker import ClusterBroker, controller_of
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
+from tests.versions_of_kafka.test_swap_states import REBUILDS
 
 pytestmark = [
     pytest.mark.interop,
@@ -61,8 +68,15 @@ TOPICS: Mapping[str, Mapping[str, str]] = {
     "lz4": SETTINGS,
     "transactional": {**SETTINGS, "segment.ms": "2000"},
     "held": {**SETTINGS, "segment.ms": "2000"},  # has an open transaction
-    "cleaned": {**SETTINGS, "min.cleanable.dirty.ratio": "0.01"},
-    "both": {**SETTINGS, "cleanup.policy": "compact,delete", "retention.ms": str(11 * 86_400_000)},
+    # The broker's cleaner is due after some 30 segments, its retention after each segment, which has 20 batches.
+    "cleaned": {**SETTINGS, "min.cleanable.dirty.ratio": "0.95"},
+    "both": {
+        **SETTINGS,
+        "cleanup.policy": "compact,delete",
+        "retention.bytes": "150000",
+        "retention.ms": "-1",
+        "segment.ms": "2400000",
+    },
 }
 OWN = ("plain", "lz4", "transactional", "held")  # whose files only keytail replaces
 PARTITIONS = [(topic, 0) for topic in TOPICS]
@@ -81,12 +95,14 @@ LOGGERS = {
     "UnifiedLog",
 }
 KEYS = 40
-MINUTES_10_MS = 600_000
+MINUTES_2_MS = 120_000
+DAYS_60_MS = 60 * 86_400_000
 OPEN_MS = 7_000_000
 
 
 class Writers:
-    """Write to all topics in a thread, at times that make segments roll; `latest` has what consumers must get.
+    """Write to all topics in a thread, at times that make segments roll; `latest` has what consumers must get, and
+    `offsets` where that is.
 
     Requests that fail while leaders change are sent again by the producers themselves.
     """
@@ -94,12 +110,14 @@ class Writers:
     def __init__(self, bootstrap: Broker) -> None:
         self._client = BrokerClient(heap="256m")
         self._client.connect(bootstrap)
-        self._time_ms = int(time.time() * 1000) - 10 * 86_400_000
+        self._chance = chance()
+        self._time_ms = int(time.time() * 1000) - DAYS_60_MS
         self._number = 0
         self._pause, self._paused, self._end = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.written = threading.Semaphore(0)
         self.latest: dict[tuple[str, bytes], bytes | None] = {}
+        self.offsets: dict[tuple[str, bytes], int] = {}
         self.failed: BaseException | None = None
 
     def __enter__(self) -> Writers:
@@ -142,7 +160,7 @@ class Writers:
                 for topic in TOPICS:
                     self._write(topic)
                 self._number += 1
-                self._time_ms += MINUTES_10_MS
+                self._time_ms += MINUTES_2_MS
                 self.written.release()
                 self._end.wait(0.1)
         except BaseException as error:
@@ -164,7 +182,8 @@ class Writers:
             self._client.transaction("to transactional", "commit")
         else:
             codec = "lz4" if topic == "lz4" else "none"
-            self._client.produce(f"to {topic}", topic, 0, records, codec=codec, idempotent=True)
+            offsets = self._client.produce(f"to {topic}", topic, 0, records, codec=codec, idempotent=True)
+            self.offsets.update({(topic, key): offset for (_, key, _), offset in zip(records, offsets, strict=True)})
         self.latest.update({(topic, key): value for _, key, value in records})
 
     def _write_held(self) -> None:
@@ -181,9 +200,9 @@ class Writers:
     def _records(self, topic: str) -> list[tuple[int, bytes, bytes | None]]:
         by_clock = topic in ("transactional", "held")
         time_ms = int(time.time() * 1000) if by_clock else self._time_ms
-        keys = chance().sample(range(KEYS), 25)
+        keys = self._chance.sample(range(KEYS), 25)
         return [
-            (time_ms + n, b"key-%d" % key, None if chance().random() < 0.1 else b"%d, " % self._number * 20)
+            (time_ms + n, b"key-%d" % key, None if self._chance.random() < 0.1 else b"%d, " % self._number * 20)
             for n, key in enumerate(keys)
         ]
 
@@ -196,6 +215,8 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
     }
     found: Counter[str] = Counter()
     down_s: list[float] = []
+    draws = chance()
+    print(f"seed {SEED}", flush=True)
     with ExitStack() as cluster:
         controller.start()
         cluster.callback(controller.kill)
@@ -209,46 +230,101 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
             writers.wait_for(5)
             for roll in range(ROLLS):
                 number = BROKERS[roll % 3]
-                found.update(_roll(brokers[number], writers, down_s))
+                found.update(_roll(brokers[number], writers, down_s, draws))
                 other = brokers[BROKERS[(roll + 1) % 3]]
                 admin.connect(other)
                 _wait_until_in_sync(admin)
                 if roll % 3 == 2:
                     with writers.paused():
-                        _check_consumers(other, writers.latest)
-                print(f"roll {roll + 1} of {ROLLS}: down for {down_s[-1]:.1f} s, {dict(found)}", flush=True)
+                        _check_consumers(admin, other, writers)
+                print(f"roll {roll + 1} of {ROLLS}: down for {down_s[-1]:.1f} s", flush=True)
+                if roll % 10 == 9 or roll + 1 == ROLLS:
+                    print("\n".join(f"{count:5} {what}" for what, count in sorted(found.items())), flush=True)
             with writers.paused():
                 _wait_until_in_sync(admin)
+                start, _ = admin.offsets([("both", 0)])["both-0"]
     replicas = [text for number in BROKERS for text in ("--replica", f"b{number}={tmp_path / f'b{number}' / 'logs'}")]
     rows = keytail("audit", *replicas, "--topic-list", ",".join(TOPICS))
     assert {row["status"] for row in rows} == {"alike"}, rows
-    assert found["committed"] >= 2 * ROLLS
+    assert ROLLS < 10 or start > 0, "no retention"
+    of_each = {topic: {what for what in found if what.startswith(f"{topic}: ")} for topic in TOPICS}
+    for topic in OWN:
+        assert found[f"{topic}: committed"] > ROLLS / 2, found
+    if ROLLS >= 100:
+        for topic in ("cleaned", "both"):
+            assert f"{topic}: committed" in of_each[topic] and len(of_each[topic]) > 1, found
 
 
-def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float]) -> list[str]:
+def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: random.Random) -> list[str]:
     """Prepare on the running broker, stop it, commit, start it; return what became of each preparation."""
-    config = ("--config", broker.work_dir / "server.properties")
-    writers.wait_for(chance().randrange(1, 4))
-    keytail("compact", *config, "--force", "--prepare", "--topic-list", ",".join(TOPICS))
-    writers.wait_for(chance().randrange(1, 3))
+    log_dir, ended = broker.log_dirs[0], list[str]()
+    common = ("--config", broker.work_dir / "server.properties", "--force", "--topic-list", ",".join(TOPICS))
+    prepare, commit = (*common, "--prepare"), (*common, "--execute", "--prepared-only")
+
+    def files(pattern: str) -> int:
+        return sum(1 for _ in log_dir.glob(f"*/*{pattern}.clean"))
+
+    writers.wait_for(draws.randrange(4))
+    if draws.random() < 0.25:
+        wanted = draws.randrange(24)
+        ended += _killed(prepare, draws, lambda: files("") >= wanted)
+    if draws.random() < 0.95:  # in the others, what a killed one left, if any
+        rows = keytail("compact", *prepare)
+        ended += [f"{row['topic']}: not prepared: {row['status']}" for row in rows if row["status"] != "prepared"]
+    writers.wait_for(draws.choice([0, 0, 1, 3, 10, 30]))
     assert not _of_logs(broker)
-    stopped_s = time.monotonic()
+    if draws.random() < 0.15:
+        broker.stop()
+        broker.start()
+        writers.wait_for(draws.randrange(4))
+        assert not _of_logs(broker)
+        ended.append("(starts over what is prepared)")
+    begin_s = time.monotonic()
     broker.stop()
-    flags = ("--force", "--execute", "--prepared-only", "--topic-list", ",".join(TOPICS))
-    rows = keytail("compact", *config, *flags)
-    logs = [sorted((broker.log_dirs[0] / f"{topic}-0").glob("*.log")) for topic in OWN]
+    stop_s = time.monotonic() - begin_s
+    writers.wait_for(draws.randrange(4))
+    is_killed = draws.random() < 0.25
+    if is_killed:
+        wanted = draws.randrange(files(".prepared.*") + 1)
+        ended += _killed(commit, draws, lambda: files(".prepared.*") <= wanted)
+    starts_over_it = is_killed and draws.random() < 0.5
+    begin_s = time.monotonic()
+    rows = [] if starts_over_it else keytail("compact", *commit)
+    commit_s = time.monotonic() - begin_s
+    ended += [f"{row['topic']}: {re.sub('[0-9]+', 'N', row['prepared'])}" for row in rows if row["prepared"]]
+    logs = [sorted((log_dir / f"{topic}-0").glob("*.log")) for topic in OWN]
     closed = {path: _identity(path) for paths in logs for path in paths[:-1]}
-    ends = [row["prepared"] for row in rows if row["prepared"]]
-    if chance().random() < 0.2:
-        verified = keytail("verify", *config)
+    if not starts_over_it and draws.random() < 0.2:
+        verified = keytail("verify", *common[:2])
         assert {row["status"] for row in verified} == {"sound"}, [row for row in verified if row["status"] != "sound"]
+    writers.wait_for(draws.randrange(4))
+    begin_s = time.monotonic()
     broker.start()
-    down_s.append(time.monotonic() - stopped_s)
+    down_s.append(stop_s + commit_s + time.monotonic() - begin_s)
     writers.wait_for(2)
-    # Nothing was fetched again: the segments are the files that were there.
-    assert {path: _identity(path) for path in closed} == closed
-    assert not _of_logs(broker)
-    return [text if text == "committed" else text.partition("[")[2].rstrip("]") for text in ends]
+    if starts_over_it:  # the broker finishes or undoes the replacement of a group, and may rebuild an index
+        ended.append("(starts over a killed commit)")
+        assert not [line for line in _of_logs(broker) if line.level != "WARN" and not line.text.endswith(REBUILDS)]
+    else:  # nothing was fetched again: the segments are the files that were there
+        assert {path: _identity(path) for path in closed} == closed
+        assert not _of_logs(broker)
+    return ended
+
+
+def _killed(arguments: tuple[str | Path, ...], draws: random.Random, is_due: Callable[[], bool]) -> list[str]:
+    """Kill a run of `compact`, or only its first process, when the files in the log dir are as drawn; return what
+    happened."""
+    command = [str(KEYTAIL), "compact", *map(str, arguments)]
+    silent = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=silent, stderr=silent, start_new_session=True) as process:
+        while process.poll() is None and not is_due():
+            time.sleep(0.002)
+        is_running = process.poll() is None
+        if is_running and draws.random() < 0.5:
+            process.kill()
+        elif is_running:
+            os.killpg(process.pid, signal.SIGKILL)
+    return [f"({'killed' if is_running else 'ended before the kill'}: {arguments[-1]})"]
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
@@ -257,8 +333,12 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 
 def _of_logs(broker: Broker) -> list[LogLine]:
-    """Return the broker's complaints about logs; others are about connections to brokers that are down."""
-    return [line for line in complaints(broker.log_lines()) if line.logger.rpartition(".")[2] in LOGGERS]
+    """Return the broker's complaints about logs; others are about connections to brokers that are down.
+
+    A new leader does not know the last high watermark yet: followers that knew it complain, and truncate nothing.
+    """
+    found = [line for line in complaints(broker.log_lines()) if line.logger.rpartition(".")[2] in LOGGERS]
+    return [line for line in found if "Non-monotonic update of high watermark" not in line.text]
 
 
 def _wait_until_in_sync(admin: BrokerClient) -> None:
@@ -274,10 +354,17 @@ def _wait_until_in_sync(admin: BrokerClient) -> None:
         time.sleep(0.1)
 
 
-def _check_consumers(broker: Broker, latest: Mapping[tuple[str, bytes], bytes | None]) -> None:
-    records = java_records(broker, PARTITIONS, isolation="read_committed")
-    assert librdkafka_records(broker, PARTITIONS, isolation="read_committed") == records
-    assert _state(records) == {key: value for key, value in latest.items() if value is not None}
+def _check_consumers(admin: BrokerClient, broker: Broker, writers: Writers) -> None:
+    """Two consumers get the latest record of each key; from `both` only what retention has left."""
+    java = java_records(broker, PARTITIONS, isolation="read_committed")
+    librdkafka = librdkafka_records(broker, PARTITIONS, isolation="read_committed")
+    assert [item for item in java if item.topic in OWN] == [item for item in librdkafka if item.topic in OWN]
+    start, _ = admin.offsets([("both", 0)])["both-0"]
+    expected = {key: value for key, value in writers.latest.items() if value is not None}
+    for state in (_state(java), _state(librdkafka)):
+        assert state == {key: value for key, value in expected.items() if key in state}
+        missing = expected.keys() - state.keys()
+        assert all(key[0] == "both" and writers.offsets[key] < start for key in missing), missing
 
 
 def _state(records: list[Served]) -> dict[tuple[str, bytes], bytes]:

@@ -6,13 +6,14 @@ offsets of a group.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.chance import chance
+from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, ClientError, Served
 from tests.interop.broker_story import complaints, keytail, newest_of, state_of
@@ -40,11 +41,12 @@ MINUTES_10_MS = 600_000
 
 def produce(client: BrokerClient, topic: str, time_ms: int, number: int) -> None:
     """Some keys, a few of them deleted; in a transaction that ends one way or the other where the topic is for that."""
-    keys = chance().sample(range(KEYS), 25)
+    draws = random.Random(f"{SEED} {topic} {number}")
+    keys = draws.sample(range(KEYS), 25)
     if topic == "transactional":
         time_ms = int(time.time() * 1000)
     records = [
-        (time_ms + n, b"key-%d" % key, None if chance().random() < 0.1 else b"%d of round %d " % (key, number) * 5)
+        (time_ms + n, b"key-%d" % key, None if draws.random() < 0.1 else b"%d of round %d " % (key, number) * 5)
         for n, key in enumerate(keys)
     ]
     codec = topic if topic in CODECS else "none"

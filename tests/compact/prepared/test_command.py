@@ -93,14 +93,15 @@ def all_files(log_dir: Path) -> dict[str, tuple[bytes, int]]:
 
 def test_the_same_bytes_as_in_one_go(run: Run, tmp_path: Path) -> None:
     log_dirs = []
-    seeds = [chance().randrange(10**6) for _ in range(4)]
+    draws = chance()
+    seeds = [draws.randrange(10**6) for _ in range(4)]
     for name in ("one", "two"):
         records = {f"orders-{n}": random_records(seed, 300 + 50 * n, 5 + 10 * n) for n, seed in enumerate(seeds)}
         log_dirs.append(write_log_dir(tmp_path / name, records, segments=5))
     for path in log_dirs[0].rglob("*"):  # both were written within a second, but not at the same nanosecond
         other = log_dirs[1] / path.relative_to(log_dirs[0])
         os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
-    grouping = ("--grouping", chance().choice(["kafka", "measured"]))
+    grouping = ("--grouping", draws.choice(["kafka", "measured"]))
     compact(run, log_dirs[0], "--execute", *grouping)
     before = snapshot(log_dirs[1])
     rows = compact(run, log_dirs[1], "--prepare", *grouping)
@@ -200,6 +201,19 @@ def _grow_output(log_dir: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
+def _replace_output(log_dir: Path) -> None:
+    path = next((log_dir / "orders-0").glob("*.log.r*.clean"))
+    other = path.with_name("other")
+    other.write_bytes(bytes(path.stat().st_size))
+    os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
+    other.rename(path)
+
+
+def _make_record_of_later_version(log_dir: Path) -> None:
+    path = next((log_dir / "orders-0").glob("*.prepared.*.clean"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2, "more": [{"new": 1}]}))
+
+
 def _spoil_record(log_dir: Path) -> None:
     next((log_dir / "orders-0").glob("*.prepared.*.clean")).write_bytes(b"{")
 
@@ -230,6 +244,8 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "the high watermark below the end": (_lower_high_watermark, "prepared-end-not-reached"),
     "an output lost": (_lose_output, "prepared-output-changed"),
     "an output changed": (_grow_output, "prepared-output-changed"),
+    "an output replaced by one of the same size and time": (_replace_output, "prepared-output-changed"),
+    "the record of a later version": (_make_record_of_later_version, "invalid-prepared-record"),
     "the record unreadable": (_spoil_record, "invalid-prepared-record"),
     "the record of another partition": (_take_record_of_other, "invalid-prepared-record"),
     "a record that names another directory": (_raise_offset, "invalid-prepared-record"),
@@ -259,6 +275,25 @@ def test_what_no_longer_fits_is_discarded_and_the_partition_compacted_as_usual(
     assert statuses(rows) == statuses(expected)
     assert all_files(prepared) == all_files(reference)
     assert scratch(prepared) == []
+
+
+@pytest.mark.parametrize("pattern", ["*.log.r*.clean", "*.prepared.*.clean"], ids=["an output", "the record"])
+def test_a_link_in_place_of_a_prepared_file_is_refused_until_it_is_discarded(
+    run: Run, prepared: Path, pattern: str
+) -> None:
+    path, elsewhere = next((prepared / "orders-0").glob(pattern)), prepared.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    before = {name: file for name, file in snapshot(prepared).items() if name.startswith("orders-0")}
+    outside = elsewhere.stat()
+    row = compact(run, prepared, "--execute", status=3)["orders-0"]
+    assert (row["status"], row["slugs"]) == ("refused", ["not-a-regular-file"])
+    assert {name: file for name, file in snapshot(prepared).items() if name.startswith("orders-0")} == before
+    done = run("prepared", "--log-dirs", prepared, *CONFIG, NOW[0], NOW[1], "--discard", "--execute")
+    assert done.exit_code == 0, done.output
+    assert scratch(prepared) == []
+    assert compact(run, prepared, "--execute")["orders-0"]["status"] == "compacted"
+    assert elsewhere.stat()[:9] == outside[:9]
 
 
 def test_changed_settings_discard(run: Run, log_dir: Path) -> None:
@@ -497,3 +532,79 @@ def test_what_is_prepared_is_committed_although_no_round_is_due(run: Run, log_di
     rows = compact(run, log_dir, "--execute", *never)
     assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}
     assert {rows[name]["status"] for name in PARTITIONS} == {"compacted"}
+
+
+def test_a_topic_that_is_created_again_is_compacted_as_usual(run: Run, prepared: Path) -> None:
+    """A broker renames the directory of the deleted topic; the new one is the same but for its topic id."""
+    old, new = prepared / f"orders-0.{'0a' * 16}-delete", prepared / "orders-0"
+    new.rename(old)
+    shutil.copytree(old, new)
+    (new / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+    for path in new.glob("*.clean"):
+        path.unlink()
+    before = snapshot(old)
+    row = compact(run, prepared, "--execute")["orders-0"]
+    assert (row["status"], row["prepared"]) == ("compacted", None)
+    assert snapshot(old) == before
+    assert not list(new.glob("*.clean"))
+
+
+def test_what_was_prepared_for_a_deleted_topic_does_not_fit_one_of_the_same_name(run: Run, prepared: Path) -> None:
+    """As after a restore of the directory: topic id, inodes and times of the files differ, their bytes do not."""
+    partition = prepared / "orders-0"
+    copy = prepared.parent / "copy"
+    shutil.copytree(partition, copy)  # with the times of the files
+    shutil.rmtree(partition)
+    copy.rename(partition)
+    (partition / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+    row = compact(run, prepared, "--execute")["orders-0"]
+    assert row["status"] == "compacted"
+    assert row["prepared"].startswith("discarded: the segment at offset 0 was replaced")
+
+
+@pytest.mark.parametrize("room_bytes", [0, 300, "record"])
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(run: Run, log_dir: Path, room_bytes: int | str) -> None:
+    before = snapshot(log_dir)
+    written_bytes, write_some = [0], FileSystem._write_some
+
+    def write(fs: FileSystem, fd: int, view: memoryview, position: int | None = None) -> int:
+        path = fs._path_of[fd]
+        if path.endswith(".clean") and "/orders-0/" in path:
+            is_record = ".prepared." in path
+            if is_record if room_bytes == "record" else written_bytes[0] >= int(room_bytes):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if room_bytes != "record":
+                view = view[: int(room_bytes) - written_bytes[0]]
+            written_bytes[0] += len(view)
+        return write_some(fs, fd, view, position)
+
+    with patch.object(FileSystem, "_write_some", write):
+        rows = compact(run, log_dir, "--prepare", status=3)
+    assert statuses(rows) == {"orders-0": "failed", "orders-1": "prepared", "users-0": "skipped"}
+    assert "No space left on device while writing to the file" in rows["orders-0"]["error"]
+    after = {name: file for name, file in snapshot(log_dir).items() if name.startswith("orders-0")}
+    assert after == {name: file for name, file in before.items() if name.startswith("orders-0")}
+    assert compact(run, log_dir, "--prepare")["orders-0"]["status"] == "prepared"
+    rows = compact(run, log_dir, "--execute", "--prepared-only")
+    assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}
+
+
+@pytest.mark.spark
+def test_spark_prepares_the_same_outputs(run: Run, on_spark: None, log_dir: Path) -> None:
+    def outputs(log_dir: Path) -> list[tuple[str, bytes]]:
+        """Without the names of the run and the attempt."""
+        found = [path for path in log_dir.glob("*/*.clean") if ".prepared." not in path.name]
+        return sorted((f"{path.parent.name}/{path.name.partition('.r')[0]}", path.read_bytes()) for path in found)
+
+    other = log_dir.parent / "other"
+    shutil.copytree(log_dir, other)
+    compact(run, other, "--prepare")
+    throttle = ("--throttle", "100m")
+    done = run(
+        "compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--prepare", *throttle, "--master", "local[2]",
+        "--output", "json",
+    )
+    assert {rows_of(done)[name]["status"] for name in PARTITIONS} == {"prepared"}, done.output
+    assert outputs(log_dir) == outputs(other)
+    rows = compact(run, log_dir, "--execute", "--prepared-only")
+    assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}

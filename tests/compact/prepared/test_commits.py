@@ -32,7 +32,8 @@ SEGMENTS = 10  # of a partition; all but the active one are replaced by one outp
 
 
 def prepared_log_dir(path: Path, partitions: int) -> Path:
-    records = {f"orders-{number}": random_records(chance().randrange(10**6), 100, 5) for number in range(partitions)}
+    draws = chance()
+    records = {f"orders-{number}": random_records(draws.randrange(10**6), 100, 5) for number in range(partitions)}
     log_dir = write_log_dir(path, records, segments=SEGMENTS)
     rows = driver.prepare(request(log_dir, prepare=True))
     assert [row.status for row in rows] == ["prepared"] * partitions
