@@ -16,3 +16,4 @@ fi
 "$target/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --find-links "$here/wheels" \
     "keytail$(cat "$here/extras")"
 "$target/bin/keytail" --version
+echo "Next, as the user that the broker runs as: $target/bin/keytail doctor --warm"
