@@ -72,3 +72,6 @@ def test_another_python_is_refused(unpacked: Path, tmp_path: Path) -> None:
     done = offline("sh", copy / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)
     assert (done.returncode, (tmp_path / "env").exists()) == (2, False)
     assert f"the bundle is for Python 3.99, and {sys.executable} is Python {PYTHON}" in done.stderr
+    done = offline("sh", copy / "install.sh", tmp_path / "env", "nosuch-python", cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "env").exists()) == (2, False)
+    assert "there is no nosuch-python here: give a Python 3.99 after DIR" in done.stderr

@@ -87,13 +87,15 @@ class Configuration:
             return NO_ERROR
         text = "topic config unknown: " + self.why_unknown(topic)
         text += f". Unknown settings of {topic}: {', '.join(missing)}"
-        remedy = f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as "
-        remedy += f"--topic-config {topic}:key=value"
+        more = "; or state with --topics-have-no-overrides that it has no settings of its own but those given"
         if CLEANUP_POLICY in missing:
-            remedy += ", cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
-        else:
-            remedy += "; or state with --topics-have-no-overrides that it has no settings of its own but those given"
-        return refusal(text, slug="unknown-topic-settings", remedy=remedy)
+            more = ", cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
+        return refusal(
+            text,
+            slug="unknown-topic-settings",
+            remedy=f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as "
+            f"--topic-config {topic}:key=value{more}",
+        )
 
     def message_format_of(self, topic: str) -> MessageFormat:
         """Return whether messages of magic 0 and 1 may become version 2; the command line takes precedence."""

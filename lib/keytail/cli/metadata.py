@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from keytail.cli.cluster import OLD_MS, Cluster, ms_text
+from keytail.cli.cluster import GIVE_SETTINGS, OLD_MS, Cluster, ms_text
 from keytail.cli.configuration import NO_METADATA, Configuration
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
@@ -63,7 +63,12 @@ def _report(
     is_wrong = (
         bool(cluster.problem and not cluster.is_absent) or cluster.is_old(now_ms) or cluster.is_uncertain
     )
-    message = cluster.sentence(now_ms, configuration.topic_configs.path)
+    instead = GIVE_SETTINGS
+    if configuration.topic_configs.path:
+        instead = f"Settings of topics are read from {configuration.topic_configs.path}"
+    elif configuration.topics_have_no_overrides:
+        instead = "As --topics-have-no-overrides states, topics have no settings but those given"
+    message = cluster.sentence(now_ms, instead)
     print_message("keytail: " + message, "warning" if is_wrong else "info")
     _report_unmatched(fs, log_dirs, configuration)
     if small := small_segments(configuration):

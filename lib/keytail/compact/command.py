@@ -262,7 +262,7 @@ def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
     if any(row.status not in ("clean", "skipped") for row in rows):
         print_table(_title(request), rows)
     else:
-        _print_reasons_and_totals(rows, begin="")
+        _print_reasons_and_totals(rows, is_below_table=False)
 
 
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
@@ -275,10 +275,13 @@ def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     _print_reasons_and_totals(rows)
 
 
-def _print_reasons_and_totals(rows: Sequence[ResultRow], begin: str = "\n") -> None:
+def _print_reasons_and_totals(rows: Sequence[ResultRow], is_below_table: bool = True) -> None:
     reasons = [(row.name, row.status, reason) for row in rows if (reason := _reason(row))]
-    print_paragraph(reasons)
-    print_line(("\n" if reasons else begin) + _totals(rows))
+    if is_below_table:
+        print_paragraph(reasons)
+    else:
+        show.print_reasons(reasons)
+    print_line(("\n" if reasons or is_below_table else "") + _totals(rows))
 
 
 def _reason(row: ResultRow) -> str:
