@@ -44,13 +44,13 @@ def demo(folder: Path, master: str | None) -> int:
     choice = ["--log-dirs", str(log_dir), "--config", str(properties)]
 
     print_message("2. keytail plan: what is due, and what is not")
-    planned = run("plan", [*choice, "--force"])
+    planned = run("plan", choice)
     if planned.returncode not in (0, 3):
         return planned.returncode
 
     print_message(f"3. keytail compact --execute: {f'on Spark, {master}' if master else 'in processes of this host'}")
     started_s = time.monotonic()
-    flags = ["--force", "--execute", *(["--master", master] if master else []), "--output", "json"]
+    flags = ["--execute", *(["--master", master] if master else []), "--output", "json"]
     compacted = run("compact", [*choice, *flags], capture=True)
     seconds = time.monotonic() - started_s
     if compacted.returncode not in (0, 3):

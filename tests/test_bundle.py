@@ -54,7 +54,10 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.one_of("a wheel in an empty environment")
 def test_it_is_installed_and_runs_without_a_network(unpacked: Path, tmp_path: Path) -> None:
     done = offline("sh", unpacked / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"keytail {keytail.__version__}\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    version, then = done.stdout.splitlines()
+    assert version == f"keytail {keytail.__version__}"
+    assert then.endswith(f" {tmp_path}/env/bin/keytail doctor --warm")
     golden.unpack(tmp_path)
     flags = ("--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json")
     done = offline(tmp_path / "env/bin/keytail", "compact", *flags, "--execute", cwd=tmp_path)
@@ -69,3 +72,6 @@ def test_another_python_is_refused(unpacked: Path, tmp_path: Path) -> None:
     done = offline("sh", copy / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)
     assert (done.returncode, (tmp_path / "env").exists()) == (2, False)
     assert f"the bundle is for Python 3.99, and {sys.executable} is Python {PYTHON}" in done.stderr
+    done = offline("sh", copy / "install.sh", tmp_path / "env", "nosuch-python", cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "env").exists()) == (2, False)
+    assert "there is no nosuch-python here: give a Python 3.99 after DIR" in done.stderr

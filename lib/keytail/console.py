@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ from typing import Any, Literal, TextIO, cast
 
 from keytail.errors import slugs_of, visible
 
-# Also a command in backticks, with the punctuation around it.
-_WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
+# A number with its unit, and a command in backticks, are one word, with the punctuation around them.
+_WORD = re.compile(r"(?:`[^`\n]*`|\d[\d.,]* (?=(?:ms|min|[dhsB%]|[KMGT]iB)(?!\w))|\S)+")
+_UNKNOWN_COLUMNS = 80
+_HANG = 2  # characters by which a continued line of a terminal is indented further than the line's beginning
 Level = Literal["detail", "info", "warning", "error"]
 
 
@@ -69,29 +70,51 @@ def print_message(text: str, level: Level = "info", **facts: Any) -> None:
     if how.prints(level):
         line, stream = how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), standard_error()
         if stream.isatty() and not how.as_json:
-            line = wrapped(line, shutil.get_terminal_size().columns)
+            line = wrapped(line, _columns_of(stream))
         print(line, file=stream, flush=True)
 
 
+def _columns_of(terminal: TextIO) -> int:
+    """Return the width of a terminal. Another stream may be a file, or another terminal."""
+    try:
+        found = int(os.environ.get("COLUMNS") or os.get_terminal_size(terminal.fileno()).columns)
+    except (OSError, ValueError):
+        found = 0
+    return found if found > 0 else _UNKNOWN_COLUMNS
+
+
 def wrapped(text: str, width: int) -> str:
-    """Return text for a terminal: lines end between words, and not within a name or a command in backticks. Only a
-    single word may be wider than `width`."""
+    """Return text for a terminal: lines end between words, and not within a name, a quantity or a command in backticks.
+    Only a single word may be wider than `width`. Continued lines are indented, so that it is visible where the next
+    message begins."""
     return "\n".join(
-        line[start:end].rstrip()
+        f"\n{indent}".join(divided(line, width, len(indent)))
         for line in text.split("\n")
-        for start, end in itertools.pairwise((0, *line_ends(line, width), len(line)))
+        for indent in (hanging_indent(line),)
     )
 
 
-def line_ends(line: str, width: int) -> Iterator[int]:
-    """Yield where a line of text is divided into lines of a terminal that has `width` characters."""
+def divided(line: str, width: int, indent: int) -> list[str]:
+    """Return the lines of a terminal that has `width` characters, for a line of text. All but the first are shorter, by
+    an indent that they do not contain."""
+    ends = line_ends(line, width, indent)
+    return [line[start:end].rstrip() for start, end in itertools.pairwise((0, *ends, len(line)))]
+
+
+def line_ends(line: str, width: int, indent: int) -> Iterator[int]:
+    """Yield where `divided` divides a line."""
     from rich.cells import cell_len  # noqa: PLC0415 (most messages are not for a terminal)
 
     first = 0
     for word in _WORD.finditer(line):
-        if word.start() > first and cell_len(line[first : word.end()]) > width:
+        if line[first : word.start()].strip() and cell_len(line[first : word.end()]) > width - indent * bool(first):
             first = word.start()
             yield first
+
+
+def hanging_indent(line: str) -> str:
+    """Return the blanks with which the continued lines of a line begin."""
+    return " " * (len(line) - len(line.lstrip(" ")) + _HANG)
 
 
 def standard_error() -> TextIO:

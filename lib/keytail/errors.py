@@ -161,9 +161,11 @@ def of_stored(text: str) -> ErrorText:
     return ErrorText(text, _IN_BRACKETS.findall(text))
 
 
-def refusal(text: str, *, slug: str) -> ErrorText:
+def refusal(text: str, *, slug: str, remedy: str = "") -> ErrorText:
     """Return the reason for a refused row, followed by its slug in brackets, as in error messages."""
-    return ErrorText(text + f" [{slug}]", (*slugs_of(text), slug))
+    made = ErrorText(f"{text}{f'. {remedy}' if remedy else ''} [{slug}]", (*slugs_of(text), slug))
+    made.remedy = remedy
+    return made
 
 
 class KeytailError(Exception):

@@ -10,7 +10,7 @@ from keytail.errors import CORRUPT_REMEDY, CorruptLog
 
 def printed(capsys: pytest.CaptureFixture[str], *reasons: tuple[str, str, str]) -> list[str]:
     rows.print_reasons(reasons)
-    return capsys.readouterr().out.splitlines()[1:]
+    return capsys.readouterr().out.splitlines()
 
 
 def test_equal_reasons_are_one_line_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

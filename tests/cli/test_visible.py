@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import tty
 from pathlib import Path
@@ -134,12 +135,15 @@ def test_messages_are_divided_between_words_on_a_terminal(monkeypatch: pytest.Mo
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "30")
-    text = "keytail: one two three four five, then `keytail verify` of /a/path/that/is/longer/than/a/line"
+    text = "keytail: one two three after 1,024 MiB, then `keytail verify` of /a/path/that/is/longer/than/a/line"
     console.print_message(text)
-    lines = terminal.getvalue().rstrip("\n").split("\n")
+    first, *lines = terminal.getvalue().rstrip("\n").split("\n")
+    assert all(re.match(r"  \S", line) for line in lines), "continued lines are indented"
+    lines = [first, *(line[2:] for line in lines)]
     assert " ".join(lines) == text
-    assert all(len(line) <= 30 or " " not in line for line in lines)
+    assert all(len(line) <= (28 if number else 30) or " " not in line for number, line in enumerate(lines))
     assert any("`keytail verify`" in line for line in lines)
+    assert any("1,024 MiB" in line for line in lines), "a number and its unit are not divided"
     monkeypatch.setattr("sys.stderr", plain := io.StringIO())
     console.print_message(text)
     assert plain.getvalue() == text + "\n"

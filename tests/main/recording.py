@@ -57,7 +57,7 @@ _VARIES_ON_SPARK = (
     (re.compile(r"^(.* would-maintain .*?) +[\d.]+ \w+$", re.MULTILINE), r"\1  SIZE"),
     (re.compile(r'("oldest_day": )"[^"]+"'), r'\1"DAY"'),
     (re.compile(r"^(\w+ +)\d{4}-\d{2}-\d{2}(?= +would-maintain)", re.MULTILINE), r"\1DAY       "),
-    (re.compile(r" +size$", re.MULTILINE), "  size"),
+    (re.compile(r"(?<! log) +size$", re.MULTILINE), "  size"),
 )
 
 

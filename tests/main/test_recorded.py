@@ -6,20 +6,32 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import os
+import re
+import shlex
+import struct
+import subprocess
+import termios
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from keytail.doctor import machine
 from keytail.doctor.command import OK, WARN, CheckRow
 from keytail.main.main import COMMANDS
 from keytail.run.kernels import compile_kernels
+from tests.chance import chance
+from tests.cli import forked
+from tests.main.places import place
 from tests.main.recorded_cases import ON_SPARK, cases_of
-from tests.main.recording import fix_terminal, printed, root_in, text_of
+from tests.main.recording import HOST, fix_terminal, printed, root_in, text_of
 
 RECORDED = Path(__file__).with_name("recorded")
 WIDTHS = (80, 120)
+# `dump` prints lines as Kafka's tool; deltalake's runtime, which the others need, does not survive a fork.
+NOT_ON_A_TERMINAL = {"dump", "history", "report", "downtime"}
 LINES = ([], ["--version"], ["compat"], ["--nosuch"])
 
 
@@ -69,6 +81,39 @@ def test_output_is_as_recorded(command: str, folders: tuple[Path, Path], monkeyp
 @pytest.mark.parametrize("name", ON_SPARK)
 def test_output_with_spark_is_as_recorded(name: str, folders: tuple[Path, Path], on_spark: None) -> None:
     check(f"{name}.spark", "\n".join(text_of(case, *folders, on_spark=True) for case in ON_SPARK[name]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - NOT_ON_A_TERMINAL))
+def test_on_a_terminal_only_single_words_are_wider(command: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each run draws one of the recorded cases and a width of the terminal."""
+    draw = chance()
+    width = draw.choice((60, 80, 120))
+    case = draw.choice([case for case in cases_of(command) if "json" not in " ".join(case.commands)])
+    print(case.name, width)
+    root, cache = folders
+    place(case.place, root, cache)
+    for line in case.commands:
+        for text in on_terminal(shlex.split(line.replace(HOST, str(root))), width, tmp_path / "screen"):
+            shown = text.rsplit("\r", 1)[-1]  # what a live view has not overwritten
+            name = re.sub(r"^(/\S+): [a-z ]+$", r"\1", shown.removesuffix(" (in use)"))  # a check of a log dir
+            words = re.findall(r"(?:`[^`]*`|\S)+", name)
+            assert cell_len(shown) <= width or len(words) == 1, f"{line}: {shown}"
+            assert "\u2026" not in shown or shown.startswith("  slowest: "), f"{line}: {shown}"
+
+
+def on_terminal(words: list[str], columns: int, screen: Path) -> list[str]:
+    """Run a command line on a terminal of this width; return the lines that it has written, without styles."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    with screen.open("wb") as file:
+        reader = subprocess.Popen(["cat"], stdin=ours, stdout=file, stderr=subprocess.DEVNULL)  # EIO at the end
+        os.close(ours)
+        forked.keytail(*words, streams=dict.fromkeys(range(3), theirs), COLUMNS="", TERM="xterm")
+        os.close(theirs)
+        reader.wait(60)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.read_text())
+    return text.replace("\r\n", "\n").split("\n")
 
 
 def test_each_recording_is_compared() -> None:

@@ -26,6 +26,7 @@ FEW = ("append:count", "offset_map:sum_by_size")
 _COMPILE = """
     import json, os, sys
     from keytail.run import kernels
+    kernels._PACE_S = 0.05
     few = [item for item in kernels.kernels_of(None) if item.kernel in {few!r}]
     kernels.kernels_of = lambda commands: few
     notes = []
@@ -77,7 +78,8 @@ def test_kernels_are_compiled_in_other_processes_and_only_once(tmp_path: Path) -
     assert (made, misses, names) == (2, 0, sorted(FEW))
     assert folder.startswith(f"{tmp_path}/")
     assert notes[0].startswith("compiling 2 kernels, which later runs load from")
-    assert re.fullmatch(r"1 of 2 kernels are compiled \(at \d+ s\), about \d+ s left", notes[1])
+    assert re.fullmatch(r"0 of 2 kernels are compiled \(at \d+ s\)", notes[1]), "the first one takes longer"
+    assert any(re.fullmatch(r"1 of 2 kernels are compiled \(at \d+ s\), about \d+ s left", note) for note in notes)
     assert notes[-1].startswith("compiled 2 kernels in ")
     assert err == ""
     again, _ = _result(_start(_COMPILE, KEYTAIL_CACHE_DIR=str(tmp_path)))

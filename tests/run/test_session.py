@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keytail.errors import KeytailError, UsageProblem
-from keytail.run import jvm_log
+from keytail.run import jvm_log, session
 from keytail.run.java import java_version, require_java
 from keytail.run.jvm_log import JvmLog
 from keytail.run.session import refuse_unreachable
@@ -122,3 +122,19 @@ def test_a_master_that_does_not_listen_is_reported_without_starting_spark() -> N
             refuse_unreachable(url)
     for url in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
         refuse_unreachable(url)
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ("A secret key must be specified via the spark.authenticate.secret config.", "the secret of the cluster"),
+        ("Java heap space", "check JAVA_HOME"),
+    ],
+)
+def test_the_remedy_for_a_missing_secret_names_it(message: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(session, "_launched", fail)
+    with pytest.raises(KeytailError, match=remedy):
+        session._build("keytail", {}, "spark://nowhere:7077")

@@ -44,7 +44,7 @@ def test_an_execution_prints_how_to_put_the_result_in_place(run: Run, log_dir: P
     done = run("salvage", "--log-dirs", log_dir, "--to", to, "--execute")
     assert done.exit_code == 0, done.output
     assert "lost: offsets 110 to 119 (damaged, 00000000000000000100.log bytes" in done.output
-    assert f"move {to}/orders-0 to {log_dir}/orders-0" in done.output
+    assert f"\n    {to}/orders-0 to {log_dir}/orders-0\n" in done.output
     assert sorted(path.name for path in to.iterdir()) == ["orders-0", "orders-1", "users-0"]
     assert snapshot(log_dir) == before
     for name in ("orders-1", "users-0"):

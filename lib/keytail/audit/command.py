@@ -14,7 +14,7 @@ from keytail.cli.output_options import RowsAndReport
 from keytail.cli.replicas import directories_of
 from keytail.cli.selection import Choice
 from keytail.cli.statuses import Status
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_rows, total
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about, print_line, print_paragraph, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
@@ -147,11 +147,10 @@ _COLUMNS: tuple[Column[AuditRow], ...] = (
 def show_rows(rows: Sequence[AuditRow], request: Request) -> None:
     """Print a line for each partition, then the differences, what was not compared, and what was removed early."""
     print_rows("Audit", _COLUMNS, rows)
-    for row in rows:
-        for text in _texts(row):
-            print_line("")
-            print_about(row.name, text)
-    show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error and row.divergences is None])
+    print_paragraph(
+        [(row.name, row.status, row.error) for row in rows if row.error and row.divergences is None],
+        [about(row.name, text) for row in rows for text in _texts(row)],
+    )
     text = total(rows)
     if all(row.status in _GOOD for row in rows):
         was_compared = any(row.status == "alike" for row in rows)

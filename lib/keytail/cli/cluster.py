@@ -43,13 +43,11 @@ class Cluster:
         assert self.metadata is not None
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
-    def sentence(self, now_ms: int, topic_configs: str = "") -> str:
-        """Return a message about the metadata log, with a warning if it is old. `topic_configs`: the file of
-        `--topic-configs`, empty if not given."""
-        if self.metadata is None and topic_configs:
-            return self.problem + f". Settings of topics are read from {topic_configs}"
+    def sentence(self, now_ms: int, instead: str = GIVE_SETTINGS) -> str:
+        """Return a message about the metadata log, with a warning if it is old; without one, the reason, and `instead`:
+        where the settings of topics are taken from."""
         if self.metadata is None:
-            return self.problem + f". {GIVE_SETTINGS}"
+            return self.problem + f". {instead}"
         at = self.metadata
         message = f"metadata as of offset {at.as_of_offset}, time {ms_text(at.as_of_ms)} ({at.path})"
         if at.uncertain_topics:

@@ -86,14 +86,16 @@ class Configuration:
         if not missing:
             return NO_ERROR
         text = "topic config unknown: " + self.why_unknown(topic)
-        text += f". Unknown settings of {topic}: {', '.join(missing)}. "
-        text += f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as --topic-config "
-        text += f"{topic}:key=value"
+        text += f". Unknown settings of {topic}: {', '.join(missing)}"
+        more = "; or state with --topics-have-no-overrides that it has no settings of its own but those given"
         if CLEANUP_POLICY in missing:
-            text += ", cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
-        else:
-            text += "; or state with --topics-have-no-overrides that it has no settings of its own but those given"
-        return refusal(text, slug="unknown-topic-settings")
+            more = ", cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
+        return refusal(
+            text,
+            slug="unknown-topic-settings",
+            remedy=f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as "
+            f"--topic-config {topic}:key=value{more}",
+        )
 
     def message_format_of(self, topic: str) -> MessageFormat:
         """Return whether messages of magic 0 and 1 may become version 2; the command line takes precedence."""

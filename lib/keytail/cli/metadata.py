@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from keytail.cli.cluster import OLD_MS, Cluster, ms_text
+from keytail.cli.cluster import GIVE_SETTINGS, OLD_MS, Cluster, ms_text
 from keytail.cli.configuration import NO_METADATA, Configuration
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
@@ -36,27 +36,43 @@ _ASSERT_CURRENT = (
 
 
 def with_metadata(
-    fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, now_ms: int | None = None
+    fs: FileSystem,
+    log_dirs: Sequence[str],
+    configuration: Configuration,
+    now_ms: int | None = None,
+    *,
+    is_reported: bool = False,
 ) -> Configuration:
     """Return the configuration, extended by the settings in the metadata log of these log dirs.
 
     A cluster that the configuration already has is not read again. Reports on standard error which metadata is used, or
     why none is, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from which the
-    log's age is computed; None uses the system clock.
+    log's age is computed; None uses the system clock. `is_reported`: an earlier call has reported all of it.
     """
     cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
     cluster = replace(cluster, mode=_mode(fs, log_dirs, configuration, cluster))
-    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    configuration = replace(configuration, cluster=cluster)
+    if not is_reported:
+        _report(fs, log_dirs, configuration, cluster, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
+    return configuration
+
+
+def _report(
+    fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, cluster: Cluster, now_ms: int
+) -> None:
     is_wrong = (
         bool(cluster.problem and not cluster.is_absent) or cluster.is_old(now_ms) or cluster.is_uncertain
     )
-    message = cluster.sentence(now_ms, configuration.topic_configs.path)
+    instead = GIVE_SETTINGS
+    if configuration.topic_configs.path:
+        instead = f"Settings of topics are read from {configuration.topic_configs.path}"
+    elif configuration.topics_have_no_overrides:
+        instead = "As --topics-have-no-overrides states, topics have no settings but those given"
+    message = cluster.sentence(now_ms, instead)
     print_message("keytail: " + message, "warning" if is_wrong else "info")
     _report_unmatched(fs, log_dirs, configuration)
-    configuration = replace(configuration, cluster=cluster)
     if small := small_segments(configuration):
         print_message(f"keytail: Warning: {small}. {SET_MORE}", "warning")
-    return configuration
 
 
 def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Cluster:

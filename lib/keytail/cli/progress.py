@@ -25,9 +25,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from keytail.cli.rows import error_console, human_bytes, human_time
+from keytail.cli.rows import alike, error_console, human_bytes, human_time
 from keytail.cli.run_progress import RunProgress, Slowest
-from keytail.cli.statuses import is_failure
+from keytail.cli.statuses import is_failure, kind_of
 from keytail.console import output_style, print_message, wrapped
 from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
@@ -36,6 +36,8 @@ from keytail.threads import inheriting
 # Up to this number of partitions, each has a line when it ends; with more, only those that failed or took long.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
+# Reasons that are shorter are printed for each partition.
+_LONG_CHARACTERS = 60
 # Seconds between two lines that only report progress.
 PACE_S = 30.0
 # Columns of a terminal below which the live view has no bar, no rate and no elapsed time.
@@ -64,6 +66,7 @@ class Reporter:
         self._clock = clock
         self._start_s = self._last_line_s = clock()
         self._lock = threading.RLock()
+        self._reported: dict[tuple[str, str], str] = {}  # the first partition with a status and a reason
         self._over = threading.Event()
         self._held = contextlib.ExitStack()
         self._bar: _Live | None = None
@@ -128,7 +131,7 @@ class Reporter:
             not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
         )  # fmt: skip
         if has_line:
-            tail = ": " + without_remedy(detail) if detail else ""  # the row has the full text
+            tail = f": {self._reason(name, status, detail)}" if detail else ""
             self._print(
                 f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)})" + tail,
                 "warning" if is_bad else "info",
@@ -136,6 +139,16 @@ class Reporter:
             )  # fmt: skip
         else:
             self.report_progress_if_due()
+
+    def _reason(self, name: str, status: str, detail: str) -> str:
+        """Return a reason without its remedy, which the row has. For people, a long reason for a refusal is printed for
+        the first partition that has it, which the others name."""
+        reason = without_remedy(detail)
+        if output_style().as_json or kind_of(status) != "not done" or len(reason) < _LONG_CHARACTERS:
+            return reason
+        with self._lock:
+            first = self._reported.setdefault((status, alike(reason, name)), name)
+        return reason if first == name else f"as {first}"
 
     def report_progress_if_due(self) -> None:
         """Report the progress of the run, if nothing was printed for PACE_S."""

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from keytail import sizes
 from keytail.cli.statuses import kind_of, styled
-from keytail.console import Level, line_ends, output_style, print_message, standard_error
+from keytail.console import Level, hanging_indent, line_ends, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
 # Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
@@ -28,8 +28,6 @@ _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
 _MOST_NAMED = 3  # of partitions with one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
-# A word; a command in backticks, with the punctuation around it, is one word.
-_WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
 human_bytes = sizes.human_bytes
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
 
@@ -63,32 +61,17 @@ def print_note(markup: str, level: Level = "info") -> None:
 
 
 def print_sentence(console: Console, markup: str) -> None:
-    """Print text that is not part of a table. On a terminal, lines end between words, and not within a name, a status
-    or a command in backticks; elsewhere a text is one line, for programs that search it."""
+    """Print text that is not part of a table. On a terminal, it is laid out as `console.wrapped` does; elsewhere a text
+    is one line, for programs that search it."""
     text = console.render_str(markup)
-    if console.is_terminal:
-        ends = [end for start, line in _lines_of(text.plain) for end in _line_ends(line, start, console.width)]
-        for line in text.divide(ends):
-            line.rstrip()
-            console.print(line, soft_wrap=True)
-    else:
+    if not console.is_terminal:
         console.print(text, soft_wrap=True)
-
-
-def _lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """Return each line and where it begins."""
-    start = 0
-    for line in text.split("\n"):
-        yield start, line
-        start += len(line) + 1
-
-
-def _line_ends(line: str, start: int, width: int) -> Iterator[int]:
-    """Return where a line of text that begins at `start` is divided into lines of a terminal. Only a single word may be
-    wider than `width`."""
-    if start:
-        yield start
-    yield from (start + end for end in line_ends(line, width))
+        return
+    for line in text.split("\n", allow_blank=True):
+        indent = hanging_indent(line.plain)
+        for number, part in enumerate(line.divide(line_ends(line.plain, console.width, len(indent)))):
+            part.rstrip()
+            console.print(Text(indent if number else "") + part, soft_wrap=True)
 
 
 def print_error(text: str) -> None:
@@ -164,10 +147,7 @@ def plain(number: int | None) -> str:
 
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
     """Print `partition status: reason`, in full, most serious first; equal reasons of several partitions once."""
-    if not reasons:
-        return
     console = output_console()
-    console.print()
     groups = _grouped(reasons)
     corrupt = [reason for _, _, reason in groups if CORRUPT_REMEDY in reason]
     if len(corrupt) > 1:
@@ -179,7 +159,6 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
         for which, status, reason in groups:
             print_sentence(console, f"{escape(which)} {styled(status)}: {escape(reason)}")
     if len(corrupt) > 1:
-        console.print()
         print_sentence(console, f"For each of these {len(corrupt)} errors: {escape(CORRUPT_REMEDY)}")
 
 
@@ -200,11 +179,12 @@ def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, st
         name, reason = max(those, key=lambda item: _numbers(item[1]))
         if any(other != reason for _, other in those):
             reason += f" (of {name}; similar for the others)"
-        found.append((_names([name for name, _ in those]), status, reason))
+        found.append((some_names([name for name, _ in those]), status, reason))
     return found
 
 
-def _names(names: Sequence[str]) -> str:
+def some_names(names: Sequence[str]) -> str:
+    """Return a name, or the number of partitions and some of their names."""
     if len(names) == 1:
         return names[0]
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from keytail.cli import rows as show
 from keytail.cli.statuses import style_of, styled
-from keytail.console import output_style
+from keytail.console import divided, output_style
 
 R = TypeVar("R")
 _Line = list[tuple[str, str]]  # texts, each with its style
@@ -109,7 +108,7 @@ def _laid_out(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], wid
             yield [(cells[0], "")]
             cells[0] = ""
         if _width(cells[last]) > widths[last]:
-            text = _wrapped(cells[last], widths[last])
+            text = divided(cells[last], widths[last], 0)
             if max(map(_width, text)) > widths[last]:
                 below.append(last)
                 text = [""]
@@ -134,16 +133,15 @@ def _without_blanks_at_end(line: _Line) -> _Line:
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
-    """Return the widths of the columns that fit, by their numbers."""
+    """Return the widths of the columns that fit and have a cell that is not empty, by their numbers."""
     natural = [max(map(_width, column)) for column in zip([item.heading for item in columns], *rows, strict=True)]
-    if sum(natural) + len(_BETWEEN) * (len(columns) - 1) <= width:
-        return dict(enumerate(natural))
+    filled = [number for number in range(len(columns)) if not number or not rows or any(row[number] for row in rows)]
+    if sum(natural[number] + len(_BETWEEN) for number in filled) - len(_BETWEEN) <= width:
+        return {number: natural[number] for number in filled}
     names = (_width(row[0]) for row in rows)
     widths = {0: max(_width(columns[0].heading), *(name for name in names if name <= width // 2), 0)}
     room = width - widths[0] - len(_BETWEEN)
-    for number in sorted(range(1, len(columns)), key=lambda number: columns[number].heading != _STATUS):
-        if not any(row[number] for row in rows):
-            continue
+    for number in sorted(filled[1:], key=lambda number: columns[number].heading != _STATUS):
         wanted = natural[number]
         if number == len(columns) - 1 and not columns[number].is_number:
             wanted = min(wanted, max(room, _LEAST_TEXT))
@@ -162,15 +160,11 @@ def _below(columns: Sequence[Column[Any]], row: Sequence[str], numbers: Sequence
             continue
         if line:
             yield line
-        first, *more = _wrapped(item, width - len(_INDENT) - 2)
+        first, *more = divided(item, width - len(_INDENT) - 2, 0)
         *full, line = [_INDENT + first, *(f"{_INDENT}  {text}" for text in more)]
         yield from full
     if line:
         yield line
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _width(text: str) -> int:
@@ -178,20 +172,36 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def print_errors(rows: Sequence[Any]) -> None:
-    """Print the reason of each row that has one."""
-    show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
+def print_below(rows: Sequence[Any], more: Sequence[str] = ()) -> None:
+    """Print what follows a table, as one paragraph: the reason of each row that has one, then sentences (markup)."""
+    print_paragraph([(row.name, row.status, row.error) for row in rows if row.error], more)
 
 
-def print_about(name: str, text: str, severity: str = "") -> None:
-    """Print a sentence about a partition. `severity` is markup."""
-    show.print_sentence(show.output_console(), f"{escape(name)}{severity and ' '}{severity}: {escape(text)}")
+def print_paragraph(reasons: Sequence[tuple[str, str, str]], more: Sequence[str] = ()) -> None:
+    """Print a blank line, then reasons (`show.print_reasons`), then sentences (markup)."""
+    if reasons or more:
+        print_line("")
+        show.print_reasons(reasons)
+    for sentence in more:
+        print_line(sentence)
 
 
-def print_notes(rows: Sequence[Any]) -> None:
-    for row in rows:
-        for note in row.notes:
-            print_about(row.name, note)
+def about(name: str, text: str, severity: str = "") -> str:
+    """Return a sentence about a partition, as markup. `severity` is markup."""
+    return f"{escape(name)}{severity and ' '}{severity}: {escape(text)}"
+
+
+def about_each(texts: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a sentence for each text and the name of the partition that it is about, as markup; equal texts of several
+    partitions are one sentence."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts:
+        names.setdefault(text, []).append(name)
+    return [about(show.some_names(of_text), text) for text, of_text in names.items()]
+
+
+def notes_of(rows: Sequence[Any]) -> list[str]:
+    return about_each((row.name, note) for row in rows for note in row.notes)
 
 
 def print_line(markup: str) -> None:

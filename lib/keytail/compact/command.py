@@ -16,7 +16,7 @@ from keytail.cli.output_options import ReportFile, RowsAndFiles, RowsAndReport
 from keytail.cli.replicas import directories_of, replicas_of
 from keytail.cli.selection import Choice, selected
 from keytail.cli.statuses import FAILURES, Status, styled
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_rows
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_paragraph, print_rows
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
 from keytail.compact.measure.show import MEASURED_COLUMNS, print_topics, topics_of
@@ -263,7 +263,7 @@ def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
     if any(row.status not in ("clean", "skipped") for row in rows):
         print_table(_title(request), rows)
     else:
-        _print_reasons_and_totals(rows, begin="")
+        _print_reasons_and_totals(rows, is_below_table=False)
 
 
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
@@ -276,10 +276,13 @@ def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     _print_reasons_and_totals(rows)
 
 
-def _print_reasons_and_totals(rows: Sequence[ResultRow], begin: str = "\n") -> None:
+def _print_reasons_and_totals(rows: Sequence[ResultRow], is_below_table: bool = True) -> None:
     reasons = [(row.name, row.status, reason) for row in rows if (reason := _reason(row))]
-    show.print_reasons(reasons)
-    print_line(("\n" if reasons else begin) + _totals(rows))
+    if is_below_table:
+        print_paragraph(reasons)
+    else:
+        show.print_reasons(reasons)
+    print_line(("\n" if reasons or is_below_table else "") + _totals(rows))
 
 
 def _reason(row: ResultRow) -> str:

@@ -13,7 +13,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.selection import ChoiceByFlags
-from keytail.cli.table import Column, print_line, print_rows
+from keytail.cli.table import Column, print_line, print_paragraph, print_rows
 from keytail.config.message_format import MessageFormat
 from keytail.durations import duration_text
 from keytail.errors import NO_ERROR, ErrorText
@@ -92,6 +92,14 @@ def _is_unreadable(row: DescribeRow) -> bool:
     return bool(row.error) and not row.segments
 
 
+def _is_blocked(row: DescribeRow) -> bool:
+    return bool(row.blocker) and not _is_unreadable(row)
+
+
+def _problem(row: DescribeRow) -> str:
+    return "could not be read" if _is_unreadable(row) else "could not be counted"
+
+
 def _known(row: DescribeRow, text: str) -> str:
     return "" if _is_unreadable(row) else text
 
@@ -130,14 +138,9 @@ def show_rows(rows: Sequence[DescribeRow], request: Request) -> None:
         print_line(f"\nKafka version that wrote the log dirs: {escape(rows[0].kafka['versions'])}")
         for seen, means in rows[0].kafka["evidence"].items():
             print_line(f"  {escape(seen)}: {escape(means)}")
-    for row in rows:
-        if row.blocker and not _is_unreadable(row):
-            print_line(f"\n{escape(row.name)} is not due for compaction: {escape(row.blocker)}")
-        if row.error:
-            what = f"{row.name} could not be read"
-            if not _is_unreadable(row):
-                what = f"the records of {row.name} could not be counted"
-            print_line(escape(f"\n{what}: {row.error}"))
+    reasons = [(row.name, "not due for compaction", row.blocker) for row in rows if _is_blocked(row)]
+    reasons += [(row.name, _problem(row), row.error) for row in rows if row.error]
+    print_paragraph(reasons)
     _print_message_formats(rows)
     topics = {row.topic: row for row in reversed(rows)}
     for topic in sorted(topics):

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
-from rich.markup import escape
-
 from keytail.cli import options as o
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import chosen_log_dirs
 from keytail.cli.statuses import Status, styled
-from keytail.cli.table import STATUS, Column, print_line, print_rows
+from keytail.cli.table import STATUS, Column, about, print_paragraph, print_rows
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -69,9 +67,7 @@ _COLUMNS: tuple[Column[CheckRow], ...] = (
 
 def show_rows(rows: Sequence[CheckRow], request: Request) -> None:
     print_rows("This machine", _COLUMNS, rows)
-    for row in rows:
-        if row.remedy:
-            print_line(f"\n{escape(row.check)} {styled(row.status)}: {escape(row.remedy)}")
+    print_paragraph([], [about(row.check, row.remedy, styled(row.status)) for row in rows if row.remedy])
 
 
 DOCTOR = Command(

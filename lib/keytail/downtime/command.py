@@ -10,7 +10,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.statuses import Status
-from keytail.cli.table import STATUS, Column, print_errors, print_rows
+from keytail.cli.table import STATUS, Column, print_below, print_rows
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.extras import Needs
@@ -76,7 +76,7 @@ _COLUMNS: tuple[Column[DowntimeRow], ...] = (
 
 def _show(rows: Sequence[DowntimeRow], request: Request) -> None:
     print_rows(f"Recorded in {request.ledger}", _COLUMNS, rows)
-    print_errors(rows)
+    print_below(rows)
 
 
 def _extras(request: Request) -> Needs:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
-from rich.markup import escape
-
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
@@ -19,10 +17,11 @@ from keytail.cli.table import (
     PARTITION,
     TOOK,
     Column,
-    print_about,
-    print_errors,
+    about,
+    about_each,
+    notes_of,
+    print_below,
     print_line,
-    print_notes,
     print_remarkable,
     total,
 )
@@ -129,23 +128,30 @@ def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
     with status `kept` are only counted."""
     title = "Expired" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
-    print_errors(rows)
-    for row in shown:
-        for segment in row.expired:
-            size = show.human_bytes(segment.log_bytes)
-            text = f"{row.name} segment {segment.base_offset} (offsets to {segment.end_offset - 1}, {size})"
-            print_line(f"{escape(text)} {segment.reason}: {escape(segment.why)}")
-        if row.kept and row.status not in FAILURES:
-            print_about(row.name, row.kept)
-        print_notes([row])
-        for finding in row.findings:
-            severity = "[bold red]error[/]" if finding.broker_deletes else "[yellow]warning[/]"
-            print_about(row.name, f"{finding.what}. {finding.remedy}", severity)
+    segments = [
+        about(
+            f"{row.name} segment {segment.base_offset} (offsets to {segment.end_offset - 1}, "
+            f"{show.human_bytes(segment.log_bytes)})",
+            segment.why,
+            segment.reason,
+        )
+        for row in shown for segment in row.expired
+    ]  # fmt: skip
+    kept = about_each((row.name, row.kept) for row in shown if row.kept and row.status not in FAILURES)
+    findings = [
+        about(
+            row.name,
+            f"{finding.what}. {finding.remedy}",
+            "[bold red]error[/]" if finding.broker_deletes else "[yellow]warning[/]",
+        )
+        for row in shown for finding in row.findings
+    ]  # fmt: skip
+    print_below(rows, [*segments, *kept, *notes_of(shown), *findings])
     text = total(rows)
     for status, begin in (("would-expire", "To remove"), ("expired", "Removed")):
-        segments = [segment for row in rows if row.status == status for segment in row.expired]
-        if segments:
-            text += f" {begin}: {show.human_bytes(sum(segment.log_bytes for segment in segments))}."
+        sizes = [segment.log_bytes for row in rows if row.status == status for segment in row.expired]
+        if sizes:
+            text += f" {begin}: {show.human_bytes(sum(sizes))}."
     print_line(f"\n{text}")
 
 

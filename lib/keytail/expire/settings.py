@@ -49,8 +49,11 @@ def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
         return NO_ERROR
     text = (
         f"topic config unknown: {', '.join(assumed)} of {resolved.topic} is set by the broker's own configuration, "
-        f"which was not read. Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as "
-        f"--topic-config {resolved.topic}:key=value; for settings other than cleanup.policy, --config FILE with the "
-        "broker's server.properties is enough"
+        "which was not read"
     )
-    return refusal(text, slug="unknown-topic-settings")
+    remedy = (
+        f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as --topic-config "
+        f"{resolved.topic}:key=value; for settings other than cleanup.policy, --config FILE with the broker's "
+        "server.properties is enough"
+    )
+    return refusal(text, slug="unknown-topic-settings", remedy=remedy)

@@ -13,7 +13,18 @@ from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
+from keytail.cli.table import (
+    PARTITION,
+    STATUS,
+    TOOK,
+    Column,
+    about_each,
+    notes_of,
+    print_below,
+    print_line,
+    print_rows,
+    total,
+)
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.export.formats import Format, FormatName, Formats
 from keytail.extras import DELTA
@@ -151,10 +162,8 @@ _COLUMNS: tuple[Column[ExportRow], ...] = (
 def show_rows(rows: Sequence[ExportRow], request: Request) -> None:
     """Print a line for each partition, the reasons, then totals."""
     print_rows("Export" if request.execute else "Dry run: nothing was changed", _COLUMNS, rows)
-    print_errors(rows)
-    for row in rows:
-        for note in (*((row.why,) if row.why and not row.error else ()), *row.notes):
-            print_about(row.name, note)
+    reasons = ((row.name, row.why) for row in rows if row.why and not row.error)
+    print_below(rows, [*about_each(reasons), *notes_of(rows)])
     text = total(rows)
     done = [row for row in rows if row.status == "exported"]
     if done:
@@ -168,6 +177,8 @@ def next_step(rows: Sequence[ExportRow], request: Request) -> str:
         return "This was a dry run. To export, run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
         return "Partitions that were not exported are unchanged in the table; the reasons are given above."
+    if any(row.status == "exported" for row in rows):
+        return f"The table of each topic is in the folder of its name in {request.target}."
     return ""
 
 

@@ -15,7 +15,7 @@ from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.selection import chosen_log_dirs
 from keytail.cli.statuses import FAILURES, Status
-from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_notes, print_rows, total
+from keytail.cli.table import PARTITION, STATUS, Column, notes_of, print_below, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem
 from keytail.extras import DELTA, SPARK, Needs
 from keytail.import_.source import Columns, Source
@@ -210,8 +210,7 @@ _COLUMNS: tuple[Column[ImportRow], ...] = (
 def show_rows(rows: Sequence[ImportRow], request: Request) -> None:
     """Print a line for each partition, the reasons, then totals."""
     print_rows("Import" if request.execute else "Dry run: nothing was changed", _COLUMNS, rows)
-    print_errors(rows)
-    print_notes(rows)
+    print_below(rows, notes_of(rows))
     text = total(rows)
     done = [row for row in rows if row.status == "imported"]
     if done:

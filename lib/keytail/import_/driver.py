@@ -64,7 +64,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.all_log_dirs)
             run.enter_context(hold(request.all_log_dirs, fs))
-            target = find_target(fs, request)
+            target = find_target(fs, request, is_reported=True)
         at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after this run's session has stopped
         with Reporter("import", [(f"{request.topic}-{item.number}", 0) for item in target.partitions]) as reporter:
             if not request.submitted and is_on_this_host(request.master):

@@ -102,13 +102,13 @@ class Target:
         raise KeytailError(what, path=path, remedy=WRITTEN_TO, slug="created-partition-missing")
 
 
-def find_target(fs: FileSystem, request: Request) -> Target:
+def find_target(fs: FileSystem, request: Request, *, is_reported: bool = False) -> Target:
     """Return the target. Raises UsageProblem for a topic that neither exists nor is to be created; Refused if settings
-    are unknown."""
+    are unknown. `is_reported`: see `with_metadata`."""
     topic = request.topic
     _check_topic(request)
     by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]
-    configuration = with_metadata(fs, request.log_dirs, request.configuration)
+    configuration = with_metadata(fs, request.log_dirs, request.configuration, is_reported=is_reported)
     known = _known(configuration, request)
     found = _found(by_broker, topic)
     existing = {entry.topic for dirs in by_broker for facts in dirs for entry in facts.partitions}

@@ -13,7 +13,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.statuses import Status, exit_status_of
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_errors, print_line, print_rows
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_below, print_line, print_rows
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.extras import DELTA, Needs
@@ -222,7 +222,7 @@ def show_rows(rows: Sequence[Any], request: Request) -> None:
 
 def _print(title: str, columns: Sequence[Column[Any]], rows: Sequence[Any], counted: str = "") -> None:
     print_rows(title, columns, rows)
-    print_errors(rows)
+    print_below(rows)
     if counted:
         print_line(f"\n{len(rows)} {counted}{'s' if len(rows) != 1 else ''}.")
 

@@ -14,7 +14,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.selection import ChoiceAlone
 from keytail.cli.statuses import Status, exit_status_of, styled
-from keytail.cli.table import PARTITION, STATUS, Column, print_line, print_rows
+from keytail.cli.table import PARTITION, STATUS, Column, about, print_line, print_paragraph, print_rows
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
@@ -125,10 +125,8 @@ _COLUMNS: tuple[Column[LookupRow], ...] = (
 def show_rows(rows: Sequence[LookupRow], request: Request) -> None:
     """Print a line for each partition, then errors, reasons and notes, then the numbered steps."""
     print_rows("Lookup", _COLUMNS, rows)
-    for row in rows:
-        for text in (row.error, row.reason, *row.notes):
-            if text:
-                print_line(f"\n{escape(row.name)} {styled(row.status)}: {escape(text)}.")
+    texts = ((row, text) for row in rows for text in (row.error, row.reason, *row.notes) if text)
+    print_paragraph([], [about(row.name, f"{text}.", styled(row.status)) for row, text in texts])
     for row in rows:
         if row.steps:
             print_line(f"\n[bold]{escape(row.name)}, step by step:[/]")

@@ -57,7 +57,7 @@ class ListedError:
     text: str
     remedy: str
     slug: str
-    is_raised: bool  # else a reason in a row, whose text contains the remedy
+    is_raised: bool  # else a reason in a row
 
 
 def page() -> str:

@@ -13,7 +13,7 @@ from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
-from keytail.cli.table import PARTITION, STATUS, Column, print_errors, print_line, print_rows, total
+from keytail.cli.table import PARTITION, STATUS, Column, print_below, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
@@ -73,7 +73,7 @@ def _show(rows: Sequence[PreparedRow], request: Request) -> None:
         print_line("Nothing is prepared.")
         return
     print_rows("Prepared", _COLUMNS, rows)
-    print_errors(rows)
+    print_below(rows)
     print_line(f"\n{total(rows)}")
 
 

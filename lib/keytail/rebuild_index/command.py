@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
-from rich.markup import escape
-
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
@@ -21,13 +19,14 @@ from keytail.cli.table import (
     STATUS,
     TOOK,
     Column,
-    print_errors,
+    about,
+    notes_of,
+    print_below,
     print_line,
-    print_notes,
     print_remarkable,
     total,
 )
-from keytail.errors import NO_ERROR, ErrorText, KeytailError
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, without_corrupt_remedy
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 from keytail.run.rows import OfPartition
 
@@ -129,13 +128,13 @@ def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
     only counted."""
     title = "Index files" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
-    print_errors(rows)
-    for row in shown:
-        print_notes([row])
-        for segment in row.segments:
-            if segment.status != "sound":
-                start = f"{row.name} segment {segment.base_offset}"
-                print_line(f"{escape(start)} {styled(segment.status)}: {escape(segment.error)}")
+    segments = [
+        about(
+            f"{row.name} segment {segment.base_offset}", without_corrupt_remedy(segment.error), styled(segment.status)
+        )
+        for row in shown for segment in row.segments if segment.status != "sound"
+    ]  # fmt: skip
+    print_below(rows, [*notes_of(shown), *segments])
     if shown or not rows:  # otherwise the line above has the same sum
         print_line(f"\n{total(rows)}")
 
@@ -145,6 +144,8 @@ def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
         return "This was a dry run. To rebuild, stop the broker, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
         return "Partitions that were not rebuilt are unchanged; the reasons and remedies are given above."
+    if any(row.status == "rebuilt" and row.error for row in rows):
+        return "Next: run again with --truncate, or start the broker, which truncates the torn logs too."
     return "Next: start the broker." if any(row.status == "rebuilt" for row in rows) else ""
 
 

@@ -181,7 +181,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
     status, error = "sound", NO_ERROR
     reported = [*notes, *outcome.rest.wrong]
     if outcome.done_truncation is not None:
-        reported.insert(0, truncation_text(outcome.done_truncation, True))
+        reported.insert(0, truncation_text(outcome.done_truncation))
     if result is not None:
         log_bytes = {segment.base_offset: segment.log_bytes for segment in facts.segments}
         segments = tuple(_segment_row(item, log_bytes[item.base_offset], outcome) for item in result.segments)
@@ -190,7 +190,8 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         if files_wrong or result.torn is not None or outcome.done_truncation is not None:
             status = "rebuilt" if outcome.installed else "would-rebuild"
         if result.torn is not None:
-            error = ErrorText(truncation_text(result.torn, False))
+            remedy = "With --execute, this run truncates" if plan.settings.truncate else "Use --truncate to truncate"
+            error = ErrorText(truncation_text(result.torn, f"{remedy} it before a broker starts"))
     if outcome.rest.refused:
         status, error = "refused", joined(outcome.rest.refused)
     if outcome.problem is not None:

@@ -191,14 +191,14 @@ def truncate(
     return plan_partition(fs, surveyed, plan.settings)
 
 
-def truncation_text(torn: Truncation, done: bool) -> str:
-    """Describe what a truncation removes, or would remove."""
+def truncation_text(torn: Truncation, remedy: str = "") -> str:
+    """Describe what a truncation has removed, or with a remedy what it would remove."""
     lost = "no known offset"
     if torn.lost_end > torn.next_offset:
         lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
     text = (
         f"torn: {torn.tail.what} (segment {torn.tail.base_offset}, byte position {torn.tail.byte_position}, offset "
-        f"{torn.next_offset}); {'truncated' if done else 'a broker that starts truncates the log'} there, which "
+        f"{torn.next_offset}); {'a broker that starts truncates the log' if remedy else 'truncated'} there, which "
         f"removes {torn.truncated_bytes} bytes"
     )
     if torn.removed_segments:
@@ -206,7 +206,7 @@ def truncation_text(torn: Truncation, done: bool) -> str:
     text += f"; lost: {lost}"
     if torn.acknowledged_until is not None:
         text += f", of which those below {torn.acknowledged_until} were acknowledged to producers"
-    return text if done else f"{text}. Use --truncate to truncate it before a broker starts"
+    return f"{text}. {remedy}" if remedy else text
 
 
 def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:

@@ -12,6 +12,7 @@ import gc
 import json
 import pkgutil
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import resources
@@ -22,6 +23,7 @@ from keytail.console import print_message
 from keytail.errors import UsageProblem
 from keytail.run.memory import cores
 from keytail.run.processes import Processes
+from keytail.threads import inheriting
 
 RARE = "rare"
 _LIST = "kernels.json"
@@ -147,18 +149,40 @@ def compile_kernels(
     note(f"compiling {total} kernels, {where}, slowest first: about {left_s:.0f} s")
     start_s = last_s = time.monotonic()
     ended = 0
+    lock, over = threading.Lock(), threading.Event()
+
+    def report(is_due: bool = False) -> None:
+        nonlocal last_s
+        with lock:
+            now_s = time.monotonic()
+            if over.is_set() or not (is_due or now_s - last_s >= _PACE_S):
+                return
+            last_s = now_s
+            text = f"{ended} of {total} kernels are compiled (at {now_s - start_s:.0f} s)"
+            if ended:
+                left_s = _left_s([seconds for *_, seconds in missing], ended, count, now_s - start_s)
+                text += f", about {left_s:.0f} s left"
+            note(text)
 
     def on_end() -> None:
-        nonlocal ended, last_s
-        ended += 1
-        if (now_s := time.monotonic()) - last_s >= _PACE_S or ended == 1:
-            last_s = now_s
-            left_s = _left_s([seconds for *_, seconds in missing], ended, count, now_s - start_s)
-            note(f"{ended} of {total} kernels are compiled (at {now_s - start_s:.0f} s), about {left_s:.0f} s left")
+        nonlocal ended
+        with lock:
+            ended += 1
+            is_first = ended == 1
+        report(is_due=is_first)
+
+    def report_while_none_ends() -> None:
+        while not over.wait(_PACE_S):
+            report()
 
     with Processes(count, lambda number, attempt: _compile_here(*missing[number][:2])) as workers:
-        workers.run(range(total), on_end=on_end)
-    note(f"compiled {total} kernels in {time.monotonic() - start_s:.0f} s")
+        threading.Thread(target=inheriting(report_while_none_ends), name="kernels", daemon=True).start()
+        try:
+            workers.run(range(total), on_end=on_end)
+        finally:
+            over.set()
+    with lock:  # after a line that is being printed
+        note(f"compiled {total} kernels in {time.monotonic() - start_s:.0f} s")
     return total
 
 

@@ -186,9 +186,14 @@ def _build(
     try:
         return _in_a_thread(partial(_launched, builder.getOrCreate, popen))
     except Exception as problem:
+        what = first_line(problem)
         raise KeytailError(
-            f"Spark did not start: {first_line(problem)}",
-            remedy="Read Spark's messages above, and check JAVA_HOME, --master and free memory",
+            f"Spark did not start: {what}",
+            remedy="Set spark.authenticate.secret, in spark-defaults.conf of SPARK_CONF_DIR, to the secret of the "
+            "cluster; or, if that has none, set spark.authenticate and spark.network.crypto.enabled to false there "
+            "(run/CLUSTER.md)"
+            if "spark.authenticate.secret" in what
+            else "Read Spark's messages above, and check JAVA_HOME, --master and free memory",
             slug="spark-not-started",
         ) from problem
 

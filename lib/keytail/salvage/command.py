@@ -13,7 +13,7 @@ from keytail.cli.command import Command
 from keytail.cli.configuration import Configuration, WithoutAssertions
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.statuses import Status, exit_status_of
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_errors, print_line, print_rows, total
+from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about_each, print_below, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
@@ -136,14 +136,15 @@ _COLUMNS: tuple[Column[SalvageRow], ...] = (
 def show_rows(rows: Sequence[SalvageRow], request: Request) -> None:
     """Print a line for each partition, then the losses of each, then totals."""
     print_rows("Salvage" if request.execute else "Dry run: nothing was written", _COLUMNS, rows)
-    print_errors(rows)
-    for row in rows:
-        lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes, *_about_end(row)]
-        for line in lines[:_MOST_LINES]:
-            print_about(row.name, line)
-        if len(lines) > _MOST_LINES:
-            print_about(row.name, f"{len(lines) - _MOST_LINES} more lines; --output json shows all")
+    print_below(rows, about_each((row.name, line) for row in rows for line in _lines(row)))
     print_line(f"\n{total(rows)}")
+
+
+def _lines(row: SalvageRow) -> list[str]:
+    lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes, *_about_end(row)]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES} more lines; --output json shows all"]
+    return lines
 
 
 def _about_end(row: SalvageRow) -> list[str]:
@@ -195,9 +196,17 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
         "What to do now. If another replica is intact, use that one: move this partition's directory out of the "
         "log dir, and the broker fetches it again when it starts. Otherwise, with the broker stopped:"
     ]
-    for row in done:
-        lines.append(f"  1. move {os.path.join(row.log_dir, row.name)} out of its log dir, and keep it")
-        lines.append(f"  2. move {row.to} to {os.path.join(row.log_dir, row.name)}, with owner and mode as before")
+    damaged = [os.path.join(row.log_dir, row.name) for row in done]
+    if len(done) == 1:
+        lines += [
+            f"  1. move {damaged[0]} out of its log dir, and keep it",
+            f"  2. move {done[0].to} to {damaged[0]}, with owner and mode as before",
+        ]
+    else:
+        lines.append("  1. move these directories out of their log dirs, and keep them:")
+        lines += [f"    {old}" for old in damaged]
+        lines.append("  2. move the new directories there, with owner and mode as before:")
+        lines += [f"    {row.to} to {old}" for row, old in zip(done, damaged, strict=True)]
     lines += [
         "  3. do not change the checkpoints of the log dir: log start and log end are as before, unless a line above "
         "reports a change",

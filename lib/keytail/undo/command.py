@@ -14,7 +14,18 @@ from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.flags import FromFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_about, print_line, print_notes, print_rows, total
+from keytail.cli.table import (
+    PARTITION,
+    STATUS,
+    TOOK,
+    Column,
+    about,
+    notes_of,
+    print_line,
+    print_paragraph,
+    print_rows,
+    total,
+)
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
@@ -150,17 +161,20 @@ def show_rows(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
     undone = [row for row in rows if isinstance(row, UndoRow)]
     title = f"Undo of run {request.run_id}" if request.execute else "Dry run: nothing was changed"
     print_rows(title, _COLUMNS, undone)
-    show.print_reasons([
+    reasons = [
         (row.name, row.status, f"the partition has changed since run {row.run_id}:" if row.differences else row.error)
         for row in undone if row.error
-    ])  # fmt: skip
-    for row in undone:
-        for difference in row.differences[:_MOST_LINES]:
-            print_about(f"  {row.name}", difference)
-        if len(row.differences) > _MOST_LINES:
-            print_about(f"  {row.name}", f"and {len(row.differences) - _MOST_LINES} more")
-        print_notes([row])
+    ]  # fmt: skip
+    differences = [about(f"  {row.name}", text) for row in undone for text in _some_differences(row)]
+    print_paragraph(reasons, [*differences, *notes_of(undone)])
     print_line(f"\n{total(undone)}")
+
+
+def _some_differences(row: UndoRow) -> list[str]:
+    texts = list(row.differences)
+    if len(texts) > _MOST_LINES:
+        texts[_MOST_LINES:] = [f"and {len(texts) - _MOST_LINES} more"]
+    return texts
 
 
 def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> str:

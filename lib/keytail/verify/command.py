@@ -13,8 +13,8 @@ from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.selection import ChoiceAlone
-from keytail.cli.statuses import Status, styled
-from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_rows
+from keytail.cli.statuses import Status
+from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_paragraph, print_rows
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 
 OnlyEnds = Annotated[bool, o.run_flag(
@@ -81,13 +81,16 @@ _COLUMNS: tuple[Column[VerifyRow], ...] = (
 
 
 def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
-    """Print a line for each partition, then every finding with its place and remedy."""
+    """Print a line for each partition, then every finding with its place, those with the same remedy together."""
     print_rows("Verified", _COLUMNS, rows)
+    unread = [row for row in rows if row.error and (not row.findings or row.status == "refused")]
+    print_paragraph([(row.name, row.status, row.error) for row in unread])
+    by_remedy: dict[str, list[str]] = {}
     for row in rows:
-        if row.error and (not row.findings or row.status == "refused"):
-            print_line(f"\n{escape(row.name)} {styled(row.status)}: {escape(row.error)}")
         for finding in row.findings:
-            print_line(f"\n{escape(row.name)} {finding_text(finding)}")
+            by_remedy.setdefault(finding.get("remedy") or "", []).append(f"{escape(row.name)} {finding_text(finding)}")
+    for remedy, found in by_remedy.items():
+        print_paragraph([], [*found, *([f"  Remedy: {escape(remedy)}"] if remedy else [])])
     if any(row.live for row in rows):
         print_line("\nIn use: a broker runs there. The end of an active segment was not checked.")
     bad = sum(row.status != "sound" for row in rows)
@@ -109,7 +112,7 @@ def next_step(rows: Sequence[VerifyRow], request: Request | None = None) -> str:
 
 
 def finding_text(finding: dict[str, Any]) -> str:
-    """Return `error: what (path, byte position n, offset m). A broker: what it does. Remedy`, escaped for rich."""
+    """Return `error: what (path, byte position n, offset m). A broker: what it does`, escaped for rich."""
     where = [str(finding["path"])] if finding.get("path") else []
     where += [f"{name} {finding[key]}" for name, key in (("byte position", "byte_position"), ("offset", "offset"))
               if finding.get(key) is not None]  # fmt: skip
@@ -118,7 +121,7 @@ def finding_text(finding: dict[str, Any]) -> str:
         text += f". A broker: {finding['broker']}"
     if finding.get("start_loses"):
         text += ". Starting the broker loses records"
-    return escape(text + (f". {finding['remedy']}" if finding.get("remedy") else ""))
+    return escape(text)
 
 
 VERIFY = Command(
