@@ -1,10 +1,10 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
 Largest first; small partitions are packed together. A partition that does not fit beside those in flight waits; one
-that never fits is written in passes, alone on its file system. With a deadline, or if scratch space and not cores
-limits how many run at a time, the partitions with the largest expected gain per second are first instead: what is done
-by the deadline is worth most, and space is freed as early as possible. With a deadline no partition overtakes one that
-only waits for space: small ones could keep it waiting until then. Only `Schedule` is thread-safe.
+that never fits is written in passes, alone on its file system. With a deadline, or if scratch space rather than the
+number of cores limits how many run at a time, the partitions with the largest expected gain per second are first: this
+reclaims most by the deadline, and frees space as early as possible. With a deadline, no partition overtakes one that
+waits for space: small ones could keep it waiting until the deadline. Only `Schedule` is thread-safe.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 # Without Spark jobs, a bundle only saves rewrites of checkpoints; this number per core keeps all cores busy.
 _BUNDLES_A_CORE = 8
-# In flight. Each uses a driver thread and two sockets, of the 1,024 descriptors that a process usually has.
+# Bundles in flight. Each uses a driver thread and two sockets; a process usually has 1,024 descriptors.
 MOST_BUNDLES = 256
-# Of prepared partitions. Their commits mostly wait for syncs of directories, and a file system completes those of many
-# directories together.
+# Bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced, and a file system
+# syncs many directories together.
 MOST_COMMITS = 16
-# Partitions that a killed run has committed, but whose checkpoints it has not moved, are read and cleaned again.
+# If a run is killed, the partitions that it has committed without moving their checkpoints are cleaned again.
 _COMMITS_A_BUNDLE = 16
 
 
@@ -60,7 +60,7 @@ class BundleSize:
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
-    """Return one bundle for each task that can run, and a quarter more, which are installed meanwhile."""
+    """Return one bundle for each task that can run, and a quarter more for those that are being installed."""
     return min(_in_flight(parallel), partitions, MOST_BUNDLES)
 
 
@@ -120,15 +120,14 @@ class Waiting:
         return bool(self._prepared or self._tasks)
 
     def take(self) -> Bundle | None:
-        """Return one large partition or several small ones with their space reserved; None if there is no room.
+        """Return one large partition or several small ones, with their space reserved; None if there is no room.
 
-        Those that were prepared are first: their commits take seconds, and free space.
+        Prepared partitions are first: their commits take seconds and free space.
         """
         return self.take_prepared() or self._reserved(self._fitting() or self._in_passes())
 
     def take_prepared(self) -> Bundle | None:
-        """Return some of those that were prepared, with their space reserved; None if there is no room, or none is
-        left."""
+        """Return some prepared partitions, with their space reserved; None if there is no room, or none is left."""
         return self._reserved(self._of_prepared())
 
     def release(self, bundle: Bundle) -> None:
@@ -155,7 +154,7 @@ class Waiting:
         taken: list[CleaningTask] = []
         while self._prepared and len(taken) < self._commits_a_bundle:
             task = self._prepared[0]
-            more = self._needs(task, 0, needs)  # of copies for a backup
+            more = self._needs(task, 0, needs)  # the bytes of copies for a backup
             fits = self._space.fits(more)
             if fits or (not taken and self._copies_fit_alone(task)):
                 taken.append(self._prepared.popleft())
@@ -165,8 +164,9 @@ class Waiting:
         return Bundle(taken, needs) if taken else None
 
     def _copies_fit_alone(self, task: CleaningTask) -> bool:
-        """Return whether the backup of a prepared partition, which needs no other space, fits while no other copies are
-        made, although it may take more than half of the free space."""
+        """Return whether the backup of a prepared partition fits while no other backup is written. It needs no other
+        space, so it may take more than half of the free space.
+        """
         if self._keeper is None:
             return False
         reserved = self._space.reserved_bytes.get(self._space.device(self._keeper.backup.directory), 0)
@@ -184,7 +184,7 @@ class Waiting:
                 break
             if len(taken) >= self._size.least and size + need > BUNDLE_BYTES:
                 at = bisect_left(self._tasks, size - BUNDLE_BYTES, lo=at, key=lambda item: -item[0])
-                continue  # at the largest that fits
+                continue  # start at the largest that fits
             more = self._needs(task, need, needs)
             if self._space.fits(more):
                 taken.append(at)
@@ -195,7 +195,7 @@ class Waiting:
         return self._bundle(taken, needs)
 
     def _fitting_by_gain(self) -> Bundle | None:
-        """Return the next ones that fit, as many as a bundle takes."""
+        """Return the next partitions that fit, as many as a bundle takes."""
         taken: list[int] = []
         needs: dict[int, int] = {}
         waited_for: set[int] = set()  # devices
@@ -228,7 +228,8 @@ class Waiting:
     def _in_passes(self) -> Bundle | None:
         """Return the largest partition whose file system has no reservations, with all of that space."""
         for place, (need, task) in enumerate(self._tasks):
-            if task.prepares:  # the next pass begins only when the output of this one is in place
+            # A preparation has one pass: the next one would begin only when the output of this one is in place.
+            if task.prepares:
                 continue
             if self._space.reserved_bytes.get(_device_of(self._space, task)):
                 continue
@@ -241,7 +242,7 @@ class Waiting:
         return None
 
     def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
-        """Return the bytes needed by file system, including `before`, those of the tasks before it."""
+        """Return the needed bytes by file system, including `before`, the needs of the tasks before this one."""
         needs = dict(before)
         device = _device_of(self._space, task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
@@ -258,8 +259,9 @@ def _gain(task: CleaningTask) -> float:
 
 
 def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpace) -> bool:
-    """Return whether the scratch space of a file system is too little for its `parallel` largest partitions at a
-    time: then space, and not cores, limits how many run."""
+    """Return whether a file system has too little scratch space for its `parallel` largest partitions at a time: then
+    space, not the number of cores, limits how many run.
+    """
     needs: dict[int, list[int]] = {}
     for task in tasks:
         if task.prepared is None:
@@ -271,7 +273,8 @@ def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpa
 
 def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> int | None:
     """Return the scratch space in bytes that a partition may use if no other one is in flight on its file system, or
-    None if it cannot be rewritten even then. A plan decides by this too (room.py)."""
+    None if it cannot be rewritten even then. A plan uses this, too (room.py).
+    """
     device = _device_of(space, task)
     bound = space.for_passes(device, _least_bytes(task))
     if bound is None or keeper is None:
@@ -313,7 +316,8 @@ def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
 
 def _least_bytes(task: CleaningTask) -> int:
     """Return the bytes that the largest group may write."""
-    memory = task.map_memory_bytes or map_memory_bytes(1)  # a host's share is smaller
+    # The maximum: a task has less memory if several run on its host.
+    memory = task.map_memory_bytes or map_memory_bytes(1)
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))
 
 
@@ -330,12 +334,12 @@ class Schedule:
     stop: Stop
     changed: threading.Condition
     most_cleaning: int
-    cleaning: int = 0  # partitions whose tasks have not returned
+    cleaning: int = 0  # partitions whose tasks are still running
     in_flight: int = 0  # bundles that have not ended
     begun: int = 0  # bundles
 
     def next_bundle(self) -> Bundle | None:
-        """Wait for room, then return a bundle with its space reserved, or None if nothing is left to begin.
+        """Wait for room, then return a bundle with its space reserved; None if no partition is left.
 
         Partitions that cannot be rewritten even alone get their rows here.
         """
@@ -359,8 +363,9 @@ class Schedule:
         return None
 
     def next_prepared(self) -> Bundle | None:
-        """Return a bundle of partitions that were prepared, or None if none can begin now: `next_bundle` is called by
-        other threads, too, and returns those that are left."""
+        """Return a bundle of prepared partitions, or None if none can begin now. `next_bundle`, which other threads
+        call, returns the rest.
+        """
         with self.changed:
             if self.stop.asked or self.stop.lock_lost is not None or self._is_past_deadline():
                 return None
@@ -369,13 +374,13 @@ class Schedule:
             return bundle
 
     def begin(self) -> int:
-        """Return the number of a bundle that begins, from 1."""
+        """Return the number of the next bundle, counted from 1."""
         with self.changed:
             self.begun += 1
             return self.begun
 
     def cleaned(self, bundle: Bundle) -> None:
-        """Let the next bundle begin, while this one is installed."""
+        """Let the next bundle begin while this one is installed."""
         with self.changed:
             self.cleaning -= bundle.cleans
             self.changed.notify_all()

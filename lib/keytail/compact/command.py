@@ -148,9 +148,9 @@ class Request:
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
     output_dirs: Annotated[tuple[str, ...], FromFlags(_output_dirs)] = ()
     scratch_dir: c.ScratchDir = None
-    submitted: bool = False  # under spark-submit, which has chosen the master
-    in_detail: Annotated[bool, FromFlags(_in_detail)] = False  # the rows are for a report
-    show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # in the report
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
+    in_detail: Annotated[bool, FromFlags(_in_detail)] = False  # the rows have the details for a report
+    show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # the report shows the hottest keys
 
     @property
     def is_out_of_place(self) -> bool:
@@ -182,7 +182,7 @@ class Request:
         )
 
     def map_memory(self) -> int:
-        """Return the map memory of one task in bytes, as far as it is known before there is a session."""
+        """Return the map memory of one task in bytes, as far as it is known before a session exists."""
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 
@@ -258,7 +258,7 @@ def _show_plan(rows: Sequence[ResultRow], request: Request) -> None:
 
 
 def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
-    """Without anything done, to do or wrong, print no table: it would say of each partition that it is unchanged."""
+    """Print no table if nothing was done, is due or failed: each of its lines would be "unchanged"."""
     if any(row.status not in ("clean", "skipped") for row in rows):
         print_table(_title(request), rows)
     else:
@@ -341,7 +341,7 @@ def _after_dry_run(rows: Sequence[ResultRow]) -> str:
 
 
 def _then(rows: Sequence[ResultRow]) -> str:
-    """Return what comes after `verify`: a broker that starts may truncate or delete what is damaged."""
+    """Return the step after `verify`: a broker that starts may truncate or delete damaged logs."""
     if any(row.status == "corrupt" for row in rows):
         return "and resolve what is corrupt before you start the broker"
     return "then start the broker"
@@ -408,7 +408,7 @@ _STATUSES = {
     "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
     "skipped": Status("not due, not a compacted topic, or stopped, as stated in `error`", "skipped"),
     NOT_BEGUN: Status(
-        "`--deadline` had passed, or the run was interrupted, before anything of it was replaced", "skipped"
+        "`--deadline` had passed, or the run was interrupted, before any of its segments was replaced", "skipped"
     ),
     **FAILURES,
 }
@@ -418,8 +418,8 @@ PLAN = Command(
     also_called=("preview", "estimate", "list", "ls", "due"),
     help="Show for each partition whether a compaction is due, and if not, why. Changes nothing."
     "\n\n"
-    "With --measure or --estimate also what a compaction would leave, which takes as long as reading the partitions "
-    "that are due. Starts no Spark otherwise.",
+    "With --measure or --estimate, also show what a compaction would leave, which takes as long as reading the "
+    "partitions that are due. Without them, Spark is not started.",
     request=Request,
     only=_PLAN_FIELDS,
     run="keytail.compact.driver:plan",

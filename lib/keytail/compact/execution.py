@@ -113,7 +113,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 @contextlib.contextmanager
 def _rows_of_stop(rows: Callable[[], list[ResultRow]]) -> Iterator[None]:
-    """Give a signal that stops the run before any partition was begun the rows of all partitions."""
+    """Add the rows of all partitions to a signal that stops the run before any partition has begun."""
     try:
         yield
     except Stopped as stop:
@@ -151,7 +151,7 @@ def _plan_resolved(
 
 
 def _repair_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
-    """Set checkpoints outside their logs to the first dirty offset, also of partitions where no round is due."""
+    """Set checkpoints outside their logs to the first dirty offset, also for partitions where no round is due."""
     repaired: dict[str, dict[tuple[str, int], int]] = {}
     for plan in planned:
         if plan.repaired_checkpoint is not None:

@@ -14,7 +14,9 @@ from keytail.run.rows import Measured, ResultRow
 
 @dataclass(frozen=True)
 class Topic:
-    """The sums over the measured partitions of a topic, or of all. Seconds are those of a run on this host's cores."""
+    """The sums over the measured partitions of a topic, or of all topics. Seconds are those of a run on this host's
+    cores.
+    """
 
     topic: str
     partitions: int
@@ -48,7 +50,7 @@ def topics_of(rows: Iterable[ResultRow], cores: int) -> list[Topic]:
 
 
 def sum_of(name: str, rows: Sequence[ResultRow], cores: int) -> Topic:
-    """Return the sums over rows that are measured."""
+    """Return the sums over the measured rows."""
     known = [row.measured for row in rows if row.measured is not None]
     sums = {name: sum(getattr(row, name) or 0 for row in rows) for name in _SUMMED_OF_ROW}
     sums |= {name: sum(getattr(item, name) for item in known) for name in _SUMMED}
@@ -62,7 +64,7 @@ def sum_of(name: str, rows: Sequence[ResultRow], cores: int) -> Topic:
 
 
 def sentence_of(total: Topic, cores: int) -> str:
-    """Return what a compaction of all measured partitions would leave, and what it takes."""
+    """Return the sentence about what a compaction of all measured partitions would leave, and how long it takes."""
     size = _between(show.human_bytes, total.bytes_after_low, total.bytes_after_high)
     share = 100 * total.reclaimed_bytes / total.bytes_before if total.bytes_before else 0.0
     about = "about " if total.bytes_after_low != total.bytes_after_high else ""
