@@ -13,7 +13,7 @@ ACCESS_ACL = "system.posix_acl_access"
 SECURITY_LABELS = ("security.selinux", "security.SMACK64")
 KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 
-# Treated as having no extended attributes: a file system without them, or one where they cannot be read.
+# Errors of file systems that have no extended attributes, or where they cannot be read.
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
 
 
