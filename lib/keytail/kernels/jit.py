@@ -77,11 +77,13 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversabl
 
 
 def _cache_folder() -> tuple[str | None, bool, str]:
-    """Return a folder for the processes of this user, or None; whether this process can write to it; and why not."""
+    """Return a folder for the processes of this user, or None; whether this process can write to it; and the reason if
+    not.
+    """
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
-    if not os.path.isabs(base):  # no home directory: "~" is not expanded
+    if not os.path.isabs(base):  # "~" is not expanded if there is no home directory
         return None, False, f"the path {base} is not absolute" if base[:1] != "~" else "the user has no home directory"
     folder = os.path.join(base, _digest())
     for item, mode in ((base, 0o755), (folder, 0o700)):
@@ -159,7 +161,7 @@ class _TrustedFiles(caching.IndexDataCacheFile):
     def _load_data(self, name: str) -> Any:
         data = _read(self._data_path(name))
         if not data:
-            raise FileNotFoundError(name)  # Numba then compiles
+            raise FileNotFoundError(name)  # Numba then compiles the kernel
         return pickle.loads(data)
 
     @contextlib.contextmanager
@@ -195,14 +197,16 @@ class _Lock:
     open file: a forked process does not inherit it, and it ends with the process.
     """
 
-    _can_wait = True  # shared by all locks: a process times out only once
+    _can_wait = True  # shared by all locks, so that a process times out only once
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Return whether the lock was taken now: not if the process has it already, cannot get it, or timed out."""
+        """Take the lock; return whether it was taken now. It is not if this process has it already, cannot get it, or
+        timed out.
+        """
         if self._fd is not None:
             return False
         try:
@@ -226,12 +230,12 @@ class _Lock:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            except (BlockingIOError, PermissionError):  # POSIX allows both for a lock that another process holds
+            except (BlockingIOError, PermissionError):  # POSIX allows both errors for a lock that another process has
                 if not _Lock._can_wait or time.monotonic() > end:
                     _Lock._can_wait = False
                     return False
                 time.sleep(_RETRY_SECONDS)
-            except OSError:  # a file system without locks
+            except OSError:  # the file system has no locks
                 return False
 
     def is_taken(self) -> bool:
@@ -290,7 +294,7 @@ class _TrustedCache(caching.FunctionCache):
 
     @as_caller()
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # e.g. a full disk: this process can still use what was compiled
+        with contextlib.suppress(OSError):  # for example a full disk; this process can still use the compiled code
             super().save_overload(sig, data)
 
 
@@ -417,10 +421,11 @@ def names_in_cache() -> set[str]:
     """Return the kernels that have code in the cache, for any types and any CPU, as `module:name`."""
     found = set()
     for folder, _, files in os.walk(CACHE_FOLDER or os.devnull):
-        package = os.path.basename(folder).rpartition("_")[0]  # Numba's name: that of the source's folder, and a digest
+        # Numba's name of the folder: that of the source's folder, and a digest.
+        package = os.path.basename(folder).rpartition("_")[0]
         prefix = "" if package == "kernels" else f"{package}."
         for name in files:
-            if name.endswith(".nbi"):  # module.function-line.python.nbi
+            if name.endswith(".nbi"):  # the form is module.function-line.python.nbi
                 module, _, function = name.partition("-")[0].partition(".")
                 found.add(f"{prefix}{module}:{function}")
     return found
