@@ -64,8 +64,9 @@ def main() -> None:
         cleaning = compaction.Request(
             choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master
         )
+        check = verification.Request(choice, master=master)
         answer[log_dir] = {
-            "verify": step(f"{log_dir}-verify", lambda: verification.verify(verification.Request(choice, master=master))),
+            "verify": step(f"{log_dir}-verify", lambda: verification.verify(check)),
             "rebuild-index": step(f"{log_dir}-rebuild", lambda: rebuild.rebuild(indexes)),
             "compact": step(f"{log_dir}-compact", lambda: compaction.compact(cleaning)),
         }

@@ -78,7 +78,7 @@ def local_session(
         withheld = b"".join(jvm.log.withheld)
         if (jars := jars_problem(withheld)) is not None:
             raise jars from problem
-        write(2, withheld)  # not printed by a healthy start
+        write(2, withheld)  # a healthy start does not print these lines
         raise
 
 
@@ -111,7 +111,7 @@ def session_of_run(
     rows_in_jvm: bool = False,
     kernels: str | None = None,
 ) -> SparkEngine:
-    """Return the engine of spark-submit's session if there is one, else of one of `local_session` on `master`; the
+    """Return the engine of spark-submit's session if there is one, else that of a `local_session` on `master`. The
     session is stopped with `run`, unless other code of this process, such as a notebook, had started it before. Raises
     KeytailError if no worker of a standalone cluster is large enough for an executor.
 
@@ -133,7 +133,7 @@ def session_of_run(
     engine = SparkEngine(session, log, kernels)
     if is_own:
         run.callback(_stop, engine)
-    run.push(partial(_raise_ended, engine))  # runs before end_jvm and _stop
+    run.push(partial(_raise_ended, engine))  # called before end_jvm and _stop
     run.enter_context(reported_wait(session))
     return engine
 
@@ -142,7 +142,7 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
     if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
         raise stop from None
     if isinstance(problem, SparkEnded):
-        if problem.rows is None:  # otherwise the signal has already been awaited
+        if problem.rows is None:  # otherwise, the signal has already been awaited
             await_signal()
     elif isinstance(problem, Exception) and is_of_spark(problem) and engine.has_ended():
         await_signal()
@@ -151,7 +151,9 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
 
 @as_caller()
 def _stop(engine: SparkEngine) -> None:
-    """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches spark-submit's."""
+    """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches the JVM of
+    spark-submit.
+    """
     engine.log.silence()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark warns in that case
