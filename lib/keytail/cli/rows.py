@@ -23,10 +23,10 @@ from keytail.cli.statuses import kind_of, styled
 from keytail.console import Level, line_ends, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
-# Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
+# Wide enough for a row if the output is a file or a log, which has no terminal's width.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
-_MOST_NAMED = 3  # of partitions with one reason
+_MOST_NAMED = 3  # partitions with the same reason that are named
 _NUMBER = re.compile(r"\d[\d.,]*")
 # A word; a command in backticks, with the punctuation around it, is one word.
 _WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
@@ -63,8 +63,9 @@ def print_note(markup: str, level: Level = "info") -> None:
 
 
 def print_sentence(console: Console, markup: str) -> None:
-    """Print text that is not part of a table. On a terminal, lines end between words, and not within a name, a status
-    or a command in backticks; elsewhere a text is one line, for programs that search it."""
+    """Print text that is not part of a table. On a terminal, lines end between words, not within a name, a status or a
+    command in backticks; elsewhere, a text is one line, for programs that search it.
+    """
     text = console.render_str(markup)
     if console.is_terminal:
         ends = [end for start, line in _lines_of(text.plain) for end in _line_ends(line, start, console.width)]
@@ -76,7 +77,7 @@ def print_sentence(console: Console, markup: str) -> None:
 
 
 def _lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """Return each line and where it begins."""
+    """Yield each line with the position at which it begins."""
     start = 0
     for line in text.split("\n"):
         yield start, line
@@ -84,8 +85,9 @@ def _lines_of(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _line_ends(line: str, start: int, width: int) -> Iterator[int]:
-    """Return where a line of text that begins at `start` is divided into lines of a terminal. Only a single word may be
-    wider than `width`."""
+    """Yield the positions at which a line of text that begins at `start` is divided into lines of a terminal. Only a
+    single word may be wider than `width`.
+    """
     if start:
         yield start
     yield from (start + end for end in line_ends(line, width))
@@ -102,7 +104,7 @@ def print_error(text: str) -> None:
 def _console(stream: Any, file: TextIO) -> Console:
     """Return a console that writes to `file`, which is `stream` or wraps it."""
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")  # file names need not be text
+        stream.reconfigure(errors="backslashreplace")  # file names may be invalid UTF-8
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return _Visible(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
 
@@ -112,9 +114,9 @@ def print_json(rows: Iterable[Any]) -> None:
 
 
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """Write all fields of rows except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
+    """Write the fields of rows, except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
     rows = list(rows)
-    if len(rows) > MOST_DRAWN:  # one row per line: a tenth of the time, and less memory
+    if len(rows) > MOST_DRAWN:  # one row per line takes a tenth of the time, and less memory
         encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(rows):
             file.write(f"{',' if number else '['}\n{encode(fields_of(row))}")
@@ -158,7 +160,7 @@ def count(number: int | None) -> str:
 
 
 def plain(number: int | None) -> str:
-    """Return an offset: the digits, as other tools print it."""
+    """Return an offset as digits without separators, as other tools print it."""
     return "" if number is None else str(number)
 
 
@@ -184,11 +186,10 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return which partitions, their status, and the reason, most serious first.
+    """Return (partitions, status, reason) of each group, most serious first.
 
     Reasons that differ only in numbers and in the partition's own name count as equal, and the one with the largest
-    numbers is shown. Reasons of failures must also have equal numbers, which are places in
-    files.
+    numbers is shown. Reasons of failures must also have equal numbers, which are places in files.
     """
     order = {"failed": 0, "not done": 1}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -212,8 +213,9 @@ def _names(names: Sequence[str]) -> str:
 
 
 def alike(reason: str, name: str) -> str:
-    """Return a text that is equal for partitions whose reasons differ only in numbers and in their names. `name` is
-    that of the partition of this reason."""
+    """Return a text that is equal for partitions whose reasons differ only in numbers and in their names. `name` is the
+    name of the partition that the reason is about.
+    """
     topic = name.rpartition("-")[0]
     if topic and topic in reason:
         reason = re.sub(rf"(?<![\w.-]){re.escape(topic)}(?!\w|[.-]\w)", "TOPIC", reason.replace(name, "PARTITION"))
