@@ -140,7 +140,7 @@ class Export:
             try:
                 with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
                     problem = self._try(what, raw, found, commit)
-            except BaseException:  # a signal, or Spark has ended: nothing may be written after it
+            except BaseException:  # after a signal, or when Spark has ended, nothing may be written
                 self.engine.cancel()
                 raise
             if problem is None:
@@ -250,7 +250,8 @@ def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, Keyta
     """Return the partition that made a job fail, if known, and the error."""
     text = text_of(problem)
     if message := _ENCODED_PROBLEM.search(text):
-        with contextlib.suppress(NotAValue, ValueError, TypeError):  # not written by a task: `lost` has Spark's text
+        # If a task did not write it, `lost` has Spark's text.
+        with contextlib.suppress(NotAValue, ValueError, TypeError):
             number, known = from_bytes(base64.b64decode(message[1]))
             if isinstance(known, KeytailError):
                 return number, known
