@@ -18,7 +18,7 @@ from keytail.run.ended import first_line
 from keytail.run.engine import Engine
 from keytail.run.spark_engine import name_jobs
 
-# Delta's own default. It refuses less, because a reader or writer may still be using the files.
+# Delta's own default. Delta refuses a shorter time, because a reader or writer may still be using the files.
 VACUUM_HOURS = 168
 # Spark's 200 tasks per shuffle, and Delta's for each step of a VACUUM, suit tables of terabytes.
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}

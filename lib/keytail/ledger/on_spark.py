@@ -1,4 +1,4 @@
-"""Writes one of the ledger's tables by Spark, in the session of a run."""
+"""Writes one of the ledger's tables with Spark, in the session of a run."""
 
 from __future__ import annotations
 

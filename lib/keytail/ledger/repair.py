@@ -1,5 +1,4 @@
-"""Adds missing outcomes to the ledger: those of bundles and runs that were killed, or whose outcomes could not be
-written.
+"""Adds missing outcomes to the ledger, for bundles and runs that were killed or whose outcomes could not be written.
 
 The locks of the log dirs are held, so a run with an intent for these log dirs and no outcome is no longer running. Its
 result is determined from the disk, and the row names the run that did this.
