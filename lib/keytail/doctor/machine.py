@@ -62,7 +62,7 @@ def spark() -> CheckRow:
     if SPARK.missing():
         return _of_extra("Spark", SPARK)
     versions = installed("pyspark", "pyspark-client")
-    found = versions.get("pyspark", "of an unknown version")  # without pip, as under spark-submit
+    found = versions.get("pyspark", "of an unknown version")  # installed without pip, as under spark-submit
     if versions.get("pyspark-client"):
         return CheckRow(
             "Spark",
@@ -149,7 +149,7 @@ def cache() -> CheckRow:
     seconds = expected_seconds()
     if not seconds:
         return CheckRow("compiled kernels", OK, found)
-    remedy = f"Run keytail doctor --warm: about {seconds:.0f} s, which first runs of commands would take otherwise"
+    remedy = f"Run keytail doctor --warm (about {seconds:.0f} s); otherwise the first run of each command takes longer"
     return CheckRow("compiled kernels", WARN, f"not compiled for this user: {found}", remedy)
 
 
