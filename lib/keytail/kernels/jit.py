@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import hashlib
 import io
@@ -32,7 +31,6 @@ import signal
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
@@ -46,13 +44,10 @@ from numba.core.compiler_lock import global_compiler_lock
 from keytail import console
 from keytail.acting_user import as_caller
 from keytail.kernels import native
+from keytail.kernels.compile_lock import CompileLock
 
 UNTRUSTED: list[str] = []  # the first folder or file that others may have written, if any
 _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# How long to wait for another process that is compiling the same kernel. Compiling takes seconds, on a busy machine
-# tens of seconds.
-MAX_WAIT_SECONDS = 60.0
-_RETRY_SECONDS = 0.05
 
 
 def _digest() -> str:
@@ -190,74 +185,6 @@ class _Results(caching.CompileResultCacheImpl):
     _locator_classes = (_Folder, *caching.CompileResultCacheImpl._locator_classes[1:])
 
 
-class _Lock:
-    """The lock of one kernel among processes. It only saves time: if it cannot be taken, each process compiles.
-
-    Numba's `global_compiler_lock` covers only the threads of one process. This lock belongs to the process, not to the
-    open file: a forked process does not inherit it, and it ends with the process.
-    """
-
-    _can_wait = True  # shared by all locks, so that a process times out only once
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd: int | None = None
-
-    def acquire(self) -> bool:
-        """Take the lock; return whether it was taken now. It is not if this process has it already, cannot get it, or
-        timed out.
-        """
-        if self._fd is not None:
-            return False
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return False
-        try:
-            taken = self._take(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        if not taken:
-            os.close(fd)
-            return False
-        self._fd = fd
-        return True
-
-    def _take(self, fd: int) -> bool:
-        end = time.monotonic() + MAX_WAIT_SECONDS
-        while True:
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except (BlockingIOError, PermissionError):  # POSIX allows both errors for a lock that another process has
-                if not _Lock._can_wait or time.monotonic() > end:
-                    _Lock._can_wait = False
-                    return False
-                time.sleep(_RETRY_SECONDS)
-            except OSError:  # the file system has no locks
-                return False
-
-    def is_taken(self) -> bool:
-        """Return whether another process has the lock now."""
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        except OSError:
-            return True
-        finally:
-            os.close(fd)
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-
 class _TrustedCache(caching.FunctionCache):
     """The cache of the user that started this process, also while the process acts as another user."""
 
@@ -267,7 +194,7 @@ class _TrustedCache(caching.FunctionCache):
         super().__init__(function)
         locator, base = self._impl.locator, self._impl.filename_base
         self._cache_file = _TrustedFiles(self._cache_path, base, locator.get_source_stamp())
-        self._lock = _Lock(os.path.join(self._cache_path, f"{base}.lock"))
+        self._lock = CompileLock(os.path.join(self._cache_path, f"{base}.lock"))
         if not _is_trusted_folder(self._cache_path):
             self.disable()
 

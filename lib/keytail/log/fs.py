@@ -22,7 +22,6 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from keytail.acting_user import User, current
 from keytail.errors import SymbolicLink, is_denied
 from keytail.log import meter
 from keytail.log.files import existing, new
@@ -32,6 +31,7 @@ from keytail.log.files.attributes import (
     FileStat,
     Sizes,
     file_stat,
+    owner_and_user,
     scan,
     scan_names,
     scan_sizes,
@@ -74,24 +74,6 @@ _DESCRIPTIONS = {
 }
 
 
-def _owner_and_user(path: Any) -> str:
-    """Return the end of an access error: the owner and mode of the file, and the user that this process works as.
-
-    If the file is absent or cannot be reached, the nearest directory above it is described; empty if nothing is known.
-    """
-    at = path if isinstance(path, str) else ""
-    while at and at != os.path.dirname(at):
-        try:
-            found = os.lstat(at)
-        except OSError:
-            at = os.path.dirname(at)
-            continue
-        what = "it" if at == path else f"the directory {os.path.basename(at)}"
-        owner = User(found.st_uid, found.st_gid, ())
-        return f": {what} belongs to {owner}, mode {found.st_mode & 0o7777:04o}, and keytail works as {current()}"
-    return ""
-
-
 class FileSystem:
     """The real file system. Paths are strings; descriptors are plain integers."""
 
@@ -122,7 +104,7 @@ class FileSystem:
             if error.strerror:
                 error.strerror = f"{error.strerror} while {_DESCRIPTIONS[operation]}"
                 if is_denied(error):
-                    error.strerror += _owner_and_user(error.filename)
+                    error.strerror += owner_and_user(error.filename)
             raise
 
     # Reading
