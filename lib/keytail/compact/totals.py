@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from keytail.cli.command import Below
 from keytail.cli.rows import human_bytes, human_time
 from keytail.compact.command import Request
-from keytail.compact.measure.show import Topic, sentence_of, sum_of, topics_of
+from keytail.compact.measure.show import Topic, figures_of, sentence_of, sum_of, topics_of
 from keytail.compact.planned_rows import FOR_EXECUTE
 from keytail.compact.prepared.scratch import bytes_of, is_prepared
 from keytail.errors import slugs_of
@@ -170,7 +170,7 @@ def figures(totals: Totals) -> dict[str, object]:
         }
         for item in totals.scratch
     ]  # fmt: skip
-    topics = {"topics": [asdict(topic) for topic in totals.topics]} if totals.topics else {}
+    topics = {"topics": [figures_of(topic) for topic in totals.topics]} if totals.topics else {}
     return {
         "event": "totals", "read_bytes": totals.read_bytes, "cores": totals.cores, "scratch": scratch, **seconds,
         **topics,
