@@ -33,7 +33,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.each_partition import of_each
 from keytail.run.kernels import is_on_this_host, report_uncompiled
 from keytail.run.rows import ResultRow
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.undo.options import announce_backup, backup_of
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.cli.stopping import Stopped
 from keytail.compact.command import Request
-from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import Decision
 from keytail.compact.planned_rows import row_of, with_active_segment, with_detail, with_limits, with_preparation
 from keytail.compact.planning import Planned, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
-from keytail.compact.replacing import InPlace, move_checkpoints
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Events, not_begun_row
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import InPlace, move_checkpoints
+from keytail.compact.running.state import Events, not_begun_row
 from keytail.compact.steps import Steps, cleaning_tasks, find_prepared, resolve_leftovers
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker

@@ -22,7 +22,7 @@ MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
 # Index entries of 8 and 12 bytes for each 4096 bytes (index.interval.bytes), and the final entries.
 _INDEX_SHARE = 1.005
 _MARGIN_BYTES = 1 << 20
-# Half of a bundle (compact/bundles.py).
+# Half of a bundle (compact/running/bundles.py).
 PACKED_BYTES = 1 << 29
 
 

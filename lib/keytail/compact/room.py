@@ -1,4 +1,5 @@
-"""Decides in a plan, by the rules of the run (bundles.py), whether there is room to rewrite a partition that is due.
+"""Decides in a plan, by the rules of the run (running/bundles.py), whether there is room to rewrite a partition that is
+due.
 
 Each partition is considered alone, with the space that is free now; a run retries a partition without room when others
 have freed space. This module imports the kernels, so a plan imports it only if a partition is due.
@@ -9,10 +10,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from keytail.compact.bundles import bytes_alone, refusal_alone
 from keytail.compact.keeper import Keeper
 from keytail.compact.planning import Planned
 from keytail.compact.rules import Rules, TaskSettings
+from keytail.compact.running.bundles import bytes_alone, refusal_alone
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError

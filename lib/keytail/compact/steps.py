@@ -31,7 +31,7 @@ from keytail.log.lock import LockName, hold
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.recover import recover
 from keytail.run.engine import Engine, ThisProcess
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
 

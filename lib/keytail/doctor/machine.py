@@ -14,10 +14,10 @@ from keytail.cli import rows as show
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.errors import UsageProblem
 from keytail.extras import DELTA, EXTRAS, SPARK, Extra, installed
-from keytail.run.delta import coordinates, in_sparks_jars, session_settings
-from keytail.run.java import java_version, require_java
 from keytail.run.kernels import expected_seconds
 from keytail.run.memory import cores, map_memory_bytes, physical_bytes
+from keytail.run.spark.delta import coordinates, in_sparks_jars, session_settings
+from keytail.run.spark.java import java_version, require_java
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
 # For Spark's shuffle, and the driver's locks and files of concurrent tasks; Spark's documentation requires thousands.

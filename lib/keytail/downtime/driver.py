@@ -22,7 +22,7 @@ from keytail.ledger.command import ledger_at
 from keytail.ledger.of_run import LedgerFlags, run_id_at
 from keytail.ledger.write import Ledger
 from keytail.run.engine import Engine, ThisProcess
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 
 # The tolerated difference between the clocks of this host and of the one that measured.
 _CLOCK_TOLERANCE_MS = 60_000

@@ -35,7 +35,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, s
 from keytail.log.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.threads import Threads
 

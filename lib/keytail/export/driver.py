@@ -38,11 +38,11 @@ from keytail.log.listed import retry_beside_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import readable
 from keytail.lookup.steps import lookup_time
-from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.delta import require_delta, session_settings
+from keytail.run.spark.session import session_of_run
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from keytail.export.formats import Formats
 from keytail.export.latest import SLICE_BYTES, Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
 from keytail.export.plan import Exported, ExportPlan
 from keytail.log.fs import LOCAL
-from keytail.run.delta import alone, changed_settings
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.engine import Engine
 from keytail.run.memory import map_memory_bytes
-from keytail.run.spark_engine import lost, name_jobs
+from keytail.run.spark.delta import alone, changed_settings
+from keytail.run.spark.engine import lost, name_jobs
 from keytail.run.tasks import as_problem
 from keytail.run.watching import sending_progress
 from keytail.values import NotAValue, from_bytes, to_bytes

@@ -39,11 +39,11 @@ from keytail.log.owner import work_as_owner
 from keytail.log.partition import survey_partition
 from keytail.log.recover import recover, remove_lost_scratch
 from keytail.log.writer import Limits
-from keytail.run.delta import session_settings
 from keytail.run.ended import sweep
 from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.delta import session_settings
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 
 # Larger than a producer's 16 KiB: imported records are mostly read in bulk, and larger batches compress better.

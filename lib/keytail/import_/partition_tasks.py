@@ -16,7 +16,7 @@ from keytail.import_.records import Unpack
 from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.log.fs import LOCAL
 from keytail.run.ended import text_of
-from keytail.run.spark_engine import attempt_name, name_jobs
+from keytail.run.spark.engine import attempt_name, name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.values import from_bytes
 

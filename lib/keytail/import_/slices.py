@@ -27,7 +27,7 @@ from keytail.import_.records import Load, Unpack
 from keytail.import_.segments import Written
 from keytail.import_.source import Source, chosen_columns
 from keytail.log.fs import LOCAL
-from keytail.run.spark_engine import attempt_name
+from keytail.run.spark.engine import attempt_name
 from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 

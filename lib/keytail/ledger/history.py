@@ -21,7 +21,7 @@ from keytail.ledger.of_run import LedgerFlags, needs_spark
 from keytail.ledger.read import read_rows
 from keytail.ledger.tables import DOWNTIME, INTENT, OUTCOME
 from keytail.run.engine import Engine
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 
 INTERRUPTED = "interrupted"
 

@@ -13,10 +13,10 @@ from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.command import MaintainRow
 from keytail.ledger.tables import TABLES
 from keytail.ledger.write import Ledger, again
-from keytail.run.delta import alone, changed_settings
 from keytail.run.ended import first_line
 from keytail.run.engine import Engine
-from keytail.run.spark_engine import name_jobs
+from keytail.run.spark.delta import alone, changed_settings
+from keytail.run.spark.engine import name_jobs
 
 # Delta's own default. Delta refuses a shorter time, because a reader or writer may still be using the files.
 VACUUM_HOURS = 168

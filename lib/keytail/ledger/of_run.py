@@ -28,9 +28,9 @@ from keytail.cli.stopping import Stopped
 from keytail.errors import ErrorText
 from keytail.extras import DELTA, HISTORY, Extra, installed
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
+from keytail.run.spark.delta import require_delta, session_settings
 
 if TYPE_CHECKING:
     from keytail.cli.configuration import Configuration

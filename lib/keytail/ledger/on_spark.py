@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keytail.run.spark_engine import name_jobs
+from keytail.run.spark.engine import name_jobs
 
 
 class SparkTable:

@@ -18,7 +18,7 @@ from keytail.ledger.write import Ledger
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import ResultRow
-from keytail.run.spark_engine import name_jobs
+from keytail.run.spark.engine import name_jobs
 
 _KNOWN_BEFORE = ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")
 _OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]

@@ -33,10 +33,10 @@ from keytail.ledger.tables import (
 )
 from keytail.ledger.without_spark import DeltalakeTable
 from keytail.run.contents import SegmentPlace, read_contents
-from keytail.run.delta import alone
 from keytail.run.ended import first_line, text_of
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
+from keytail.run.spark.delta import alone
 
 _VERSION_PROPERTY = "keytail.ledger.version"
 # Delta's errors for concurrent writers, after which a retry mostly succeeds; CommitFailedError is that of deltalake.

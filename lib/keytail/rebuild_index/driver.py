@@ -35,7 +35,7 @@ from keytail.run.engine import Engine, ThisProcess
 from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
 

@@ -1,7 +1,7 @@
 """Handles the end of Spark during a run: its JVM is killed or receives a signal, or its session is stopped.
 
 The driver's later calls of Spark then fail with many different errors. All are replaced by SparkEnded: in
-run/spark_engine.py if a job is lost, and in run/session.py, when the session is closed, for any other call.
+run/spark/engine.py if a job is lost, and in run/spark/session.py, when the session is closed, for any other call.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.memory import cores
 from keytail.run.processes import Processes
 from keytail.run.rates import is_worth_spark, run_seconds
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.watching import DriverAddress
 
 

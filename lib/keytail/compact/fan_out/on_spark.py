@@ -31,7 +31,7 @@ from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.memory import map_memory_bytes
 from keytail.run.shuffle import Cell
-from keytail.run.spark_engine import answer_schema, attempt_name, lost, name_jobs
+from keytail.run.spark.engine import answer_schema, attempt_name, lost, name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.run.watching import Channel, current_channel, send_to, sending_progress
 from keytail.values import from_bytes, to_bytes

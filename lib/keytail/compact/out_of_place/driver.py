@@ -21,7 +21,6 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.rows import human_bytes
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
-from keytail.compact.compaction import Compaction
 from keytail.compact.out_of_place.output_record import OutputRecord
 from keytail.compact.out_of_place.output_root import Root, close_to_brokers, contents, is_outdated, write
 from keytail.compact.out_of_place.output_tree import TargetEntry
@@ -33,7 +32,8 @@ from keytail.compact.planning import report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.room import Room, existing_directory
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Events
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.state import Events
 from keytail.compact.steps import Steps
 from keytail.console import print_message
 from keytail.errors import Refused

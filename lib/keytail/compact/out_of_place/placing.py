@@ -24,7 +24,7 @@ from keytail.compact.out_of_place.partition import (
     refuse_other_files,
     remove,
 )
-from keytail.compact.replacing import (
+from keytail.compact.running.replacing import (
     Installation,
     Interrupted,
     PastDeadline,
@@ -77,7 +77,7 @@ class Intended:
 
 @dataclass
 class Placing:
-    """Puts one partition into the target; the counterpart of `Replacing` in compact/replacing.py."""
+    """Puts one partition into the target; the counterpart of `Replacing` in compact/running/replacing.py."""
 
     target: InTarget
     task: CleaningTask
@@ -228,9 +228,9 @@ class Worker:
 
 @dataclass
 class InTarget:
-    """The destination of a run that does not change its source; the counterpart of `InPlace` in replacing.py.
-    `intended` returns the driver's decision for a task; `placed` maps the path of a source partition to its record in
-    the target.
+    """The destination of a run that does not change its source; the counterpart of `InPlace` in
+    compact/running/replacing.py. `intended` returns the driver's decision for a task; `placed` maps the path of a
+    source partition to its record in the target.
     """
 
     fs: FileSystem

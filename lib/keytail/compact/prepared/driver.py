@@ -17,7 +17,6 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
-from keytail.compact.compaction import Compaction
 from keytail.compact.planned_rows import row_of, with_detail, with_limits
 from keytail.compact.planning import ATTEMPTS, Planned, plan_beside_a_broker, report_assumptions, report_version_rules
 from keytail.compact.prepared.preparing import AGAIN, Found, Prepare, SourcesChanged
@@ -25,9 +24,10 @@ from keytail.compact.prepared.record import see_sources
 from keytail.compact.prepared.scratch import RUN_ID_PREFIX, is_prepared
 from keytail.compact.prepared.takeover import basis_of, checked, discard, read_record
 from keytail.compact.removal_limit import report_unhosted
-from keytail.compact.replacing import with_numbers
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Events
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import with_numbers
+from keytail.compact.running.state import Events
 from keytail.compact.steps import Steps, cleaning_tasks
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker

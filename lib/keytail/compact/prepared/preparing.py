@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from keytail.compact.detail import detail_of_result
 from keytail.compact.prepared.record import Basis, Record, Source, encode_record, record_name, see_outputs, see_sources
-from keytail.compact.replacing import (
+from keytail.compact.running.replacing import (
     Installation,
     Interrupted,
     PastDeadline,
@@ -69,7 +69,7 @@ def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
 
 @dataclass
 class Preparing:
-    """The preparation of one partition, in place of compact/replacing.py's Replacing."""
+    """The preparation of one partition, in place of compact/running/replacing.py's Replacing."""
 
     target: Prepare
     task: CleaningTask
@@ -144,8 +144,8 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Prepare:
-    """The destination of a run that only prepares; the counterpart of `InPlace` in compact/replacing.py. `found` has
-    each partition as it was before its task, by path.
+    """The destination of a run that only prepares; the counterpart of `InPlace` in compact/running/replacing.py.
+    `found` has each partition as it was before its task, by path.
     """
 
     fs: FileSystem

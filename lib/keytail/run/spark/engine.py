@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError
 from keytail.run.ended import raise_if_ended, text_of
-from keytail.run.jvm_log import JvmLog
 from keytail.run.kernels import compile_on_worker
+from keytail.run.spark.jvm_log import JvmLog
 from keytail.run.tasks import Outcome, Times, answer_bytes, killed, run_attempt
 from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
 from keytail.values import from_bytes
@@ -28,7 +28,7 @@ answer_schema = "id bigint, answer binary"
 
 
 class SparkEngine:
-    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/session.py.
+    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/spark/session.py.
 
     `log` is the output of its JVM; `kernels` is the command whose kernels workers compile before their first task, if
     any.

@@ -1,7 +1,7 @@
 """The driver of a compaction: runs the partitions in bundles, each on its own thread.
 
-Tasks only write scratch files; the driver renames them and moves checkpoints (running.py). A partition's checkpoint is
-advanced only after its new segments are durable. The partitions in flight together stay within the limit of scratch
+Tasks only write scratch files; the driver renames them and moves checkpoints (installing.py). A partition's checkpoint
+advances only after its new segments are durable. The partitions in flight together stay within the limit of scratch
 space. The caller holds the locks and has decided which partitions are cleaned.
 """
 
@@ -16,18 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from keytail.cli.stopping import Stopped
-from keytail.compact.bundles import (
+from keytail.compact.running.bundles import (
     Bundle,
     BundleSize,
-    Schedule,
     Waiting,
     bundles_in_flight,
     commits_in_flight,
     space_limits,
 )
-from keytail.compact.replacing import Destination, planned_row, remove_unneeded
-from keytail.compact.run_state import SILENT, Events, Rows, Stop
-from keytail.compact.running import Answer, Installer, TaskRunner
+from keytail.compact.running.installing import Answer, Installer, TaskRunner
+from keytail.compact.running.replacing import Destination, planned_row, remove_unneeded
+from keytail.compact.running.schedule import Schedule
+from keytail.compact.running.state import SILENT, Events, Rows, Stop
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError
 from keytail.run.ended import SparkEnded, await_signal, sweep

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from keytail.acting_user import as_caller, popen_as_caller
-from keytail.run.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
-from keytail.run.jvm_log import JvmLog
+from keytail.run.spark.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
+from keytail.run.spark.jvm_log import JvmLog
 
 
 class Jvm:

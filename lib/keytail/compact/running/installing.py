@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from keytail.compact.bundles import for_next_pass
 from keytail.compact.cleaner import next_pass
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.out_of_place.partition import uncleaned
-from keytail.compact.replacing import (
+from keytail.compact.running.bundles import for_next_pass
+from keytail.compact.running.replacing import (
     Destination,
     Installation,
     Interrupted,
@@ -21,7 +21,7 @@ from keytail.compact.replacing import (
     value_of,
     written,
 )
-from keytail.compact.run_state import Events, Stop
+from keytail.compact.running.state import Events, Stop
 from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.append.roll_closed import roll

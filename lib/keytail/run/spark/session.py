@@ -1,7 +1,7 @@
 """The Spark session in which keytail's jobs run: one that a run starts, or spark-submit's.
 
-Its settings are defined in run/settings.py, and its JVM is started and ended by run/jvm.py. A job under spark-submit
-never gets a master from here.
+Its settings are defined in run/spark/settings.py; its JVM is started and ended by run/spark/jvm.py. A job under
+spark-submit never gets a master from here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 from keytail.acting_user import as_caller, popen_as_caller
 from keytail.errors import KeytailError
 from keytail.extras import SPARK, require
-from keytail.run.delta import IVY_NOISE, jars_problem
 from keytail.run.ended import (
     SparkEnded,
     await_signal,
@@ -31,12 +30,13 @@ from keytail.run.ended import (
     signal_of,
     silence_py4j,
 )
-from keytail.run.executor_wait import reported_wait
-from keytail.run.java import require_java
-from keytail.run.jvm import Jvm, end_jvm, has_jvm, has_session, jvm_of_keytail
-from keytail.run.jvm_log import JvmLog, write
-from keytail.run.settings import settings_of, settings_of_every_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.delta import IVY_NOISE, jars_problem
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.executor_wait import reported_wait
+from keytail.run.spark.java import require_java
+from keytail.run.spark.jvm import Jvm, end_jvm, has_jvm, has_session, jvm_of_keytail
+from keytail.run.spark.jvm_log import JvmLog, write
+from keytail.run.spark.settings import settings_of, settings_of_every_session
 
 _log = logging.getLogger(__name__)
 _ANSWERS_WITHIN_S = 10.0

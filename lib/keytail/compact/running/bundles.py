@@ -4,14 +4,12 @@ Largest first; small partitions are packed together. A partition that does not f
 that never fits is written in passes, alone on its file system. With a deadline, or if scratch space rather than the
 number of cores limits how many run at a time, the partitions with the largest expected gain per second are first: this
 reclaims most by the deadline, and frees space as early as possible. With a deadline, no partition overtakes one that
-waits for space: small ones could keep it waiting until the deadline. Only `Schedule` is thread-safe.
+waits for space: small ones could keep it waiting until the deadline.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +17,10 @@ from dataclasses import dataclass, replace
 
 from keytail.compact.expectation import gain_per_s
 from keytail.compact.keeper import Keeper
-from keytail.compact.replacing import planned_row
-from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
-from keytail.errors import ErrorText, KeytailError, in_words
-from keytail.log.lock import LockLost
+from keytail.errors import KeytailError
 from keytail.run.memory import map_memory_bytes
-from keytail.run.rows import NOT_BEGUN, status_of
 from keytail.run.storage import ScratchSpace
 
 # A killed run loses the bundles in flight: small enough to repeat, large enough to hide the 0.1 s of a Spark job.
@@ -319,89 +313,3 @@ def _least_bytes(task: CleaningTask) -> int:
     # The maximum: a task has less memory if several run on its host.
     memory = task.map_memory_bytes or map_memory_bytes(1)
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))
-
-
-@dataclass
-class Schedule:
-    """The partitions that have not begun, and the number of those that have. Thread-safe.
-
-    `changed` is the lock of the run, which also protects its scratch space. A bundle begins only if
-    fewer than `most_cleaning` partitions are being cleaned.
-    """
-
-    waiting: Waiting
-    rows: Rows
-    stop: Stop
-    changed: threading.Condition
-    most_cleaning: int
-    cleaning: int = 0  # partitions whose tasks are still running
-    in_flight: int = 0  # bundles that have not ended
-    begun: int = 0  # bundles
-
-    def next_bundle(self) -> Bundle | None:
-        """Wait for room, then return a bundle with its space reserved; None if no partition is left.
-
-        Partitions that cannot be rewritten even alone get their rows here.
-        """
-        with self.changed:
-            while self.waiting and not self.stop.asked:
-                if self.stop.lock_lost is not None:
-                    self._refuse_waiting(self.stop.lock_lost)
-                    break
-                if self._is_past_deadline():
-                    self._give_up_waiting()
-                    break
-                bundle = self.waiting.take() if self.cleaning < self.most_cleaning else None
-                if bundle is not None:
-                    self.cleaning += bundle.cleans
-                    self.in_flight += 1
-                    return bundle
-                if self.in_flight == 0:
-                    self._refuse_waiting()
-                    break
-                self.changed.wait(timeout=1.0)
-        return None
-
-    def next_prepared(self) -> Bundle | None:
-        """Return a bundle of prepared partitions, or None if none can begin now. `next_bundle`, which other threads
-        call, returns the rest.
-        """
-        with self.changed:
-            if self.stop.asked or self.stop.lock_lost is not None or self._is_past_deadline():
-                return None
-            bundle = self.waiting.take_prepared()
-            self.in_flight += bundle is not None
-            return bundle
-
-    def begin(self) -> int:
-        """Return the number of the next bundle, counted from 1."""
-        with self.changed:
-            self.begun += 1
-            return self.begun
-
-    def cleaned(self, bundle: Bundle) -> None:
-        """Let the next bundle begin while this one is installed."""
-        with self.changed:
-            self.cleaning -= bundle.cleans
-            self.changed.notify_all()
-
-    def release(self, bundle: Bundle) -> None:
-        """Release the space of a bundle that has ended."""
-        with self.changed:
-            self.in_flight -= 1
-            self.waiting.release(bundle)
-            self.changed.notify_all()
-
-    def _is_past_deadline(self) -> bool:
-        return self.stop.deadline_s is not None and time.monotonic() >= self.stop.deadline_s
-
-    def _refuse_waiting(self, lost: LockLost | None = None) -> None:
-        for task in self.waiting.take_all():
-            problem = lost or self.waiting.refusal(task)
-            row = planned_row(task).unchanged(status_of(problem), in_words(problem))
-            self.rows.add(task, replace(row, problem=problem))
-
-    def _give_up_waiting(self) -> None:
-        why = ErrorText("--deadline had passed. Run the same command again to compact it")
-        for task in self.waiting.take_all():
-            self.rows.add(task, planned_row(task).unchanged(NOT_BEGUN, why))

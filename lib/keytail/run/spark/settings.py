@@ -35,7 +35,7 @@ _LOCAL = {
 # it starts about 1.5 s sooner (measured on 2 cores) and leaves cores to the Python workers.
 _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
-_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+_QUIET_LOGGING = Path(__file__).parents[1] / "log4j2.properties"
 
 
 def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from keytail.cli.progress import Reporter
-from keytail.compact.replacing import planned_row, unreplaced
+from keytail.compact.running.replacing import planned_row, unreplaced
 from keytail.compact.task import CleaningTask
 from keytail.console import print_message
 from keytail.errors import ErrorText
