@@ -93,8 +93,8 @@ def state_of(rows: Iterable[Mapping[str, Any]]) -> str:
 def has_stopped(states: Sequence[str]) -> str | None:
     """Return CLEAN or UNCLEAN by the states seen so far, one per check, or None if the broker may still end.
 
-    UNCLEAN requires two checks in succession: a broker that ends between the check of its file and that of its lock has
-    written the file before it releases the lock.
+    UNCLEAN requires two checks in succession. A broker writes its file before it releases its lock, but may do both
+    after a check has read the file and before the same check tests the lock.
     """
     if states and states[-1] == CLEAN:
         return CLEAN

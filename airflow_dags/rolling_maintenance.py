@@ -1,8 +1,8 @@
 """DAG that prepares, stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is
 in sync.
 
-The steps of a broker are a task group, created from the inventory when this file is parsed. What they do is in
-keytail_rolling_actions.py, decisions on the output of commands in keytail_rolling.py; the order of tasks is here.
+The steps of a broker are a task group, created from the inventory when this file is parsed. This file defines the order
+of the tasks; keytail_rolling_actions.py contains their work, and keytail_rolling.py decides by the output of commands.
 
 `start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, even if a worker
 died in one of them, or somebody marks the whole run as failed.

@@ -165,7 +165,9 @@ def plain(number: int | None) -> str:
 
 
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
-    """Print `partition status: reason`, in full, most serious first; equal reasons of several partitions once."""
+    """Print `partition status: reason` in full, the most serious first. A reason that several partitions have is
+    printed once.
+    """
     if not reasons:
         return
     console = output_console()

@@ -53,7 +53,7 @@ class Needed:
         self._rows += len(self._parts[-1])
         if self._rows > _MANY_ROWS:
             rows = self._first_of_runs(np.concatenate(self._parts))
-            self._parts, self._rows = [rows], len(rows) // 2  # counted half, which delays the next removal
+            self._parts, self._rows = [rows], len(rows) // 2  # only half are counted, so that the next removal is later
 
     def rows(self) -> np.ndarray:
         """Return the needed batches, in order."""
