@@ -24,12 +24,12 @@ STEPS = """
 | `compact` | `keytail compact --execute`. Refused while a broker runs there: the task is then retried later |
 | `verify` | `keytail verify` of the same partitions: every checksum, offset, index entry and file name |
 | `ledger` | reads the record of the run back from the ledger; skipped without a `ledger` |
-| `tell_partial` | fails with partitions and reasons if a step was done only in part; otherwise skipped |
+| `report_partial` | fails with partitions and reasons if a step was done only in part; otherwise skipped |
 | `done` | last task: succeeds if no step failed |
 
 Retries are safe: keytail finishes or reverts what a killed run has begun, and a second run changes nothing. If some
 partitions were refused or are damaged (status 3), the others are done, the task succeeds with `partial` in its XCom,
-nothing is retried, and `tell_partial` fails. No time is passed to keytail: each run uses the clock of its host.
+nothing is retried, and `report_partial` fails. No time is passed to keytail: each run uses the clock of its host.
 """
 
 # The name of a mapped task in the UI. Mapped tasks are called with keywords, because templates refer to their names.
@@ -86,7 +86,7 @@ def compact_brokers() -> None:
             return {"broker": name, "step": "verify", **commands.outcome(ended)}
 
         @steps.task(
-            trigger_rule=TriggerRule.NONE_SKIPPED,  # also after a failed run
+            trigger_rule=TriggerRule.NONE_SKIPPED,  # it also runs after a failed run
             execution_timeout=steps.SHORT,
             map_index_template=NAMED,
         )
@@ -136,8 +136,8 @@ def compact_snapshots() -> None:
     def plan() -> dict[str, Any]:
         values = steps.given()
 
-        def command(verb: str, *more: str) -> tuple[str, ...]:
-            return (f"{values['keytail_home']}/bin/keytail", verb, *place(values), *more, "--output", "json")
+        def command(name: str, *more: str) -> tuple[str, ...]:
+            return (f"{values['keytail_home']}/bin/keytail", name, *place(values), *more, "--output", "json")
 
         return {"step": "plan", **steps.figures(command, values)}
 
@@ -145,7 +145,7 @@ def compact_snapshots() -> None:
     def gate(found: dict[str, Any]) -> dict[str, Any]:
         return steps.pass_gate(found, steps.given())
 
-    @steps.task(trigger_rule=TriggerRule.NONE_SKIPPED, execution_timeout=steps.SHORT)  # also after a failed run
+    @steps.task(trigger_rule=TriggerRule.NONE_SKIPPED, execution_timeout=steps.SHORT)  # it also runs after a failed run
     def ledger() -> dict[str, Any]:
         values = steps.given()
         run_id = steps.left_by("compact").get("run_id")
@@ -153,9 +153,9 @@ def compact_snapshots() -> None:
 
     planned = plan()
     compact = KeytailSubmitOperator(
-        task_id="compact", verb="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24)
+        task_id="compact", command="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24)
     )
-    verify = KeytailSubmitOperator(task_id="verify", verb="verify", job="verify.py")
+    verify = KeytailSubmitOperator(task_id="verify", command="verify", job="verify.py")
     tasks: list[Any] = [planned, gate(planned), compact, verify, ledger()]
     chain(*tasks)
     steps.end_with(*tasks, partial=["compact", "verify", "ledger"])

@@ -35,10 +35,11 @@ _RETRY_HELPS = frozenset({"failed"})
 MOST_ROWS = 50
 LARGEST_ROWS = 10
 MOST_TEXT = 600
-# Seconds that keytail may take to stop; it needs few. Then the process group is killed, which is safe as well.
+# Seconds that keytail may take to stop; a few suffice. Then the process group is killed, which is safe, too.
 GRACE_S = 60.0
 
-# A background command of a shell has no standard input; the line `go` shows that ours is passed on.
+# A background command of a shell has no standard input. The line `go` shows that standard input is passed on to the
+# host.
 _UNDER_A_SHELL = """\
 if read -r go; then
   exec 3<&0
@@ -84,10 +85,10 @@ def run(
     line = ["sh", "-c", _UNDER_A_SHELL, "keytail", *words]
     command = [*on_host, shlex.join(line)] if on_host else line
     on_line(f"$ {shlex.join([*on_host, shlex.join(words)]) if on_host else shlex.join(words)}")
-    told: deque[str] = deque(maxlen=20)
+    last_lines: deque[str] = deque(maxlen=20)
 
-    def tell(text: str) -> None:
-        told.append(text[:MOST_TEXT])
+    def log_line(text: str) -> None:
+        last_lines.append(text[:MOST_TEXT])
         on_line(text)
 
     apart = parse_rows or keep_output
@@ -100,20 +101,20 @@ def run(
                 stderr=subprocess.PIPE if apart else subprocess.STDOUT,
                 start_new_session=True,
             )
-        except (FileNotFoundError, PermissionError) as problem:  # of on_host, or without a shell here
-            tell(f"{command[0]}: {problem.strerror}")
-            return Ended(NOT_FOUND[-1], words="\n".join(told))
-        timed_out = _follow(process, timeout_s, grace_s, tell)
+        except (FileNotFoundError, PermissionError) as problem:  # a program of on_host, or this host has no shell
+            log_line(f"{command[0]}: {problem.strerror}")
+            return Ended(NOT_FOUND[-1], words="\n".join(last_lines))
+        timed_out = _follow(process, timeout_s, grace_s, log_line)
         status = TIMED_OUT if timed_out else process.returncode
         output.seek(0)
         said = output.read()
     rows = _rows(said, status) if parse_rows else []
     kept = said.decode(errors="replace") if keep_output else ""
-    return Ended(status if status >= 0 else 128 - status, rows, "\n".join(told), kept)
+    return Ended(status if status >= 0 else 128 - status, rows, "\n".join(last_lines), kept)
 
 
 def _follow(
-    process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, tell: Callable[[str], None]
+    process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, log_line: Callable[[str], None]
 ) -> bool:
     """Wait until the process has ended, logging its output. Returns whether it took longer than `timeout_s`."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -137,11 +138,11 @@ def _follow(
         with _at_sigterm(stop):
             for line in lines:
                 if line is not None:
-                    tell(line)
+                    log_line(line)
                 now_s = time.monotonic()
                 if until_s is not None and now_s > until_s and not timed_out:
                     timed_out = True
-                    tell(f"not finished after {timeout_s:g} s: stopped")
+                    log_line(f"not finished after {timeout_s:g} s: stopped")
                     stop()
                 if kill_at_s is not None and now_s > kill_at_s:
                     _kill_group(process)
@@ -186,14 +187,16 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
             yield None
     if buffered:
         yield buffered.decode(errors="replace")
-    while process.poll() is None:  # it has closed its output and is still running
+    while process.poll() is None:  # the process has closed its output, and is still running
         time.sleep(0.05)
         yield None
 
 
 @contextlib.contextmanager
 def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGTERM, which Airflow sends to end a task seconds before SIGKILL, and a Python task ignores."""
+    """Call `stop` at SIGTERM, which Airflow sends seconds before SIGKILL to end a task, and which a Python task
+    ignores.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,7 +211,8 @@ def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not set by Python
+        # None: the handler was not set by Python.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -300,7 +304,7 @@ def _cut(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """Return the name of the partition, or of what else the row is about."""
+    """Return the name of the partition, or of the other subject of the row."""
     if row.get("topic") is not None:
         return f"{row['topic']}-{row.get('partition')}"
     return str(row.get("table") or row.get("check") or row.get("log_dir") or "?")

@@ -1,4 +1,4 @@
-"""Makes the decisions of the rolling run, as functions of the output of the commands that rolling_maintenance.py runs.
+"""Makes the decisions of the rolling run: functions of the output of the commands that rolling_maintenance.py runs.
 
 The rules: a broker that was stopped is started again, unless `verify` reported that a start would lose records; no
 broker is stopped while another one is down, or after the rolling run has stopped.
@@ -23,7 +23,7 @@ AFTER = ("under_replicated", "unavailable")
 KNOWN = (*NEEDED, "under_min_isr", "at_min_isr")
 
 MOST_NAMED = 20
-MOST_NAMES = 50_000  # characters of names in one argument, of which Linux allows 128 KiB
+MOST_NAMES = 50_000  # characters of names in one argument; Linux allows 128 KiB
 MOST_TEXT = 600
 _BAD = ("damaged", "failed", "refused")
 
@@ -32,9 +32,9 @@ def lacking(commands: Mapping[str, Sequence[str]]) -> str:
     """Return what is wrong with a broker's commands; empty if nothing is."""
     missing = [name for name in NEEDED if not commands.get(name)]
     unknown = sorted(set(commands) - set(KNOWN))
-    told = [f"lacks commands.{name}" for name in missing]
-    told += [f"has the unknown commands.{name}" for name in unknown]
-    return " and ".join(told)
+    texts = [f"lacks commands.{name}" for name in missing]
+    texts += [f"has the unknown commands.{name}" for name in unknown]
+    return " and ".join(texts)
 
 
 def group_ids(names: Iterable[str]) -> list[str]:
@@ -60,8 +60,8 @@ def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
 
 # -- whether a broker runs, by the rows of `keytail doctor`
 
-RUNNING = "running"  # it holds a lock, and its clean shutdown file is missing
-BUSY = "busy"  # a lock is held although that file exists: by a broker that is ending, or by a compaction
+RUNNING = "running"  # the broker holds a lock, and a clean shutdown file is missing
+BUSY = "busy"  # a lock is held although the files exist, by a broker that is ending or by a compaction
 CLEAN = "clean"  # all locks are free, all log dirs have the file
 UNCLEAN = "unclean"  # all locks are free, and a log dir has no such file
 UNKNOWN = "unknown"
@@ -93,8 +93,8 @@ def state_of(rows: Iterable[Mapping[str, Any]]) -> str:
 def has_stopped(states: Sequence[str]) -> str | None:
     """Return CLEAN or UNCLEAN by the states seen so far, one per check, or None if the broker may still end.
 
-    UNCLEAN requires two checks in succession: a broker that ends between the check of its file and that of its lock has
-    written the file before it releases the lock.
+    UNCLEAN requires two checks in succession. A broker writes its file before it releases its lock, but may do both
+    after a check has read the file and before the same check tests the lock.
     """
     if states and states[-1] == CLEAN:
         return CLEAN
@@ -127,8 +127,9 @@ TIMES = ("down_at_ms", "reachable_at_ms", "in_sync_at_ms")
 
 
 def downtime(left: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the times of a broker's downtime: when its stop began, when it answered again, and when all replicas
-    were in sync again. None: not known, as are all after one that is not known or is not in order."""
+    """Return the times of a broker's downtime: when its stop began, when it answered again, and when all replicas were
+    in sync again. None: not known; all times after one that is not known, or not in order, are None, too.
+    """
     made: dict[str, int | None] = dict.fromkeys(TIMES)
     before = 0
     for name in TIMES:
@@ -290,25 +291,25 @@ def ending(
             continue
         kept = became[broker] == KEPT_DOWN
         first = step if step in ("stop", "stopped", "compact", "verify") else last
-        told = [f"The rolling run stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
+        texts = [f"The rolling run stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
         if first != last:
-            told.append(f"Step {last}: {whys.get(f'{group}.{last}', _SILENT)}")
+            texts.append(f"Step {last}: {whys.get(f'{group}.{last}', _SILENT)}")
         state = {UP: "runs", DOWN: "is DOWN", KEPT_DOWN: "is DOWN, and is kept down"}.get(became[broker])
-        told.append(f"Broker {broker} {state or 'was not touched'}.")
-        told.append(NEXT["kept down" if kept else last].format(group=group, start=starts.get(group, "its command")))
+        texts.append(f"Broker {broker} {state or 'was not touched'}.")
+        texts.append(NEXT["kept down" if kept else last].format(group=group, start=starts.get(group, "its command")))
         others = [name for name, one in became.items() if one == UNTOUCHED and name != broker]
         if others:
-            told.append(f"Not touched: {', '.join(others)}.")
-        return Ending(became, "\n".join([*told, *unrecorded]))
-    told = []
+            texts.append(f"Not touched: {', '.join(others)}.")
+        return Ending(became, "\n".join([*texts, *unrecorded]))
+    texts = []
     if states.get("choose") != "success":
-        told.append(
+        texts.append(
             f"The rolling run did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first."
         )
     elif open_ := [f"{broker} ({became[broker]})" for group, broker in groups.items()
                    if states.get(f"{group}.go_on") not in ("success", "skipped")]:  # fmt: skip
-        told.append(f"The rolling run did not finish, and no step reported why. Check {', '.join(open_)}.")
-    return Ending(became, "\n".join([*told, *unrecorded]))
+        texts.append(f"The rolling run did not finish, and no step reported why. Check {', '.join(open_)}.")
+    return Ending(became, "\n".join([*texts, *unrecorded]))
 
 
 def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str]) -> str:

@@ -1,5 +1,5 @@
-"""What the tasks of a rolling run do at a broker: they run its commands and keytail's, and wait
-(rolling_maintenance.py).
+"""The actions of the tasks of a rolling run (rolling_maintenance.py) at a broker: they run its commands and keytail's,
+and wait.
 
 Decisions on the output of commands are in keytail_rolling.py.
 """
@@ -20,9 +20,9 @@ import keytail_commands as commands
 import keytail_rolling as rolling
 import keytail_steps as steps
 
-START_TRIES = 5  # attempts of the command in one try of the task
-CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir, and as long until it answers
-MOST_PAUSE_S = 1.0  # between two checks whether a broker that was started answers
+START_TRIES = 5  # runs of the command in one try of the task
+CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir, and then until it answers
+MOST_PAUSE_S = 1.0  # seconds between two checks whether a broker that was started answers
 ASK_S = 300.0  # time that a check, or doctor, may take
 
 
@@ -60,7 +60,7 @@ def _doctor_words(one: inventory.Broker) -> tuple[str, ...]:
 def _doctor(one: inventory.Broker) -> commands.Ended:
     try:
         return commands.run(_doctor_words(one), one.on_host, ASK_S)
-    except AirflowException as problem:  # no rows, although its status is 0
+    except AirflowException as problem:  # the command printed no rows, although its status is 0
         return commands.Ended(1, words=str(problem))
 
 
@@ -117,7 +117,7 @@ def prepare(one: inventory.Broker) -> dict[str, Any]:
     _wait_until_ready(one)
     limit_s = 60 * (values["prepare_minutes"] + values["overrun_minutes"])
     ended = commands.run(words_of(one, values)["prepare"], one.on_host, limit_s)
-    if ended.exit_status == commands.TIMED_OUT:  # what is prepared can be committed
+    if ended.exit_status == commands.TIMED_OUT:  # prepared files can still be committed
         return commands.summary(ended.rows, 3)
     return commands.outcome(ended)
 
@@ -166,8 +166,9 @@ def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop(one: inventory.Broker, begun_ms: int) -> None:
-    """Stop the broker. It is down from now on; in another try of the task perhaps since the first one, which was after
-    `begun_ms`."""
+    """Stop the broker. It is down from now on or, in another try of the task, perhaps since the first one, which was
+    after `begun_ms`.
+    """
     ti: Any = get_current_context()["ti"]
     ti.xcom_push(key="down_at_ms", value=now_ms() if ti.try_number == 1 else begun_ms)
     ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
@@ -253,7 +254,8 @@ def start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _reachable_at_ms(one: inventory.Broker, poll_s: float) -> int | None:
-    """Wait until the broker answers, and return when; None if it does not for long: in_sync goes on waiting."""
+    """Wait until the broker answers, and return the time; None if that takes too long: then in_sync continues to wait.
+    """
     until_s = time.monotonic() + CONFIRM_S
     while time.monotonic() < until_s:
         ended = commands.run(one.commands["reachable"], one.on_host, ASK_S, parse_rows=False, keep_output=True)

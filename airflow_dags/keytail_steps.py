@@ -1,7 +1,7 @@
 """Code that the DAGs share: Params and the flags derived from them, retries, schedules, the gate, reports of problems.
 
-No task passes a time to keytail: each run uses the clock of its host, so a task that is cleared and run again a week
-later uses the time of that run, not that of its DAG run.
+No task passes a time to keytail: each run uses the clock of its host. A task that is cleared and run again a week later
+uses the time of that run, not that of its DAG run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from keytail_commands import MOST_ROWS, Ended, in_words, outcome, run, summary
 
 HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
 
-# Everything that these jobs do can be repeated: keytail finishes or reverts what a killed run has begun, and does not
-# repeat finished work. A retry therefore waits for temporary conditions to end: a lock that is held, a host that is not
-# reached.
+# All jobs can be repeated: keytail finishes or reverts what a killed run has begun, and does not repeat finished work.
+# Retries are for temporary conditions: a lock that is held, a host that is not reached.
 DEFAULT_ARGS: dict[str, Any] = {
     "retries": 3,
     "retry_delay": timedelta(minutes=5),
@@ -97,7 +96,7 @@ def _params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
     made = dict(declared)
     for name, value in defaults.items():
         made[name] = Param(value, description=declared[name].description, **declared[name].schema)
-        made[name].resolve()  # raises now if the value does not match the schema
+        made[name].resolve()  # this raises an error if the value does not match the schema
     return made
 
 
@@ -204,10 +203,10 @@ FLAGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def flags(values: Mapping[str, Any], verb: str) -> list[str]:
+def flags(values: Mapping[str, Any], command: str) -> list[str]:
     """Return the flags of a command for the given Params, without Params that are missing or empty."""
     made: list[str] = []
-    for name in FLAGS[verb]:
+    for name in FLAGS[command]:
         value = values.get(name)
         if value is None or value is False or value in ("", []):
             continue
@@ -284,9 +283,9 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
         raise AirflowFailException(f"the ledger has no run {run_id}")
     own, *of_run = ended.rows
     kept = ("run_id", "command", "host", "status", "error", "start_ms", "end_ms", "partitions", "counts", "log_dirs")
-    told = {**summary(of_run, ended.exit_status), "run": {key: own.get(key) for key in kept}}
-    told["partial"] = made["partial"] or own.get("status") != "done"
-    return told
+    stored = {**summary(of_run, ended.exit_status), "run": {key: own.get(key) for key in kept}}
+    stored["partial"] = made["partial"] or own.get("status") != "done"
+    return stored
 
 
 def run_noting(
@@ -303,44 +302,45 @@ def run_noting(
 
 
 def end_with(*steps: Any, partial: Sequence[str]) -> None:
-    """Add the last two tasks after `steps`: `tell_partial`, for the results of the tasks `partial`, and `done`.
+    """Add the last two tasks after `steps`: `report_partial`, for the results of the tasks `partial`, and `done`.
 
-    `tell_partial` runs regardless of the results of the steps. `done` is the only leaf, by which Airflow judges the
+    `report_partial` runs regardless of the results of the steps. `done` is the only leaf, by which Airflow judges the
     run: it succeeds after skipped tasks, and is not reached after a failed one.
     """
 
     @task(trigger_rule=TriggerRule.ALL_DONE, retries=0, execution_timeout=SHORT)
-    def tell_partial() -> None:
+    def report_partial() -> None:
         instance: Any = get_current_context()["ti"]
-        tell_trouble(instance.xcom_pull(task_ids=list(partial)))
+        report_problems(instance.xcom_pull(task_ids=list(partial)))
 
-    told = tell_partial()
-    list(steps) >> told
-    [*steps, told] >> EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
+    reported = report_partial()
+    list(steps) >> reported
+    [*steps, reported] >> EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
 
 
-def tell_trouble(outcomes: Iterable[Any]) -> None:
-    """Raise AirflowFailException with what the steps left undone, or AirflowSkipException if they left nothing undone.
+def report_problems(outcomes: Iterable[Any]) -> None:
+    """Raise AirflowFailException with the partitions and reasons if a step was done only in part, otherwise
+    AirflowSkipException.
 
     If a part of a run was refused or is damaged, the run is not retried, but is not a success either.
     """
-    told: list[str] = []
+    lines: list[str] = []
     for one in chain.from_iterable(one if isinstance(one, list) else [one] for one in outcomes):
         if not one or not one.get("partial"):
             continue
         where = f"{one['broker']}: " if one.get("broker") else ""
         counts = ", ".join(f"{number} {status}" for status, number in one["counts"].items())
-        told.append(f"{where}{one.get('step', 'a step')} was partial ({counts})")
+        lines.append(f"{where}{one.get('step', 'a step')} was partial ({counts})")
         wrong = [row for row in one["rows"] if row.get("error") or row.get("first_finding")]
-        told += [f"  {in_words(row)}" for row in wrong]
+        lines += [f"  {in_words(row)}" for row in wrong]
         if one["rows_left_out"] and len(one["rows"]) >= MOST_ROWS:
-            told.append(f"  {one['rows_left_out']} more rows are not listed here")
+            lines.append(f"  {one['rows_left_out']} more rows are not listed here")
         if not wrong and one.get("run"):
-            told.append(f"  the status of run {one['run']['run_id']} in the ledger is {one['run']['status']}")
+            lines.append(f"  the status of run {one['run']['run_id']} in the ledger is {one['run']['status']}")
         elif not wrong:
-            told.append("  all is done, but the ledger lacks it; the next run with this ledger reports what is missing")
-    if not told:
+            lines.append("  all is done, but the ledger lacks it; the next run with this ledger adds what is missing")
+    if not lines:
         raise AirflowSkipException("nothing was refused, damaged or failed")
-    text = "\n".join(told)
+    text = "\n".join(lines)
     print(text)
     raise AirflowFailException(text)

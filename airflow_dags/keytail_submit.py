@@ -19,14 +19,14 @@ from keytail_steps import RUN_ID, flags
 class KeytailSubmitOperator(SparkSubmitOperator):
     """A SparkSubmitOperator for `jobs/*.py`, whose task also succeeds if only a part of the partitions was done.
 
-    spark-submit writes rows and all other output to one stream, and its hook treats every status but 0 as a failure. So
-    the job writes its rows to a file on this host (the driver's, in client mode), and these rows and the status decide
-    the result of the task, as for any command (keytail_commands.outcome). Arguments, settings and environment are
-    derived from Params when the task runs; the text of a Param is neither split nor evaluated.
+    spark-submit writes rows and all other output to one stream, and its hook treats every status but 0 as a failure.
+    Therefore, the job writes its rows to a file on this host, which is the driver's in client mode. These rows and the
+    status decide the result of the task, as for any command (keytail_commands.outcome). Arguments, settings and
+    environment are derived from Params when the task runs; the text of a Param is neither split nor evaluated.
     """
 
-    def __init__(self, *, verb: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
-        self.verb = verb
+    def __init__(self, *, command: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
+        self.command = command
         self.job = job
         self.execute_it = execute_it
         self.run_ids: list[str] = []
@@ -36,13 +36,13 @@ class KeytailSubmitOperator(SparkSubmitOperator):
             conf=_conf,  # type: ignore[arg-type]
             env_vars=_environment,  # type: ignore[arg-type]
             properties_file="{{ params.properties_file or '' }}",
-            name="keytail " + verb + " {{ dag_run.run_id }}",
+            name="keytail " + command + " {{ dag_run.run_id }}",
             **kwargs,
         )
 
     def _arguments(self, context: Mapping[str, Any], jinja_env: Any) -> list[str]:
         values = context["params"]
-        words = [*place(values), *flags(values, self.verb)]
+        words = [*place(values), *flags(values, self.command)]
         return [*words, "--execute"] if self.execute_it else words
 
     def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -62,14 +62,14 @@ class KeytailSubmitOperator(SparkSubmitOperator):
                 "the job wrote no rows on this host: its driver ran elsewhere (deploy-mode cluster), or jobs/ is of an "
                 "older keytail. Submit in client mode, with the jobs/ of this keytail"
             )
-        return {"step": self.verb, "run_id": self.run_ids[-1] if self.run_ids else None} | outcome(
+        return {"step": self.command, "run_id": self.run_ids[-1] if self.run_ids else None} | outcome(
             Ended(status, rows or [], words)
         )
 
     def _get_hook(self) -> Any:
         hook = super()._get_hook()
-        told = hook._process_spark_submit_log
-        hook._process_spark_submit_log = lambda lines: told(self._noted(lines))
+        process_log = hook._process_spark_submit_log
+        hook._process_spark_submit_log = lambda lines: process_log(self._noted(lines))
         return hook
 
     def _noted(self, lines: Iterable[str]) -> Iterator[str]:

@@ -46,7 +46,7 @@ _DAG = "keytail_ledger_maintenance"
 | Task | What it does |
 |---|---|
 | `maintain` | removes rows older than `retain_days`, merges small files, removes files unreferenced for a week |
-| `tell_partial` | fails if a table could not be maintained and others were; otherwise skipped |
+| `report_partial` | fails if a table could not be maintained and others were; otherwise skipped |
 | `done` | last task: succeeds if no step failed |
 
 Runs may append at the same time. Retries are safe: each table is changed by Delta's own commits, and finished work is

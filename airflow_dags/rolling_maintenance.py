@@ -1,8 +1,8 @@
 """DAG that prepares, stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is
 in sync.
 
-The steps of a broker are a task group, created from the inventory when this file is parsed. What they do is in
-keytail_rolling_actions.py, decisions on the output of commands in keytail_rolling.py; the order of tasks is here.
+The steps of a broker are a task group, created from the inventory when this file is parsed. This file defines the order
+of the tasks; keytail_rolling_actions.py contains their work, and keytail_rolling.py decides by the output of commands.
 
 `start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, even if a worker
 died in one of them, or somebody marks the whole run as failed.
@@ -120,7 +120,7 @@ def _group(group: str, name: str) -> Any:
 
         @task(retries=20)
         def start() -> Any:
-            with _explained(retry_inventory=True):  # the broker is down: somebody may correct the file meanwhile
+            with _explained(retry_inventory=True):  # the broker is down, and somebody may correct the file meanwhile
                 said = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
                 return actions.start(inventory.broker(name), said)
 
@@ -129,7 +129,7 @@ def _group(group: str, name: str) -> Any:
             with _explained():
                 return actions.wait_until_good(inventory.broker(name), rolling.AFTER, looks=2)
 
-        # Also for a broker that is down or not in sync, but not if it was not stopped.
+        # Runs also for a broker that is down or not in sync, but not if it was not stopped.
         @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2)
         def downtime() -> Any:
             with _explained():
@@ -167,7 +167,9 @@ def _states(tasks: list[str]) -> dict[str, str | None]:
 
 
 def _left_by(group: str, left: Mapping[str, str]) -> list[Any]:
-    """Return what these steps of a broker have left under these keys since they were last cleared; None for nothing."""
+    """Return the values that these steps of a broker have stored under these keys since they were last cleared; None if
+    there is no value.
+    """
     pull: Any = get_current_context()["ti"].xcom_pull
     states = _states([f"{group}.{step}" for step in left])
     ended = {"success", "failed"}
@@ -178,7 +180,7 @@ def _left_by(group: str, left: Mapping[str, str]) -> list[Any]:
 
 
 def _left_of_downtime(group: str) -> dict[str, Any]:
-    """Return what the steps of a broker have left about its downtime; None for what is not known."""
+    """Return the values that the steps of a broker have stored about its downtime; None if unknown."""
     down_at_ms, was_down, run_id = _left_by(group, {"stop": "down_at_ms", "stopped": "was_down", "compact": "run_id"})
     started, in_sync = _left_by(group, {"start": "return_value", "in_sync": "return_value"})
     started, in_sync = started or {}, in_sync or {}
@@ -204,12 +206,13 @@ def _ending(groups: Mapping[str, str]) -> rolling.Ending:
     states = _states(tasks)
     whys = {name: why for name in tasks if states.get(name) == "failed"
             if (why := pull(task_ids=name, key="why"))}  # fmt: skip
-    for group in groups:  # a broker that must stay down is never reported as one to start by hand, whatever was lost
+    # A broker that must stay down is never reported as one to start by hand, whatever else was lost.
+    for group in groups:
         said = pull(task_ids=f"{group}.verify", key="verdict")
         if states.get(f"{group}.start") == "failed" and not rolling.may_start(said):
             whys[f"{group}.start"] = f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}"
     known: dict[str, inventory.Broker] = {}
-    with contextlib.suppress(Exception):  # the report is useful without the commands, too
+    with contextlib.suppress(Exception):  # the report is also useful without the commands
         known = {one.name: one for one in inventory.brokers()}
     starts = {
         group: shlex.join([*known[name].on_host, shlex.join(known[name].commands["start"])])
@@ -254,7 +257,7 @@ def _declare(named: list[str]) -> None:
     first >> last
 
 
-def _tell(problem: str) -> None:
+def _declare_missing_inventory(problem: str) -> None:
     @task(retries=0)
     def inventory_is_missing() -> None:
         raise AirflowFailException(problem)
@@ -274,8 +277,8 @@ def _tell(problem: str) -> None:
 def rolling_maintenance() -> None:
     try:
         named = [one.name for one in inventory.brokers()]
-    except Exception as problem:  # reported by a task, since an import error would hide the DAG
-        _tell(str(problem))
+    except Exception as problem:  # a task reports the error, since an import error would hide the DAG
+        _declare_missing_inventory(str(problem))
         return
     _declare(named)
 

@@ -39,8 +39,8 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 _SPARK = """
 import sys
-from keytail.run import delta
-from keytail.run.session import local_session
+from keytail.run.spark import delta
+from keytail.run.spark.session import local_session
 from tests.class_archives import same
 try:
     settings = delta.session_settings(None)

@@ -130,7 +130,7 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
         ([["subprocess:Popen", ["args"]]], {"of": 0, "is": ["id"]}),
         ([["keytail.run.tasks:attempt_one", []]], {"of": 0, "is": []}),
         ([["keytail.log.replace:os.path", []]], {"of": 0, "is": []}),
-        ([["keytail.run.isolation:LocalDirs", ["paths"]]], {"of": 0, "is": [[]]}),
+        ([["keytail.run.spark.isolation:LocalDirs", ["paths"]]], {"of": 0, "is": [[]]}),
         ([["keytail.log.replace:CleanFile", ["suffix", "name"]]], {"of": 0, "is": ["", ""]}),
         ([["keytail.log.replace:CleanFile", ["suffix", "name", "size_bytes", "digest_hex"]]], {"of": 0, "is": [1]}),
         ([["keytail.no.module:X", []]], {"of": 0, "is": []}),

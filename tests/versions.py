@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.errors import UsageProblem
-from keytail.run.java import java_version, require_java
+from keytail.run.spark.java import java_version, require_java
 from keytail.versions import JAVAS, PYTHONS
 from tests import golden
 

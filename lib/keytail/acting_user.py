@@ -2,8 +2,8 @@
 
 When started as root on log dirs of another user, keytail works as that user: the process takes the effective ids and
 groups of that user, and so has no more rights to files than the owner of the log dirs. The real and saved ids remain
-root's, for two reasons: the owner can then neither signal nor trace the process, and `as_caller` can restore root's
-rights to files in one thread, for files outside of log dirs that the caller names or installed (packages, compiled
+root's, for two reasons: the owner can then neither signal nor trace the process; and `as_caller` can restore root's
+rights to files in one thread, for files outside of log dirs that the caller has installed or names (packages, compiled
 kernels, reports). Code that omits `as_caller` fails with "Permission denied" and does no harm.
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # of prctl(2)
-_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # makes setfsuid and setfsgid only return the current id
+_GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # operations of prctl(2)
+_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # with this id, setfsuid and setfsgid only return the current one
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The errors that keytail raises: a few classes; each error has the problem, its place and a remedy.
 
-The class determines the result for the partition: `CorruptLog` gives the row status `corrupt`, `Refused` gives
-`refused`, any other `KeytailError` gives `failed`; `UsageProblem` ends the run with status 2.
+The class determines the status of the partition's row: `CorruptLog` gives `corrupt`, `Refused` gives `refused`, any
+other `KeytailError` gives `failed`. `UsageProblem` ends the run with exit status 2.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ErrorText(str):
     """
 
     slugs: tuple[str, ...]
-    remedy: str  # of the exception that it is the message of, as in the text
+    remedy: str  # the remedy of the exception, as it is in the text
     stored_fields = ("text", "slugs")
 
     def __new__(cls, message: object = "", slugs: Iterable[str] = ()) -> ErrorText:
@@ -232,7 +232,7 @@ class CorruptLog(KeytailError):
 
 
 class Refused(KeytailError):
-    """keytail does not process something in its present state; nothing was changed."""
+    """The state of something is one that keytail does not process; nothing was changed."""
 
 
 class UsageProblem(KeytailError):

@@ -65,7 +65,7 @@ def test_snapshots_on_spark_with_a_damaged_one(run_dag: Ask, tmp_path: Path) -> 
     found = run_dag(SNAPSHOTS, conf)
     assert found["tasks"] == {
         "plan": "success", "gate": "success", "compact": "success", "verify": "success", "ledger": "success",
-        "tell_partial": "failed", "done": "upstream_failed",
+        "report_partial": "failed", "done": "upstream_failed",
     }  # fmt: skip
     assert found["state"] == "failed"
     assert found["tries"]["compact"] == 1
@@ -138,7 +138,7 @@ def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Pat
     (tmp_path / "b.toml").write_text("\n".join(lines))
     found = run_dag(BROKERS, {"ledger": "/the ledger", "least_bytes": 1}, KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
     steps = [f"broker.{step}[{n}]" for step in ("plan", "gate", "compact", "verify", "ledger") for n in range(2)]
-    wanted = {"choose": "success", **dict.fromkeys(steps, "success"), "tell_partial": "skipped", "done": "success"}
+    wanted = {"choose": "success", **dict.fromkeys(steps, "success"), "report_partial": "skipped", "done": "success"}
     assert (found["state"], found["tasks"]) == ("success", wanted)
     for number, name in enumerate(("b1", "b2")):
         compacted, recorded = (left(found, f"broker.{step}", number) for step in ("compact", "ledger"))
@@ -178,7 +178,7 @@ def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keyt
     assert found["tasks"] == {
         "choose": "success", "brokers.rebuild[0]": "failed", "brokers.verify[0]": "upstream_failed",
         "brokers.rebuild[1]": "success", "brokers.verify[1]": "success",
-        "tell_partial": "failed", "done": "upstream_failed",
+        "report_partial": "failed", "done": "upstream_failed",
     }  # fmt: skip
     assert left(found, "choose") == [["a", "b"], ["c"]]
     assert (found["tries"]["brokers.rebuild[0]"], found["tries"]["brokers.rebuild[1]"]) == (2, 1)
@@ -196,7 +196,7 @@ def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keyt
 @pytest.mark.long
 def test_missing_requirements_are_reported(run_dag: Ask, tmp_path: Path) -> None:
     found = run_dag(LEDGER, {})
-    assert found["tasks"] == {"maintain": "failed", "tell_partial": "skipped", "done": "upstream_failed"}
+    assert found["tasks"] == {"maintain": "failed", "report_partial": "skipped", "done": "upstream_failed"}
     assert (found["state"], found["tries"]["maintain"]) == ("failed", 1)
     assert "the Params have no ledger" in (tmp_path / "ask.log").read_text()
 

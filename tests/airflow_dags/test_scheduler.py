@@ -125,7 +125,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
         **{(f"broker.{step}", 0): "success" for step in ("plan", "gate", "compact", "verify")},
         ("broker.ledger", 0): "skipped", ("broker.plan", 1): "success",
         **{(f"broker.{step}", 1): "skipped" for step in ("gate", "compact", "verify", "ledger")},
-        ("tell_partial", -1): "skipped", ("done", -1): "success",
+        ("report_partial", -1): "skipped", ("done", -1): "success",
     }  # fmt: skip
     found = asked(database, "select value from xcom where task_id = 'broker.compact' and key = 'return_value'")
     compacted = json.loads(found[0][0])

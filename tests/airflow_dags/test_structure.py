@@ -49,18 +49,18 @@ def test_the_dags_have_the_expected_structure(ask: Ask, tmp_path: Path) -> None:
         tasks = dags[dag_id]["tasks"]
         assert [task_id for task_id, task in tasks.items() if not task["downstream"]] == ["done"]
         assert tasks["done"]["rule"].endswith("NONE_FAILED")
-        assert tasks["tell_partial"]["rule"].endswith("ALL_DONE")
-        assert tasks["tell_partial"]["retries"] == 0
+        assert tasks["report_partial"]["rule"].endswith("ALL_DONE")
+        assert tasks["report_partial"]["retries"] == 0
         for task_id, task in tasks.items():
             assert task["timeout_s"], task_id
-            if task_id != "tell_partial":
+            if task_id != "report_partial":
                 assert (task["retries"], task["delay_s"], task["backoff"]) == (3, 300, True), task_id
-    assert in_order(dags[SNAPSHOTS]["tasks"], "plan", "gate", "compact", "verify", "ledger", "tell_partial", "done")
+    assert in_order(dags[SNAPSHOTS]["tasks"], "plan", "gate", "compact", "verify", "ledger", "report_partial", "done")
     steps = [f"broker.{step}" for step in ("plan", "gate", "compact", "verify", "ledger")]
-    assert in_order(dags[BROKERS]["tasks"], "choose", *steps, "tell_partial", "done")
-    assert in_order(dags[REBUILD]["tasks"], "choose", "brokers.rebuild", "brokers.verify", "tell_partial", "done")
+    assert in_order(dags[BROKERS]["tasks"], "choose", *steps, "report_partial", "done")
+    assert in_order(dags[REBUILD]["tasks"], "choose", "brokers.rebuild", "brokers.verify", "report_partial", "done")
     assert dags[LEDGER]["params"]["ledger"]["value"] == "/l"
-    assert in_order(dags[LEDGER]["tasks"], "maintain", "tell_partial", "done")
+    assert in_order(dags[LEDGER]["tasks"], "maintain", "report_partial", "done")
     assert dags[SNAPSHOTS]["tasks"]["compact"]["kind"] == "KeytailSubmitOperator"
 
 

@@ -12,7 +12,7 @@ import pytest
 from keytail.audit.driver import AuditJob, audit_all
 from keytail.audit.stages import Alone, Audit, audit
 from keytail.log.fs import LOCAL
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.run.tasks import Outcome
 from tests.audit.logs import PLANTED, plant, random_segments, task_of, variants
 from tests.chance import SEED

@@ -18,8 +18,8 @@ from typing import Any
 from keytail.audit import driver as story
 from keytail.compact.cleaner import clean_partition, install
 from keytail.log.fs import LOCAL
-from keytail.run.session import local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import local_session
 from tests.bench.report import machine
 from tests.compact.fan_out.test_memory import BATCH_RECORDS, task_of, write_segments
 

@@ -26,9 +26,9 @@ from keytail.export import driver as story
 from keytail.export.command import Request
 from keytail.export.driver import export
 from keytail.export.formats import Formats
-from keytail.run import delta
-from keytail.run.session import local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark import delta
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import local_session
 from tests.bench.import_ import PARTITIONS, write_records
 from tests.bench.report import Figure, machine
 from tests.interop.broker import Broker

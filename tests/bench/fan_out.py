@@ -24,8 +24,8 @@ from typing import Any
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.log.fs import LOCAL
-from keytail.run.session import end_jvm, local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import end_jvm, local_session
 from tests.bench.report import machine
 from tests.compact.fan_out.test_memory import BATCH_RECORDS, task_of, write_segments
 

@@ -11,16 +11,16 @@ import sys
 import time
 from functools import partial
 
-from keytail.compact.compaction import Compaction
-from keytail.compact.replacing import InPlace
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import InPlace
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import hosted, survey_log_dirs
 from keytail.log.partition import survey_partition
-from keytail.run.session import end_jvm, local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import end_jvm, local_session
 from keytail.run.storage import ScratchSpace
 
 MAP_MEMORY_BYTES = 256 << 20

@@ -29,8 +29,8 @@ from keytail.import_ import driver as import_
 from keytail.import_.command import Request
 from keytail.import_.driver import BATCH_BYTES, import_records
 from keytail.import_.source import Source
-from keytail.run.session import local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import local_session
 from tests.bench.report import Figure, machine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient

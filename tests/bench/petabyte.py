@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keytail.compact.bundles import MOST_BUNDLES
 from keytail.compact.map_phase.offset_map import LOAD_FACTOR, SLOT_BYTES
+from keytail.compact.running.bundles import MOST_BUNDLES
 from tests.bench.growth import KAFKA, TASK
 from tests.bench.growth_report import cost_of_bytes
 

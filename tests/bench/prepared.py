@@ -23,8 +23,8 @@ from pathlib import Path
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import execution
-from keytail.compact.bundles import MOST_COMMITS
 from keytail.compact.prepared import driver
+from keytail.compact.running.bundles import MOST_COMMITS
 from keytail.log.fs import LOCAL
 from tests.bench.commits import SETTINGS, Counting
 from tests.log_dirs import random_records, write_log_dir

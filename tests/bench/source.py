@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keytail.run.session import local_session
+from keytail.run.spark.session import local_session
 from tests.bench.export import BATCH_BYTES, TOPIC, committed
 from tests.bench.import_ import PARTITIONS, write_records
 from tests.bench.report import Figure, machine

@@ -11,8 +11,8 @@ from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import survey_partition
 from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
-from keytail.run.session import end_jvm, local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import end_jvm, local_session
 
 
 def plans_of(log_dir: str, *, execute: bool = False) -> list[PartitionPlan]:

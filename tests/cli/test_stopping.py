@@ -22,8 +22,8 @@ import pytest
 from keytail.cli import stopping
 from keytail.cli.command import Command
 from keytail.cli.stopping import Stopped, stop_with_parent, stoppable
-from keytail.compact.compaction import Compaction
-from keytail.compact.replacing import planned_row
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import planned_row
 from keytail.errors import KeytailError
 from keytail.expire import driver as expire_driver
 from keytail.log.fs import LOCAL

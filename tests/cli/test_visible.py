@@ -19,7 +19,7 @@ from rich.table import Table
 from keytail import console
 from keytail.cli import rows as show
 from keytail.cli.progress import Reporter
-from keytail.compact.command import print_table
+from keytail.compact.table import print_table
 from keytail.dump.templates import OUT_BYTES
 from keytail.errors import CorruptLog, in_words, visible
 from keytail.run.rows import ResultRow

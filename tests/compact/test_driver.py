@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
-from keytail.compact.compaction import Compaction
-from keytail.compact.replacing import InPlace
-from keytail.compact.run_state import Events
-from keytail.compact.running import Answer
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.installing import Answer
+from keytail.compact.running.replacing import InPlace
+from keytail.compact.running.state import Events
 from keytail.compact.worker import clean_on_worker
 from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
 from keytail.config.compaction import CompactionConfig
@@ -26,7 +26,7 @@ from keytail.log.log_dirs import hosted, survey_log_dirs
 from keytail.log.partition import survey_partition
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import ResultRow
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
 from keytail.sizes import human_bytes

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.cli.progress import Reporter
-from keytail.compact import bundles
 from keytail.compact.expectation import MAP_BYTES_A_KEY, PACKED_BYTES, Expected, expect
 from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.plan import Selection
+from keytail.compact.running import bundles
 from keytail.log.partition import SegmentFacts
 from keytail.run import workers
 from keytail.run.processes import Processes

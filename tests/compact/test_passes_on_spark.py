@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from keytail.compact.cleaner import clean_partition, install
-from keytail.compact.compaction import Compaction
+from keytail.compact.running.compaction import Compaction
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.compact.write_phase import passes
 from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.engine import Engine, ThisProcess
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, run_attempt
 from tests.compact.test_driver import CONFIG, checkpoint, compaction, make, rows_of_answers

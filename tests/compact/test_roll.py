@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import running
 from keytail.compact.plan import Decision, decide
 from keytail.compact.roll import EMPTY, NOT_DUE, after_roll, as_stopped, is_shown, reason_against, with_roll
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Rows
+from keytail.compact.running import installing
+from keytail.compact.running.state import Rows
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import NO_ERROR
@@ -270,7 +270,7 @@ def test_a_roll_that_fails_fails_its_partition_only(
             raise OSError(errno.ENOSPC, "No space left on device", path)
         return roll(fs, path, *arguments)
 
-    monkeypatch.setattr(running, "roll", on_a_full_disk)
+    monkeypatch.setattr(installing, "roll", on_a_full_disk)
     with without_spark():
         flags = (*FLAGS, "--output", "json", "--execute", "--roll-active")
         done = run("compact", "--log-dirs", f"{log_dir},{other}", *flags)

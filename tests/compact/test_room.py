@@ -13,10 +13,10 @@ from keytail.cli.configuration import read_configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import Choice, choose
 from keytail.compact import driver
-from keytail.compact.bundles import BundleSize, Waiting
 from keytail.compact.command import Request
 from keytail.compact.keeper import Keeper
 from keytail.compact.planning import plan_to_compact
+from keytail.compact.running.bundles import BundleSize, Waiting
 from keytail.compact.steps import cleaning_tasks
 from keytail.errors import slugs_of
 from keytail.kernels import jit

@@ -63,7 +63,7 @@ def test_totals_are_sums_by_file_system_and_one_downtime_with_its_parts(machine:
     text = sentences(found)
     assert text[0] == "Scratch space: up to 4.0 GiB, of 100.0 GiB free on the file system of /a."
     assert "At most half of that is used at a time" in text[1]
-    assert "1 that have no room now are tried again with what others have freed." in text[1]
+    assert "1 that have no room now are tried again when others have freed space." in text[1]
     assert text[2] == (
         f"Downtime: about {down.total_s:.1f} s from the stop of the broker to its start, on 4 cores: 17.0 s to compile "
         f"the kernels of both commands, 11.0 s to compact, {down.verify_s:.1f} s to verify."

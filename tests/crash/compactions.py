@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from keytail.compact.cleaner import clean_partition
-from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import Decision, select
-from keytail.compact.replacing import InPlace
 from keytail.compact.roll import after_roll, with_roll
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import InPlace
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import NO_ERROR, Refused

@@ -20,12 +20,12 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact import compaction as scheduling
 from keytail.compact import steps
 from keytail.compact.command import Request
 from keytail.compact.out_of_place import driver as out_of_place
 from keytail.compact.out_of_place import placing
 from keytail.compact.out_of_place.output_record import decode_record
+from keytail.compact.running import compaction as scheduling
 from keytail.config.resolve import from_command_line
 from keytail.errors import Refused
 from keytail.format import names

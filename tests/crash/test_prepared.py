@@ -17,15 +17,15 @@ from unittest.mock import patch
 import pytest
 
 from keytail.compact.cleaner import clean_partition
-from keytail.compact.compaction import Compaction
 from keytail.compact.plan import Decision, select
 from keytail.compact.planning import Planned
 from keytail.compact.prepared.preparing import Found as FoundBefore
 from keytail.compact.prepared.preparing import Prepare
 from keytail.compact.prepared.record import see_sources
 from keytail.compact.prepared.takeover import basis_of, checked, read_record, taken_over
-from keytail.compact.replacing import InPlace
 from keytail.compact.rules import Rules, TaskSettings
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import InPlace
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask
 from keytail.errors import NO_ERROR, Refused

@@ -29,7 +29,7 @@ from keytail.log.lock import hold
 from keytail.run.tasks import Outcome
 from tests.command_line import Run
 from tests.log_dirs import random_records, write_log_dir
-from tests.run.test_session import make_java
+from tests.run.spark.test_session import make_java
 
 # Prints the kernels that were called, with the types, and how many had to be compiled.
 _TELL = """

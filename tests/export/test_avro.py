@@ -22,7 +22,7 @@ from keytail.export.columns import Undecodable, decode
 from keytail.export.command import format_of
 from keytail.export.formats import Format, Formats
 from keytail.format.columns import BytesColumn
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.export.test_columns import bytes_arrays
 from tests.export.test_driver import GrowingLog, run, statuses
 from tests.reference.batches import Rec

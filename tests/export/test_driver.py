@@ -23,7 +23,7 @@ from keytail.export import on_spark
 from keytail.export.command import ExportRow, Request
 from keytail.export.driver import export
 from keytail.export.formats import Format, Formats
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.values import to_bytes
 from tests.chance import SEED
 from tests.growing_log import GrowingLog

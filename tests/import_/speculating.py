@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from keytail.main import main as cli
-from keytail.run.settings import CORRECTNESS
+from keytail.run.spark.settings import CORRECTNESS
 
 DUPLICATES = {
     "spark.speculation": "true",

@@ -19,7 +19,7 @@ from keytail.import_.command import Request
 from keytail.import_.driver import import_records
 from keytail.import_.source import Source
 from keytail.log.lock import is_held
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.import_.test_driver import TOPIC_ID, log_dir, unknown_topics
 from tests.run.cluster import ROOT, Cluster
 from tests.run.disturbed import wait_for

@@ -25,7 +25,7 @@ from keytail.import_ import on_spark
 from keytail.import_.command import ImportRow, Request, exit_status
 from keytail.import_.driver import import_records
 from keytail.import_.source import Columns, Source
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.log_dirs import snapshot
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.murmur2 import partition as partition_of
@@ -312,8 +312,8 @@ def by_hand(table: Path) -> None:
 
 def by_delta(table: Path) -> None:
     lines = f"""
-from keytail.run.delta import session_settings
-from keytail.run.session import local_session
+from keytail.run.spark.delta import session_settings
+from keytail.run.spark.session import local_session
 spark = local_session("local[2]", extra=session_settings(None))
 columns = ["cast(id as string) key", "cast(cast(id * 2 as string) as binary) value", "id timestamp"]
 frame = spark.range(1000).selectExpr(*columns)

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.interop]
 
 _WRITE = """
 import sys
-from keytail.run.delta import session_settings
-from keytail.run.session import local_session
+from keytail.run.spark.delta import session_settings
+from keytail.run.spark.session import local_session
 spark = local_session("local[1]", extra=session_settings(sys.argv[1]))
 spark.range(7).write.format("delta").save(sys.argv[2])
 print(spark.read.format("delta").load(sys.argv[2]).count())

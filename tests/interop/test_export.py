@@ -19,7 +19,7 @@ from keytail.export import driver as story
 from keytail.export.command import ExportRow, Request
 from keytail.export.driver import export
 from keytail.export.formats import Formats
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served

@@ -24,7 +24,7 @@ from keytail.import_ import driver as import_
 from keytail.import_.command import ImportRow, Request
 from keytail.import_.driver import import_records
 from keytail.import_.source import Source
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import complaints, newest_of, repairs, start_client, state_of

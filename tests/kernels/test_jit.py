@@ -278,11 +278,11 @@ def test_one_that_ends_while_it_compiles_keeps_nobody_waiting(while_another_comp
 def test_one_that_never_ends_is_waited_for_once_and_for_a_time(while_another_compiles):
     cache, *_ = while_another_compiles
     code = """
-        from keytail.kernels import jit
-        jit.MAX_WAIT_SECONDS = 0.2
+        from keytail.kernels import compile_lock
+        compile_lock.MAX_WAIT_SECONDS = 0.2
     """
     again = """
-        jit.MAX_WAIT_SECONDS = 10**9
+        compile_lock.MAX_WAIT_SECONDS = 10**9
         print(int(add(np.arange(5, dtype=np.uint8))))
     """
     result = _run(textwrap.dedent(code) + textwrap.dedent(_USE) + textwrap.dedent(again), KEYTAIL_CACHE_DIR=str(cache))

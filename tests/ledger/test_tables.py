@@ -19,7 +19,7 @@ import xxhash
 from chispa import assert_df_equality
 
 from keytail.cli.configuration import Configuration
-from keytail.compact.replacing import planned_row
+from keytail.compact.running.replacing import planned_row
 from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger import maintain as ledger_maintain
 from keytail.ledger import tables as ledger_tables
@@ -35,7 +35,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import ResultRow, exit_status
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.chance import SEED
 from tests.compact.test_driver import checkpoint, compaction, make
 from tests.log_dirs import snapshot

@@ -18,7 +18,7 @@ from keytail.rebuild_index import tasks as rebuild
 from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.engine import ThisProcess
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.run.tasks import Outcome, run_attempt
 from tests.log_dirs import random_records, snapshot, write_log_dir
 from tests.run.engines import LikeSpark

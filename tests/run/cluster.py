@@ -24,7 +24,7 @@ from pathlib import Path
 import pyspark
 
 import keytail
-from keytail.run.java import require_java
+from keytail.run.spark.java import require_java
 from tests.class_archives import java_options, submit_options
 from tests.ports import free_ports
 

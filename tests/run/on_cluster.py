@@ -24,7 +24,7 @@ from keytail.compact.cleaner import clean_partition
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL
 from keytail.run import workers
-from keytail.run.settings import CORRECTNESS
+from keytail.run.spark.settings import CORRECTNESS
 from tests.import_.speculating import DUPLICATES
 from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 

@@ -23,8 +23,8 @@ from keytail.compact import execution as compaction
 from keytail.rebuild_index import driver as rebuild
 from keytail.rebuild_index import tasks as spark_rebuild
 from keytail.run import workers
-from keytail.run.session import local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import local_session
 from keytail.verify import driver as spark_verify
 from keytail.verify import driver as verification
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 
-from keytail.run.session import submitted_session
+from keytail.run.spark.session import submitted_session
 
 
 def main() -> None:

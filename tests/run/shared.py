@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.run.cluster import Cluster, cluster
 
 _session: list[Any] = []
@@ -29,8 +29,8 @@ _FOR_SMALL_DATA = {
 
 
 def shared_session() -> Any:
-    from keytail.run import delta
-    from keytail.run.session import local_session
+    from keytail.run.spark import delta
+    from keytail.run.spark.session import local_session
 
     if not _session:
         settings = {**delta.session_settings(None), **_FOR_SMALL_DATA}
@@ -41,12 +41,12 @@ def shared_session() -> Any:
 def end_shared_session() -> None:
     if _session:
         _session.pop().stop()
-        sys.modules["keytail.run.session"].end_jvm()
+        sys.modules["keytail.run.spark.session"].end_jvm()
 
 
 def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make command lines in this process use the shared session, without stopping it."""
-    session = sys.modules["keytail.run.session"]
+    session = sys.modules["keytail.run.spark.session"]
     monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
     monkeypatch.setattr(session, "_stop", lambda engine: None)
     monkeypatch.setattr(session, "end_jvm", lambda: None)

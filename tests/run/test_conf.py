@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keytail.run.settings import CORRECTNESS
+from keytail.run.spark.settings import CORRECTNESS
 from tests.run.cluster import SECURE
 from tests.run.test_submit import ROOT, submit
 

@@ -22,10 +22,11 @@ from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.passes import least_scratch_bytes
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
-from keytail.run import ended, jvm_log, session
+from keytail.run import ended
 from keytail.run.ended import SparkEnded, await_signal, first_line, silence_py4j, text_of
-from keytail.run.jvm_log import JvmLog
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark import jvm_log, session
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.jvm_log import JvmLog
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import run_attempt
 from tests.compact.test_driver import compaction

@@ -58,8 +58,8 @@ from pathlib import Path
 from keytail.acting_user import as_caller, become
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
-from keytail.run.session import end_jvm, local_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.session import end_jvm, local_session
+from keytail.run.spark.engine import SparkEngine
 secret = sys.argv[2]
 def status():
     return Path("/proc/self/status").read_text()
@@ -178,7 +178,7 @@ def test_an_import_reads_what_only_root_reads(case: Case, kind: str, more: tuple
 SOURCE = """
 import json, os, sys
 from keytail.acting_user import as_caller
-from keytail.run.session import end_jvm, local_session
+from keytail.run.spark.session import end_jvm, local_session
 spark = local_session("local[2]")
 def count():
     frame = spark.read.format("kafka-log").option("logDirs", sys.argv[1]).option("topic", "orders").load()

@@ -107,4 +107,4 @@ def test_output_that_stays_counts_after_its_task_has_ended() -> None:
     assert ScratchSpace(storage).device("/a/x") == item
     storage.free[1] = 400  # by others
     assert not space.fits({item: 1})
-    assert "of the 500 B that may be used 600 B are in use" in str(space.refusal(item, 10))
+    assert "of the limit of 500 B, 600 B are in use" in str(space.refusal(item, 10))

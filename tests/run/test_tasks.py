@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from keytail.errors import CorruptLog, KeytailError
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.run import work
 
 pytestmark = pytest.mark.spark

@@ -23,10 +23,10 @@ from keytail.log import meter
 from keytail.log.fs import LOCAL
 from keytail.log.prefetch import prefetched
 from keytail.main.running import function_of
-from keytail.run import session
 from keytail.run.engine import ThisProcess
-from keytail.run.jvm import Jvm
-from keytail.run.jvm_log import JvmLog
+from keytail.run.spark import session
+from keytail.run.spark.jvm import Jvm
+from keytail.run.spark.jvm_log import JvmLog
 from keytail.run.watching import HERE, TaskProgress, Watch, current_channel, sending_progress
 from keytail.threads import Threads, inheriting
 

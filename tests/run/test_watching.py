@@ -19,7 +19,7 @@ from keytail.log import meter
 from keytail.log.fs import LOCAL
 from keytail.run import watching
 from keytail.run.processes import Processes
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.run.watching import (
     HERE,
     LOOPBACK,

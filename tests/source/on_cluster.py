@@ -11,7 +11,7 @@ import sys
 
 from pyspark.sql import functions as F
 
-from keytail.run.session import local_session
+from keytail.run.spark.session import local_session
 
 
 def main() -> None:

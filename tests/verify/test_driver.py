@@ -7,7 +7,7 @@ import pytest
 
 from keytail.run import every_task
 from keytail.run.every_task import run_every
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.verify.driver import VerifyTask, verify_here, verify_on_worker
 from tests.log_dirs import random_records, write_log_dir
 

@@ -1,1 +1,1 @@
-"""Names that pages of earlier versions gave; the modules are in `keytail.main` now."""
+"""Module names of earlier versions; the modules are in `keytail.main` now."""

@@ -1,4 +1,4 @@
-"""Serialization of audit entries for the shuffle: column by column, each as narrow as its values allow.
+"""Serializes audit entries for the shuffle, column by column, each as narrow as its values allow.
 
 Most columns of a cell have one value, or values close to each other; the hashes take most of the bytes. Only the lower
 64 of a key's 128 bits are included, which suffices to distinguish the keys of a shard. `entries` have the layout of

@@ -49,7 +49,7 @@ class Request:
     _: KW_ONLY
     examples: Examples = 5
     master: o.Master = None
-    submitted: bool = False  # under spark-submit, which has chosen the master
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class AuditRow(OfPartition):
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    problem: KeytailError | None = None  # the exception with the text of `error`
+    problem: KeytailError | None = None  # the error whose text is in `error`
 
 
 def exit_status(rows: Sequence[AuditRow], request: Request) -> int:

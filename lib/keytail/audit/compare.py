@@ -10,10 +10,10 @@ import numpy as np
 from keytail.format.batch import DELETE_HORIZON
 from keytail.kernels.audit import differences, reasons
 
-MOST_REPLICAS = 62  # of one partition: one bit each
+MOST_REPLICAS = 62  # of one partition, each with one bit of a mask
 
-# Kinds of differences between two replicas' records at one offset: with different keys, and with the same key, in the
-# order of the kernels' numbers.
+# Kinds of differences between the records of two replicas at one offset, with different keys and with the same key, in
+# the order of the kernels' numbers.
 PLACES = ("control", "control-type", "key")
 assert len(PLACES) == differences.PLACE_KINDS
 DIFFERENCES = (
@@ -97,7 +97,7 @@ def cleaning_limits(
     `shown`: how far the log of each replica shows that it was cleaned (`shown_cleaned_to`). `first_removable`: the
     first offset at which it shows that it was not cleaned: the offset of a record without a key, or of a record whose
     key has an older record. A replica that lost its disk may have fetched a log that another replica had cleaned: its
-    own log shows up to where this is known, and it is possible up to the highest offset to which any replica was
+    own log shows up to which offset this is known, and it is possible up to the highest offset to which any replica was
     cleaned.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
@@ -125,7 +125,8 @@ def epoch_spans(replicas: Sequence[ReplicaLog], first: int, end: int) -> list[tu
     starts: dict[int, list[int]] = {}
     for replica in replicas:
         for epoch, start in replica.epochs:
-            if start > replica.log_start_offset:  # otherwise the entry may have been moved up to the log start offset
+            # Otherwise, the start of the epoch may have been moved up to the log start offset.
+            if start > replica.log_start_offset:
                 starts.setdefault(epoch, []).append(start)
     spans = []
     for epoch, found in sorted(starts.items()):

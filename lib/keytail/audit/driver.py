@@ -1,4 +1,4 @@
-"""Audits the chosen partitions: compares their replicas, record by record. Only reads, and takes no lock.
+"""Audits the chosen partitions: compares their replicas record by record. It only reads, and takes no lock.
 
 Each small partition is audited by one task, on Spark or in a child process; a large one by tasks on all hosts. This
 module schedules the tasks; audit/stages.py compares the replicas.
@@ -39,9 +39,11 @@ from keytail.run.tasks import Outcome, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.run.workers import workers_of_run
 
-AUDITED_BYTES_PER_S = 60e6  # per core
-ALONE_BYTES = 64 << 20  # of all replicas: audited by one task, in a few hundred MiB of memory
-SHARD_BYTES = 64 << 20  # of logs per shard: mostly 50 MiB of memory, ten times that with tiny records
+AUDITED_BYTES_PER_S = 60e6  # bytes per second and core
+# One task audits a partition with up to this many bytes in all replicas, in a few hundred MiB of memory.
+ALONE_BYTES = 64 << 20
+# Bytes of logs per shard, which mostly need 50 MiB of memory, and ten times that with tiny records.
+SHARD_BYTES = 64 << 20
 MOST_SHARDS = 4096
 BUNDLE_PARTITIONS = 64
 

@@ -28,8 +28,8 @@ from keytail.values import to_bytes
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_SHIFT, _REPLICA_SHIFT, _SEGMENT_SHIFT = 60, 52, 26
 _ENTRIES_AT_ONCE = 1 << 17  # entries that are distributed to shards at a time: 8 MiB, and the same for the result
-PIECE_BYTES = 64 << 20  # per task: Spark takes as long to start a task as a task takes to scan 10 MiB
-_MOST_GAPS = 1000  # per segment; the rest of a segment with more is not read
+PIECE_BYTES = 64 << 20  # bytes per task: starting a Spark task takes as long as scanning 10 MiB
+_MOST_GAPS = 1000  # gaps per segment; the rest of a segment with more is not read
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _scan_segment(fs: FileSystem, piece: Piece, segment: int) -> Iterator[Cell]:
     if closed:
         refuse_changed(fs, path, size_bytes, mtime_ns)
     else:
-        size_bytes = fs.size(path)  # the active segment may have grown: what was appended is after the listed log end
+        size_bytes = fs.size(path)  # the active segment may have grown beyond the listed log end
     next_base = replica.segments[segment + 1][0] if closed else None
     yield from _Scan(fs, piece, segment, path, size_bytes, next_base).cells()
     if closed:
@@ -287,13 +287,14 @@ class _Scan:
 
     def _events(self, chunk: Chunk) -> Iterator[Cell]:
         """Yield cells with the markers and the transactional data batches that have records, for shards by producer."""
-        if self._task.from_all is not None:  # the first run has collected them
+        if self._task.from_all is not None:  # the first run has collected the events
             return
         table = chunk.table
         control = (table["attributes"] & CONTROL) != 0
         special = ((table["attributes"] & TRANSACTIONAL) != 0) | control
         special &= (table["record_count"] > 0) & (table["producer_id"] >= 0)
-        special &= table["base_offset"] >= self._log.log_start_offset  # records below it are not compared
+        # Records below the log start offset are not compared.
+        special &= table["base_offset"] >= self._log.log_start_offset
         special &= ~control | np.isin(table["control_type"], (0, 1))
         if not special.any():
             return

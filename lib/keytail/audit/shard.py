@@ -33,7 +33,7 @@ class ShardFindings:
     """The findings of one shard. `lost`: offset, mask of the replicas that lack the record, and the record's words.
     `elsewhere`: offsets at which replicas have different records, in the form of examples. `in_span`: for each of the
     spans of AuditTask, whether replicas have a common record in it. `shown` and `first_removable` are by replica, as in
-    `cleaning_limits`, the latter by this shard's records.
+    `cleaning_limits`; the latter follows from the records of this shard.
 
     `needs_all_shards`: missing records can be explained only with the facts of all shards (`FromAllShards`).
     """
@@ -243,8 +243,9 @@ class _Shard:
 
 
     def _needs_all_shards(self) -> bool:
-        """Return whether there are transactions, or a replica without a checkpoint lacks a record above the offset up
-        to which its log shows that it was cleaned."""
+        """Return whether there are transactions, or a replica without a checkpoint lacks a record above the offset to
+        which its log shows cleaning.
+        """
         if (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
             return True
         offsets = self.entries[self.missing_at, entries.OFFSET]

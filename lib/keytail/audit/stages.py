@@ -122,7 +122,7 @@ def _together(
             result.divergences["epoch-start"] += 1
             begins = {r.name: dict(r.epochs).get(epoch) for r in task.replicas}
             examples.note("epoch-start", start, {"leader_epoch": epoch, "end_offset": end, "starts": begins})
-    result.divergences += Counter()  # removes the kinds with count 0
+    result.divergences += Counter()  # this removes the kinds with count 0
     result.explained += Counter()
     result.early += Counter()
     result.examples = examples.found()
@@ -130,8 +130,9 @@ def _together(
 
 
 def _add_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
-    """Add examples of lost records, except at offsets where replicas have different records: these are reported as such
-    instead."""
+    """Add examples of lost records, except at offsets where replicas have different records, which are reported as
+    such.
+    """
     elsewhere: set[int] = set()
     for finding in findings:
         elsewhere.update(found["offset"] for found in finding.elsewhere)

@@ -71,7 +71,7 @@ class Cluster:
         return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - OLD_MS
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
-        """Return the entry of `topic` for `effective`, if the metadata has one."""
+        """Return the layer of settings of `topic`, if the metadata has one."""
         at = self.metadata
         if at is None or topic not in at.topics or topic in at.uncertain_topics:
             return {}
@@ -135,5 +135,5 @@ def _uncertain(topics: Mapping[str, str]) -> str:
 def ms_text(ms: int) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
-    except (OverflowError, ValueError, OSError):  # not a time of this calendar
+    except (OverflowError, ValueError, OSError):  # not a time that can be printed
         return f"{ms} ms"

@@ -1,4 +1,4 @@
-"""Defines `Command`, the declaration of a command, of which each command's folder has one in its `command.py`.
+"""Defines `Command`, the declaration of a command. Each command's folder has one in its `command.py`.
 
 It has the command's flags (the fields of its request), the rows that it returns, their statuses, the exit status, the
 next step and examples. The command line, its help, completion, and the pages REFERENCE and ROWS are generated from it.
@@ -48,7 +48,7 @@ class Command:
     """One command. `run` names a function by a string; it is imported when the command runs, so that --help is fast.
 
     `run` (`module:function`) is called with a request. It returns rows; or it prints its result itself, and returns the
-    exit status. With `reports_rows` it also has a parameter `on_row`, which it calls with each finished row, so that
+    exit status. With `reports_rows`, it also has a parameter `on_row`, which it calls with each finished row, so that
     the report of a run that ends early has these rows.
 
     `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `title` and
@@ -61,21 +61,22 @@ class Command:
     run: str
     extras: Callable[[Any], Needs] = extras_of_flags  # the extras needed, checked before `run` is imported
     only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all of them
-    examples: tuple[str, ...] = ()  # most frequent first
-    also_called: tuple[str, ...] = ()  # words that users may type for it; it is then suggested
+    examples: tuple[str, ...] = ()  # the most frequent ones first
+    also_called: tuple[str, ...] = ()  # words for which this command is suggested
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # the row types by subject; ROWS.md has their fields
     statuses: Mapping[str, Status] = field(default_factory=dict)
-    exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses that mean something else for this command
+    exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses that have another meaning for this command
     show: Callable[[Sequence[Any], Any], None] | None = None  # prints the rows as a table
-    below: Callable[[Sequence[Any], Any], Below] = _nothing  # what rows do not contain
+    below: Callable[[Sequence[Any], Any], Below] = _nothing  # returns what the rows do not contain
     next_step: Callable[[Sequence[Any], Any], str] = _empty
     shows_next_step: bool = False  # `show` prints it among the rows, where no flag can suppress it
     exit_status: Callable[[Sequence[Any], Any], int] | None = None
-    output: type[Any] | None = RowsOutput  # the flags for its output, of cli/output_options.py
-    reads_records: bool = False  # has --max-record-bytes
+    output: type[Any] | None = RowsOutput  # a class of cli/output_options.py with the flags for the output
+    reads_records: bool = False  # the command has --max-record-bytes
     reports_rows: bool = False
-    title: Callable[[Any], str] | None = None  # of the report; otherwise the name
-    log_dirs: Callable[[Any], Sequence[str]] | None = None  # where output files must not be; default: those chosen
+    title: Callable[[Any], str] | None = None  # the title of the report; default: the name
+    # Directories in which output files must not be; default: the selected log dirs.
+    log_dirs: Callable[[Any], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         declare(self.statuses)

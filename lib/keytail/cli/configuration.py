@@ -41,13 +41,13 @@ class Configuration:
     """All sources of settings; `of` returns the effective settings of one topic."""
 
     command_line: CommandLine = field(default_factory=CommandLine)
-    broker: Mapping[str, Setting] = field(default_factory=dict)  # empty: no file of the broker was given
+    broker: Mapping[str, Setting] = field(default_factory=dict)  # empty if no file of the broker was given
     topics_have_no_overrides: bool = False
     topic_configs: TopicConfigs = field(default_factory=TopicConfigs)
     metadata_is_current: bool = False
     message_format: MessageFormat = "unknown"  # from the command line
     broker_version: BrokerVersion | None = None  # from the command line
-    cluster: Cluster | None = None  # from the metadata log in the log dirs; None before it is read
+    cluster: Cluster | None = None  # read from the metadata log in the log dirs; None before that
     _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -58,7 +58,8 @@ class Configuration:
 
     def for_compaction(self, topic: str) -> tuple[Resolved, CompactionConfig]:
         """Return the same as `of`, and the CompactionConfig derived from it. The result is cached for the other
-        partitions of the topic, which usually come next."""
+        partitions of the topic, which usually follow.
+        """
         found = self._resolved.get(topic)
         if found is None:
             resolved = self._resolve(topic)
@@ -81,7 +82,8 @@ class Configuration:
         return self.cluster.why_unknown(topic) if self.cluster is not None else NO_METADATA
 
     def unknown(self, topic: str, names: Iterable[str]) -> ErrorText:
-        """Return why something that requires the settings `names` is refused, and a remedy; empty if all are known."""
+        """Return why an operation that requires the settings `names` is refused, and a remedy; empty if all are known.
+        """
         missing = self.of(topic).unknown(names)
         if not missing:
             return NO_ERROR
@@ -127,7 +129,7 @@ def read_configuration(
     topic_configs: o.TopicConfigs = None,
     metadata_is_current: o.MetadataIsCurrent = False,
 ) -> Configuration:
-    """Return the configuration by flags. Raises UsageProblem if a file cannot be read or a setting is invalid."""
+    """Return the configuration given by flags. Raises UsageProblem if a file cannot be read or a setting is invalid."""
     broker: Mapping[str, Setting] = {}
     if config is not None:
         data = _read(config, "--config", "Give the server.properties with which the broker is started")

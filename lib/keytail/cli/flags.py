@@ -1,4 +1,4 @@
-"""The flags of a command, from the declaration of its request.
+"""Derives the flags of a command from the declaration of its request.
 
 A request is a dataclass. Each of its fields is one of these:
 
@@ -96,6 +96,6 @@ def _inputs(source: Callable[..., Any]) -> Iterator[_Input]:
             if isinstance(mark, OptionInfo | ArgumentInfo):
                 is_flag = True
                 if get_args(hints[name])[0] in (bool, bool | None):
-                    mark.metavar = ""  # of a switch, which has no value: otherwise Typer prints <bool>
+                    mark.metavar = ""  # for a switch, which has no value; otherwise Typer prints <bool>
         made_by = next((mark for mark in marks if isinstance(mark, FromFlags)), None)
         yield _Input(name, hints[name], parameter.default, is_flag, made_by)

@@ -1,4 +1,4 @@
-"""Makes text safe for a page: without secrets, and without invisible characters."""
+"""Makes text safe for a page: removes secrets, and escapes invisible characters."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
 
 
 def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, cluster: Cluster) -> ClusterMode:
-    """Return whether the brokers use KRaft. A trusted metadata log decides this, also against a file."""
+    """Return whether the brokers use KRaft. A trusted metadata log takes precedence over a file."""
     if cluster.metadata is not None or _value(configuration.broker, "process.roles"):
         return "KRaft"
     try:
@@ -119,7 +119,7 @@ def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
 def _refuse_zookeeper(metadata: ClusterMetadata, properties: Mapping[str, MetaProperties]) -> None:
     """Raise Refused for a metadata log that may be left from a migration to KRaft that was reverted (KAFKA-16463).
 
-    A cluster that was not reverted also keeps the version of its `meta.properties`.
+    A cluster that was not reverted keeps the version of its `meta.properties`, too.
     """
     if metadata.features.get(METADATA_VERSION, 0) >= WITHOUT_ZOOKEEPER:
         return

@@ -1,6 +1,6 @@
 """Flags that several commands have, each declared once: name, help, and the conversion of its text to a value.
 
-This is parsing only: conflicts with the machine (a missing directory, a clock) are detected by the command.
+Texts are only parsed here: conflicts with the machine (a missing directory, a clock) are detected by the command.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def size_bytes(text: str) -> int:
 def within(low: int, high: int) -> Callable[[str | int], int]:
     """Return a parser of whole numbers in this range, both ends included."""
 
-    def parse(text: str | int) -> int:  # an int is the flag's default
+    def parse(text: str | int) -> int:  # an int is the default of the flag
         if not re.fullmatch(r"-?\d{1,19}", str(text), re.ASCII) or not low <= int(text) <= high:
             raise typer.BadParameter(f"{text!r} is not a whole number from {low} to {high}")
         return int(text)
@@ -114,8 +114,8 @@ NoOverrides = Annotated[bool, safety_flag(
 )]
 MetadataIsCurrent = Annotated[bool, safety_flag(
     "--metadata-is-current",
-    "Assert that the metadata log in the log dirs has the current settings, although it looks outdated, or left "
-    "behind by a cluster that was reverted to ZooKeeper.",
+    "Assert that the metadata log in the log dirs has the current settings, although it looks outdated, or like that "
+    "of a cluster that was reverted to ZooKeeper.",
 )]
 Execute = Annotated[bool, run_flag(
     "--execute", "Change files. Without it the command prints what it would do. The broker must be stopped."
@@ -160,7 +160,7 @@ DeltaJars = Annotated[str | None, run_flag(
     "(about 30 s) and keeps them. Under spark-submit use its own --packages or --jars.",
 )]
 
-# Names that other tools have for flags of commands: each with the flags that may be meant.
+# Flags of other tools, each with the flags of keytail that may be meant.
 FLAGS_MEANT: dict[str, tuple[str, ...]] = {
     "--yes": ("--execute",), "-y": ("--execute",), "--apply": ("--execute",), "--run": ("--execute",),
     "--confirm": ("--execute",), "--no-dry-run": ("--execute",), "--force": ("--execute",), "-f": ("--execute",),

@@ -68,7 +68,7 @@ class RecordFlags:
 
     max_record_bytes: Annotated[int | None, o.run_flag(
         "--max-record-bytes SIZE",
-        "Largest uncompressed record that is held in memory; larger ones are refused. A task uses up to five times "
+        "Largest uncompressed record that is read into memory; larger ones are refused. A task uses up to five times "
         "this size. Default: 64m.",
     )] = None
 
@@ -95,7 +95,7 @@ class RowsAndReport:
 
 @dataclass(frozen=True)
 class RowsAndFiles:
-    """Rows on standard output, and everything that can be written about them."""
+    """Rows on standard output, a report, and files with the rows."""
 
     quarantine_report: QuarantineReport = None
     rows_file: RowsFile = None
@@ -104,7 +104,7 @@ class RowsAndFiles:
 
 
 class _LoggingHandler(logging.Handler):
-    """Prints what keytail emits by the standard library's logging, as the flags of the run require."""
+    """Prints messages of the standard library's logging in the format that the flags of the run require."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level: Level = "warning" if record.levelno >= logging.WARNING else "detail"

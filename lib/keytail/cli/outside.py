@@ -1,4 +1,5 @@
-"""Checks that a directory named by a flag is outside of every log dir; in one it would keep a broker from starting."""
+"""Checks that a directory named by a flag is outside of every log dir, in which it would keep a broker from starting.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def refuse_unwritable(path: str, flag: str) -> None:
         return
     with as_caller():
         directory = path if os.path.lexists(path) else os.path.dirname(path)
-        if not os.path.isdir(directory):  # the caller reports this
+        if not os.path.isdir(directory):  # the caller reports this error
             return
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise Refused(

@@ -33,7 +33,7 @@ from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
-# Up to this number of partitions, each has a line when it ends; with more, only those that failed or took long.
+# Up to this number of partitions, each gets a line when it ends; with more, only those that failed or took long.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Reasons that are shorter are printed for each partition.
@@ -51,7 +51,7 @@ READ_IN_AN_EXPORT = 2.0
 class Reporter:
     """Counts partitions and bytes as they end. It is a context manager; `done` may be called from any thread.
 
-    `sizes` are the names of the partitions with their bytes, each of which is read `reads` times.
+    `sizes` are the names of the partitions with their bytes; each byte is read `reads` times.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Reporter:
         """
         if output_style().quiet:
             return
-        with contextlib.suppress(OSError):  # no port is available: ended partitions are reported nevertheless
+        with contextlib.suppress(OSError):  # no port is available: only partitions that have ended are reported
             self._held.enter_context(Watch(driver, self.on_progress))
         if self._is_live:
             self._bar = _Live(self._description(), self._progress.size_bytes)
@@ -114,7 +114,7 @@ class Reporter:
             self._print(text, "detail", event="phase", partition=report.name, phase=report.phase)
 
     def phase(self, name: str, phase: str) -> None:
-        """Record what the driver itself does with a partition, after its tasks."""
+        """Record the driver's own phase for a partition, after its tasks."""
         self.on_progress(TaskProgress(name, "driver", phase, 0))
 
     def done(self, name: str, status: str, size_bytes: int, detail: str = "") -> None:
@@ -156,7 +156,7 @@ class Reporter:
             now_s = self._clock()
             if self._is_live or now_s - self._last_line_s < PACE_S:
                 return
-            self._last_line_s = now_s  # the first thread that finds it due prints it
+            self._last_line_s = now_s  # set first, so that only one thread prints
             progress, slowest = self._progress, self._progress.slowest(now_s)
             done_bytes, seconds = progress.done_bytes, now_s - self._start_s
         rate = done_bytes / seconds if seconds else 0.0

@@ -53,7 +53,7 @@ def place_of(problem: KeytailError) -> Place:
 def writing_row_files(
     path: str | None, log_dirs: Sequence[str], rows_file: str | None = None, fs: FileSystem = LOCAL
 ) -> Iterator[list[Any]]:
-    """Yield a list for rows, and write both files when the command ends by its exit status.
+    """Yield a list for rows, and write both files when the command exits.
 
     Each file is written even if the other cannot be; a failure is printed, and gives exit status 1 if the run itself
     has status 0. If a run was stopped, or Spark ended, the rows of the exception are written to `rows_file` only.
@@ -74,7 +74,7 @@ def writing_row_files(
         if path is not None:
             entries = json.dumps([entry(fs, row) for row in rows if is_failure(row.status)], indent=2)
             is_complete &= _write("the quarantine report", path, lambda file: file.write(f"{entries}\n"))
-        if not is_complete and not ended.exit_code:  # the status of the run has precedence
+        if not is_complete and not ended.exit_code:  # the exit status of the run takes precedence
             raise typer.Exit(1) from ended
         raise
     except (SparkEnded, Stopped) as ended:

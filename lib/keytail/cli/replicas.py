@@ -29,7 +29,7 @@ class Replica:
     by_partition: dict[tuple[str, int], tuple[LogDirFacts, PartitionEntry]] = field(repr=False)
 
     def find(self, topic: str, partition: int) -> tuple[LogDirFacts, PartitionEntry] | None:
-        """Return the partition's directory, None if this broker does not host it."""
+        """Return the directory of the partition, or None if this broker does not host it."""
         return self.by_partition.get((topic, partition))
 
 

@@ -23,10 +23,10 @@ from keytail.cli.statuses import kind_of, styled
 from keytail.console import Level, hanging_indent, line_ends, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
-# Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
+# Wide enough for a row if the output is a file or a log, which has no terminal's width.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
-_MOST_NAMED = 3  # of partitions with one reason
+_MOST_NAMED = 3  # partitions with the same reason that are named
 _NUMBER = re.compile(r"\d[\d.,]*")
 human_bytes = sizes.human_bytes
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
@@ -61,8 +61,9 @@ def print_note(markup: str, level: Level = "info") -> None:
 
 
 def print_sentence(console: Console, markup: str) -> None:
-    """Print text that is not part of a table. On a terminal, it is laid out as `console.wrapped` does; elsewhere a text
-    is one line, for programs that search it."""
+    """Print text that is not part of a table. On a terminal, it is laid out as `console.wrapped` does; elsewhere, a
+    text is one line, for programs that search it.
+    """
     text = console.render_str(markup)
     if not console.is_terminal:
         console.print(text, soft_wrap=True)
@@ -85,7 +86,7 @@ def print_error(text: str) -> None:
 def _console(stream: Any, file: TextIO) -> Console:
     """Return a console that writes to `file`, which is `stream` or wraps it."""
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")  # file names need not be text
+        stream.reconfigure(errors="backslashreplace")  # file names may be invalid UTF-8
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return _Visible(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
 
@@ -95,9 +96,9 @@ def print_json(rows: Iterable[Any]) -> None:
 
 
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """Write all fields of rows except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
+    """Write the fields of rows, except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
     rows = list(rows)
-    if len(rows) > MOST_DRAWN:  # one row per line: a tenth of the time, and less memory
+    if len(rows) > MOST_DRAWN:  # one row per line takes a tenth of the time, and less memory
         encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(rows):
             file.write(f"{',' if number else '['}\n{encode(fields_of(row))}")
@@ -141,12 +142,14 @@ def count(number: int | None) -> str:
 
 
 def plain(number: int | None) -> str:
-    """Return an offset: the digits, as other tools print it."""
+    """Return an offset as digits without separators, as other tools print it."""
     return "" if number is None else str(number)
 
 
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
-    """Print `partition status: reason`, in full, most serious first; equal reasons of several partitions once."""
+    """Print `partition status: reason` in full, the most serious first. A reason that several partitions have is
+    printed once.
+    """
     console = output_console()
     groups = _grouped(reasons)
     corrupt = [reason for _, _, reason in groups if CORRUPT_REMEDY in reason]
@@ -163,11 +166,10 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return which partitions, their status, and the reason, most serious first.
+    """Return (partitions, status, reason) of each group, most serious first.
 
     Reasons that differ only in numbers and in the partition's own name count as equal, and the one with the largest
-    numbers is shown. Reasons of failures must also have equal numbers, which are places in
-    files.
+    numbers is shown. Reasons of failures must also have equal numbers, which are places in files.
     """
     order = {"failed": 0, "not done": 1}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -192,8 +194,9 @@ def some_names(names: Sequence[str]) -> str:
 
 
 def alike(reason: str, name: str) -> str:
-    """Return a text that is equal for partitions whose reasons differ only in numbers and in their names. `name` is
-    that of the partition of this reason."""
+    """Return a text that is equal for partitions whose reasons differ only in numbers and in their names. `name` is the
+    name of the partition that the reason is about.
+    """
     topic = name.rpartition("-")[0]
     if topic and topic in reason:
         reason = re.sub(rf"(?<![\w.-]){re.escape(topic)}(?!\w|[.-]\w)", "TOPIC", reason.replace(name, "PARTITION"))

@@ -9,7 +9,7 @@ from keytail.run.watching import TaskProgress
 
 # Upper limit for the share of a partition in progress: the bytes to read are only estimated.
 _MAX_SHARE = 0.99
-# An attempt without a report for this long has died: its bytes are read again by the next one.
+# An attempt without a report for this long is considered dead: the next one reads its bytes again.
 _SILENT_S = 30.0
 # The phase of a partition whose tasks have ended, while other tasks of its job are running.
 WAITING = "waiting for other tasks of its job"
@@ -22,8 +22,9 @@ class InFlight:
     name: str
     started_s: float
     phase: str = ""
-    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt: a fan-out has several
-    open_attempts: dict[str, float] = field(default_factory=dict)  # with the time of their last report
+    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt; a fan-out has several
+    # Attempts in progress, with the time of their last report.
+    open_attempts: dict[str, float] = field(default_factory=dict)
 
     def forget_silent(self, now_s: float) -> None:
         for attempt in [name for name, last_s in self.open_attempts.items() if now_s - last_s > _SILENT_S]:

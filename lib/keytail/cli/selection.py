@@ -1,4 +1,4 @@
-"""The selection of partitions for a command, by flags and listings.
+"""Selects the partitions for a command, by flags and listings.
 
 Reads listings, checkpoints and index tails of the log dirs, and the broker's file; decides only whether a partition is
 selected. A selection that matches nothing is an error, since it is usually a typing mistake.
@@ -61,8 +61,9 @@ def selected(
     partitions: list[str] | None,
     also_read: Sequence[str] = (),
 ) -> Choice:
-    """Return the selection by flags. If this process was started as root, it works as the owner of the log dirs from
-    here on; `also_read` are log dirs of other brokers."""
+    """Return the selection given by flags. If this process was started as root, it works as the owner of the log dirs
+    from here on; `also_read` are log dirs of other brokers.
+    """
     paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
     work_as_owner(LOCAL, paths, also_read)
     return Choice(paths, tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))

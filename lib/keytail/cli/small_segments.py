@@ -1,4 +1,4 @@
-"""Topics whose `segment.bytes` is allowed only before Kafka 4.1: 4.1 and later do not start with it."""
+"""Finds topics whose `segment.bytes` is too small for Kafka 4.1 and later, which do not start with it."""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ _kinds: dict[str, Kind] = {"skipped": "skipped"}
 
 
 def declare(statuses: Mapping[str, Status]) -> None:
-    """Make the kinds of a command's statuses known. Raises ValueError for one that another command declares as another
-    kind."""
+    """Register the kinds of a command's statuses. Raises ValueError for a status that another command declares with
+    another kind.
+    """
     for name, status in statuses.items():
         if _kinds.setdefault(name, status.kind) != status.kind:
             raise ValueError(f"status {name} has the kinds {_kinds[name]} and {status.kind}")
@@ -45,7 +46,7 @@ def is_failure(status: str) -> bool:
 
 
 def style_of(status: str) -> str:
-    """Return the style that rich prints a status with; empty: none."""
+    """Return the style in which rich prints a status; empty: none."""
     return _STYLES.get(kind_of(status), "")
 
 

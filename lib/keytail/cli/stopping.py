@@ -1,7 +1,8 @@
-"""SIGINT and SIGTERM end a run in order: a replacement is finished, locks are released, scratch files removed.
+"""Ends a run in order after SIGINT or SIGTERM: a replacement is finished, locks are released, scratch files are
+removed.
 
-A signal raises `Stopped` in the main thread, where each `finally` does its part; a second signal soon after only prints
-that the run is stopping. SIGKILL is safe too, if stopping takes too long: the next run cleans up.
+A signal raises `Stopped` in the main thread, where context managers and `finally` clean up. A second signal soon after
+only prints that the run is stopping. If stopping takes too long, SIGKILL is safe, too: the next run cleans up.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PARENT_CHECK_S = 0.25
-# Longer than stopping takes. If the run still goes on then, Python suppressed the exception, as it does in a
+# Longer than stopping takes. If the run still continues then, Python suppressed the exception, as it does in a
 # destructor.
 _LONGEST_CLEANUP_S = 30.0
 # Whether a signal would now be raised as Stopped.
@@ -69,7 +70,9 @@ def stoppable() -> Iterator[None]:
 
 
 def exit_without_trace() -> None:
-    """Make Ctrl-C end this program without a traceback, before anything has begun or after all output is printed."""
+    """Make Ctrl-C end this program without a traceback. For the time before anything has begun, and after all output is
+    printed.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -87,6 +90,6 @@ def stop_with_parent(parent: int) -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_CHECK_S)
         _is_stoppable.wait()
-        signal.pthread_kill(main, signal.SIGTERM)  # wakes the main thread, whatever it waits for
+        signal.pthread_kill(main, signal.SIGTERM)  # this wakes the main thread, whatever it waits for
 
     threading.Thread(target=look, name="parent", daemon=True).start()

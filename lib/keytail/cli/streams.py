@@ -1,8 +1,8 @@
-"""The standard streams of a process: no file gets their descriptors, and failed output does not end a run.
+"""Protects the standard streams of a process: no file gets their descriptors, and failed output does not end a run.
 
-If descriptor 1 is closed, the next file that is opened gets this number, and output is printed into that file. So
-closed standard descriptors are opened on /dev/null before anything else. Failed output is reported once, at the end; it
-does not change what the run does, and its exit status only if the command only reads (`end_of_output`).
+If descriptor 1 is closed, the next file that is opened gets this number, and output is printed into that file.
+Therefore, closed standard descriptors are opened on /dev/null before anything else. Failed output is reported once, at
+the end; it does not change what the run does, and its exit status only if the command only reads (`end_of_output`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def guard() -> None:
     """Open closed standard descriptors, and keep output errors from ending the run. Called once, at process start."""
     closed = [fd for fd in (0, 1, 2) if not _is_open(fd)]
     for fd in closed:
-        opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `fd`
+        opened = os.open(os.devnull, os.O_RDWR)  # the file gets the lowest free number, which is `fd`
         os.set_inheritable(opened, True)
         assert opened == fd
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
@@ -41,14 +41,14 @@ READER_GONE = 141  # the status that a shell reports for a program whose reader 
 
 
 def end_of_output(status: int, *, changes: bool) -> int:
-    """Return the exit status of a run that ended with `status`, after its output is written or reported as lost.
+    """Write the remaining output, or report that it is lost. Return the exit status of a run that ended with `status`.
 
     If files were changed or were to be (`changes`), the status does not depend on the output. A command that only reads
-    has failed if its output is lost, unless its output was closed on purpose; a reader that ended (`head`) has read
-    enough, so that this is not reported.
+    has failed if its output is lost, unless its output was closed on purpose. A reader that has ended (`head`) has read
+    enough, so this is not reported.
     """
     out = sys.stdout
-    if not isinstance(out, Unfailing):  # not a process of the command line
+    if not isinstance(out, Unfailing):  # this process does not run a command line
         return status
     out.flush()
     problem = out.take_problem()

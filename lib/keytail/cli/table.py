@@ -1,4 +1,4 @@
-"""Rows as a table for people: the columns that a command declares, and the sentences below them."""
+"""Prints rows as a table, with the columns that a command declares, and the sentences below it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from keytail.console import divided, output_style
 R = TypeVar("R")
 _Line = list[tuple[str, str]]  # texts, each with its style
 _STATUS = "status"
-_BETWEEN = "  "  # columns
-_INDENT = "    "  # of what is below a row
-_MOST_PLAIN = 5  # rows without anything notable
-_LEAST_TEXT = 24  # characters, into which the text of the last column may be wrapped
+_BETWEEN = "  "  # between two columns
+_INDENT = "    "  # for the lines below a row
+_MOST_PLAIN = 5  # limit of rows without anything notable
+_LEAST_TEXT = 24  # minimum width, in characters, into which the text of the last column is wrapped
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _below(columns: Sequence[Column[Any]], row: Sequence[str], numbers: Sequence
 
 
 def _width(text: str) -> int:
-    """Return the number of characters of a terminal that the text takes."""
+    """Return the width of the text on a terminal, in characters."""
     return len(text) if text.isascii() else cell_len(text)
 
 

@@ -1,8 +1,8 @@
-"""Files that a flag names and a run writes at its end: outside of every log dir, and whole or not at all.
+"""Writes the files that flags name, at the end of a run: outside of every log dir, and whole or not at all.
 
-A file gets its name by a rename, which replaces any existing file of that name. So the name must be free or that of a
-regular file: root would replace `/dev/null` by a plain file, a replaced `/dev/stdout` or named pipe would have no
-reader, and a link would be replaced instead of the file that it leads to.
+A file gets its name by a rename, which replaces any existing file of that name. The name must therefore be free or that
+of a regular file: root would replace `/dev/null` by a plain file, a replaced `/dev/stdout` or named pipe would have no
+reader, and a link would be replaced instead of its target.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
 
 @as_caller()
 def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
-    """Raise UsageProblem for a path in a log dir (one of `log_dirs` or another), for a name that something other than a
-    regular file has, or if no file can be created."""
+    """Raise UsageProblem if the path is in a log dir (one of `log_dirs` or another), if it exists and is not a regular
+    file, or if no file can be created.
+    """
     directory = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([directory, log_dir]) == log_dir:
@@ -69,7 +70,7 @@ def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -
 
 
 def _not_a_regular_file(path: str, directory: int | None = None) -> str:
-    """Return a description of what has this name; empty for a regular file, and if nothing has the name."""
+    """Return a description of the file of this name; empty for a regular file, and if there is none."""
     try:
         mode = os.stat(path, dir_fd=directory, follow_symlinks=False).st_mode
     except (FileNotFoundError, NotADirectoryError):

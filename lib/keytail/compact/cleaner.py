@@ -1,6 +1,6 @@
-"""Cleaning one partition: map the dirty section, decide, write new segments, prove them, replace.
+"""Cleans one partition: maps the dirty section, decides, writes new segments, proves them, replaces the old ones.
 
-`clean_partition` writes only scratch files; it may run on any host that has access to the directory, and be repeated.
+`clean_partition` writes only scratch files, may run on any host that has access to the directory, and may be repeated.
 `install` renames its output to the names that a broker reads; only the driver calls it.
 """
 
@@ -43,8 +43,8 @@ R = TypeVar("R", bound=Rewriter)
 def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write the replacement of the segments below the end offset, or one pass of it, and prove it.
 
-    Raises CorruptLog or Refused, after removing every scratch file of this attempt. Memory: the map, and less than 512
-    MiB besides, whatever the size of the segments.
+    Raises CorruptLog or Refused, after removing every scratch file of this attempt. Memory: the map and less than 512
+    MiB, whatever the size of the segments.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -80,7 +80,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
                 survivors.forget_map()
             known = save_state(fs, task, names.SURVIVORS, findings)
             made.append(known)
-        # The proof needs a table as large as the map: only one of them is held at a time.
+        # The proof needs a table as large as the map: only one of them is in memory at a time.
         del survivors, rewriter, findings
         with clock.phase("prove"):
             so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
@@ -91,7 +91,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     except BaseException:
         writer.discard()
         for file in made:
-            with contextlib.suppress(OSError):  # the first error is the one reported
+            with contextlib.suppress(OSError):  # only the first error is reported
                 fs.unlink(os.path.join(task.scratch_path, file.name))
         raise
     return replace(result, phases_s=clock.seconds, key_counts=key_counts)
@@ -131,11 +131,13 @@ def install(
 
 
 def check_sources(fs: FileSystem, task: CleaningTask) -> None:
-    """Check that the segments not replaced yet are the files that were planned with; those that the output of a
-    preparation does not replace may have changed."""
+    """Check that the segments not replaced yet are the files of the plan. Segments that a preparation does not replace
+    may have changed.
+    """
     _, end = segments_between(task.segments, 0, task.first_uncleanable_offset)
     found: dict[str, tuple[int, int]] = {}
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # reported for the first segment
+    # A missing directory is reported for the first segment.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         listed = fs.scan_sizes(task.partition_path, names.LOG).sized
         found = {name: (log_bytes, mtime_ns) for name, log_bytes, mtime_ns in listed}
     for segment in task.segments[task.first_segment : end if task.prepares else None]:
@@ -156,8 +158,9 @@ def check_hash(task: CleaningTask) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """What holds for all passes of a cleaning. `unread_records` are in segments that the map did not
-    reach; the untouched records of a pass include them."""
+    """The findings that all passes of a cleaning share. `unread_records` is the number of records in segments that the
+    map did not reach; it is part of the untouched records of a pass.
+    """
 
     survivors: Survivors
     transactions: Transactions
@@ -166,8 +169,8 @@ class Findings:
 
 
 def findings_of(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock) -> Findings:
-    """Return the findings of a pass over the log, or the saved ones of the first pass: once a group is replaced, the
-    log would give different ones.
+    """Return the findings of a pass over the log, or the saved findings of the first pass: after a group is replaced,
+    the log would give different ones.
     """
     if task.saved_state is not None:
         with clock.phase("take over"):
@@ -185,7 +188,7 @@ def make_rewriter(
     bits_from_offset: int | None = None,
     kind: type[R] = Rewriter,  # type: ignore[assignment]
 ) -> R:
-    """Return the rewriter. `bits_from_offset`: where bits begin to decide, if not at the first dirty offset."""
+    """Return the rewriter. `bits_from_offset`: the offset from which bits decide; default: the first dirty offset."""
     return kind(
         task,
         reader,
@@ -198,7 +201,7 @@ def make_rewriter(
 
 
 def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
-    """Return the bytes of outputs that a pass may write: the limit minus the files saved for the next pass."""
+    """Return how many bytes of outputs a pass may write: the limit minus the files saved for the next pass."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return None
     if task.saved_state:  # the proofs of the previous pass and of this one
@@ -209,8 +212,8 @@ def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
 
 
 def _file_horizon_ms(task: CleaningTask) -> int:
-    """Return the modification time up to which tombstones of a file are removed: those of magic 0 and 1, which have no
-    delete horizon, and with `by_file_time` all.
+    """Return the latest modification time of a file whose tombstones are removed by it: those of magic 0 and 1, which
+    have no delete horizon, and with `by_file_time` all.
     """
     a, b = segments_between(task.segments, 0, task.first_dirty_offset)
     if a == b:
@@ -252,7 +255,7 @@ def proof_spec(
     pass_segments: tuple[int, int],
     expected_keys: int = 0,
 ) -> ProofSpec:
-    """Return what is to be proven of the groups that a task, or a part of it, wrote."""
+    """Return the specification of the proof of the groups that a task, or a part of it, wrote."""
     return ProofSpec(
         task.partition_path,
         task.segments,

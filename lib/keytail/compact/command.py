@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Annotated
 
 from keytail.cli import options as o
-from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Below, Command, extras_of_flags
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.output_options import ReportFile, RowsAndFiles, RowsAndReport
 from keytail.cli.replicas import directories_of, replicas_of
 from keytail.cli.selection import Choice, selected
-from keytail.cli.statuses import FAILURES, Status, styled
-from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_paragraph, print_rows
+from keytail.cli.statuses import FAILURES, Status
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
-from keytail.compact.measure.show import MEASURED_COLUMNS, print_topics, topics_of
-from keytail.compact.roll import ROLLED, WOULD_ROLL, is_shown
 from keytail.compact.rules import Rules, TaskSettings
+from keytail.compact.table import after_plan, next_step, show_compact, show_plan
 from keytail.errors import UsageProblem
 from keytail.extras import OBJECT_STORE, SPARK, Needs
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
@@ -149,9 +145,9 @@ class Request:
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
     output_dirs: Annotated[tuple[str, ...], FromFlags(_output_dirs)] = ()
     scratch_dir: c.ScratchDir = None
-    submitted: bool = False  # under spark-submit, which has chosen the master
-    in_detail: Annotated[bool, FromFlags(_in_detail)] = False  # the rows are for a report
-    show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # in the report
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
+    in_detail: Annotated[bool, FromFlags(_in_detail)] = False  # the rows have the details for a report
+    show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # the report shows the hottest keys
 
     @property
     def is_out_of_place(self) -> bool:
@@ -183,7 +179,7 @@ class Request:
         )
 
     def map_memory(self) -> int:
-        """Return the map memory of one task in bytes, as far as it is known before there is a session."""
+        """Return the map memory of one task in bytes, as far as it is known before a session exists."""
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 
@@ -213,180 +209,12 @@ def exit_status_of_rows(rows: Sequence[ResultRow], request: Request) -> int:
     return exit_status(rows, frozenset(request.choice.partitions))
 
 
-_WITH_OFFSETS = ("would-compact", "prepared", "compacted")
-
-
-def _dirty(row: ResultRow) -> str:
-    return f"{row.first_dirty_offset}..{row.end_dirty_offset}" if row.status in _WITH_OFFSETS else ""
-
-
-def _of_log(row: ResultRow) -> str:
-    return show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))
-
-
-_LOG_DIR: Column[ResultRow] = Column("log dir", lambda row: row.log_dir, is_number=False)
-_SIZES: tuple[Column[ResultRow], ...] = (
-    Column("segments", lambda row: show.change(show.count(row.segments_before), show.count(row.segments_after))),
-    Column("log size", _of_log),
-)
-_DIRTY: Column[ResultRow] = Column("offsets to clean", _dirty)
-_PLAN_COLUMNS: tuple[Column[ResultRow], ...] = (
-    _DIRTY,
-    Column("strategy", lambda row: row.way or "", is_number=False),
-    Column("expected", lambda row: "" if row.expected_s is None else show.human_time(row.expected_s)),
-    Column("scratch", lambda row: show.human_bytes(row.expected_scratch_bytes)),
-)
-_RUN_COLUMNS: tuple[Column[ResultRow], ...] = (
-    Column("records", lambda row: show.change(show.count(row.records_before), show.count(row.records_after))),
-    _DIRTY,
-    TOOK,
-)
-
-
-def _title(request: Request) -> str:
-    if request.prepare:
-        return "Prepared: nothing was replaced"
-    if request.is_out_of_place:
-        return "Compacted out of place" if request.execute else "Dry run: nothing was written"
-    return "Compacted" if request.execute else "Dry run: nothing was changed"
-
-
-def _show_plan(rows: Sequence[ResultRow], request: Request) -> None:
-    print_table("Plan", rows)
-    topics = topics_of(rows, cores())
-    if topics and len(topics) < len(rows):
-        print_topics(topics)
-
-
-def _show_compact(rows: Sequence[ResultRow], request: Request) -> None:
-    """Without anything done, to do or wrong, print no table: it would say of each partition that it is unchanged."""
-    if any(row.status not in ("clean", "skipped") for row in rows):
-        print_table(_title(request), rows)
-    else:
-        _print_reasons_and_totals(rows, is_below_table=False)
-
-
-def print_table(title: str, rows: Sequence[ResultRow]) -> None:
-    """Print one line per partition, the reasons below, then totals."""
-    log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
-    rest = (*_SIZES, *(_PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS))
-    if any(row.measured is not None for row in rows):
-        rest = MEASURED_COLUMNS
-    print_rows(title, [PARTITION, *log_dir, STATUS, *rest], rows)
-    _print_reasons_and_totals(rows)
-
-
-def _print_reasons_and_totals(rows: Sequence[ResultRow], is_below_table: bool = True) -> None:
-    reasons = [(row.name, row.status, reason) for row in rows if (reason := _reason(row))]
-    if is_below_table:
-        print_paragraph(reasons)
-    else:
-        show.print_reasons(reasons)
-    print_line(("\n" if reasons or is_below_table else "") + _totals(rows))
-
-
-def _reason(row: ResultRow) -> str:
-    held = ""
-    if row.removal_limit_replica is not None:
-        held = (
-            f"tombstones and markers from offset {row.removal_limit_offset} on are retained: replica "
-            f"{row.removal_limit_replica} has not been cleaned further"
-        )
-    discarded = f"what was prepared is {row.prepared}" if (row.prepared or "").startswith("discarded") else ""
-    reason = row.error if row.shown is None else row.shown
-    kept = f"the active segment is {row.active_segment}" if is_shown(row.active_segment) else ""
-    return "; ".join(text for text in (reason, discarded, held, kept) if text)
-
-
-def _totals(rows: Sequence[ResultRow]) -> str:
-    counts = Counter(row.status for row in rows)
-    parts = [f"{number} {styled(status)}" for status, number in counts.most_common()]
-    text = "No partitions."
-    if rows:
-        text = f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {', '.join(parts)}."
-    done = [row for row in rows if row.status == "compacted"]
-    if done:
-        before = sum(row.bytes_before or 0 for row in done)
-        after = sum(row.bytes_after or 0 for row in done)
-        saved = f" ({100 * (before - after) / before:.0f} % less)" if before else ""
-        text += f" Compacted: {show.human_bytes(before)} -> {show.human_bytes(after)}{saved}"
-        records = sum((row.records_before or 0) - (row.records_after or 0) for row in done)
-        text += f", {records:,} records removed."
-    if rolled := sum(row.active_segment == ROLLED for row in rows):
-        text += f" Active segments rolled: {rolled:,}."
-    would = [row for row in rows if row.status == "would-compact"]
-    if would:
-        text += f" To read: up to {show.human_bytes(sum(row.bytes_before or 0 for row in would))}."
-    if to_roll := sum(row.active_segment == WOULD_ROLL for row in rows):
-        text += f" Active segments to roll: {to_roll:,}."
-    return text
-
-
 def _below(rows: Sequence[ResultRow], request: Request) -> Below:
     if not any(row.status == "would-compact" for row in rows):
         return Below()
     from keytail.compact.totals import below_plan  # noqa: PLC0415 (--help needs no code that reads logs)
 
     return below_plan(rows, request)
-
-
-def _after_plan(rows: Sequence[ResultRow], request: Request) -> str:
-    if any(row.status == "would-compact" for row in rows):
-        text = "Next: stop the broker, then run `keytail compact` with the same flags and --execute."
-        return _with_refused(text, rows)
-    return _about_refused(rows)
-
-
-def _after_dry_run(rows: Sequence[ResultRow]) -> str:
-    if any(row.status == "would-compact" for row in rows):
-        text = "This was a dry run. To do it: stop the broker, and run the same command with --execute."
-        return _with_refused(text, rows)
-    return _about_refused(rows) or "This was a dry run, and no compaction is due."
-
-
-def _then(rows: Sequence[ResultRow]) -> str:
-    """Return what comes after `verify`: a broker that starts may truncate or delete what is damaged."""
-    if any(row.status == "corrupt" for row in rows):
-        return "and resolve what is corrupt before you start the broker"
-    return "then start the broker"
-
-
-def _after_compact(rows: Sequence[ResultRow]) -> str:
-    if any(row.status == "compacted" for row in rows):
-        return _with_refused(f"Next: run `keytail verify` on the same partitions, {_then(rows)}.", rows)
-    return _about_refused(rows) or "Nothing was due; no segment was changed."
-
-
-def _after_prepare(rows: Sequence[ResultRow]) -> str:
-    if any(row.status == "prepared" for row in rows):
-        return "Next: stop the broker, then run the same command with --execute in place of --prepare."
-    return _about_refused(rows) or "Nothing was due; nothing was prepared."
-
-
-def _with_refused(text: str, rows: Sequence[ResultRow]) -> str:
-    refused = _about_refused(rows)
-    return f"{text} {refused}" if refused else text
-
-
-def _about_refused(rows: Sequence[ResultRow]) -> str:
-    bad = [row for row in rows if row.status in ("refused", "corrupt", "failed")]
-    if not bad:
-        return ""
-    if any(row.status == "failed" for row in bad):
-        return f"{len(bad)} not compacted, for the reasons above; resolve them and run again."
-    unchanged = "" if any(row.active_segment == ROLLED for row in bad) else " and unchanged"
-    return f"{len(bad)} not compacted{unchanged}; reasons and remedies are given above."
-
-
-_DO_IT = "To do it: run the same command with --execute."
-
-
-def _next_step(rows: Sequence[ResultRow], request: Request) -> str:
-    if request.prepare:
-        return _after_prepare(rows)
-    if request.is_out_of_place:
-        return _about_refused(rows) if request.execute else _with_refused(_DO_IT, rows)
-    return _after_compact(rows) if request.execute else _after_dry_run(rows)
 
 
 def _protected_directories(request: Request) -> tuple[str, ...]:
@@ -412,7 +240,7 @@ _STATUSES = {
     "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
     "skipped": Status("not due, not a compacted topic, or stopped, as stated in `error`", "skipped"),
     NOT_BEGUN: Status(
-        "`--deadline` had passed, or the run was interrupted, before anything of it was replaced", "skipped"
+        "`--deadline` had passed, or the run was interrupted, before any of its segments was replaced", "skipped"
     ),
     **FAILURES,
 }
@@ -422,8 +250,8 @@ PLAN = Command(
     also_called=("preview", "estimate", "list", "ls", "due"),
     help="Show for each partition whether a compaction is due, and if not, why. Changes nothing."
     "\n\n"
-    "With --measure or --estimate also what a compaction would leave, which takes as long as reading the partitions "
-    "that are due. Starts no Spark otherwise.",
+    "With --measure or --estimate, also show what a compaction would leave, which takes as long as reading the "
+    "partitions that are due. Without them, Spark is not started.",
     request=Request,
     only=_PLAN_FIELDS,
     run="keytail.compact.driver:plan",
@@ -434,9 +262,9 @@ PLAN = Command(
     ),
     rows={"": ResultRow},
     statuses={name: item for name, item in _STATUSES.items() if name not in ("compacted", "prepared", NOT_BEGUN)},
-    show=_show_plan,
+    show=show_plan,
     below=_below,
-    next_step=_after_plan,
+    next_step=after_plan,
     exit_status=exit_status_of_rows,
     output=RowsAndReport,
     reads_records=True,
@@ -460,9 +288,9 @@ COMPACT = Command(
     ),
     rows={"": ResultRow},
     statuses=_STATUSES,
-    show=_show_compact,
+    show=show_compact,
     below=_below,
-    next_step=_next_step,
+    next_step=next_step,
     exit_status=exit_status_of_rows,
     output=RowsAndFiles,
     reads_records=True,

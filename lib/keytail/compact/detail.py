@@ -1,4 +1,4 @@
-"""Details of a partition for the page of a report; too many for a table row."""
+"""Details of a partition that the page of a report shows: too many for a table row."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Detail:
     """Details of one partition before a round and, if one was done, of that round.
 
     `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are its segments, in
-    order, merged into at most MOST_PARTS. `keys` is the number of keys in the map, `dirty_records` that of the mapped
-    records (of whole segments, including control records). The horizons are the times after which a round may remove
-    tombstones and markers of `horizon_batches` batches. `key_counts`, if keys were counted, covers the records in the
-    map.
+    order, merged into at most MOST_PARTS. `keys` is the number of keys in the map; `dirty_records` is the number of
+    mapped records, counted in whole segments and including control records. The horizons are the earliest and the
+    latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts`, if keys
+    were counted, are the counts of the mapped records.
     """
 
     clean_bytes: int | None = None
@@ -82,7 +82,7 @@ def detail_of_result(
     """
     known = {source.segment: source for source in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))
-    # By file time, a delete horizon left by an earlier cleaner has no meaning.
+    # If tombstones are removed by file time, a delete horizon left by an earlier cleaner has no meaning.
     having = [item for item in known.values() if item.horizon_batches and not task.by_file_time]
     return Detail(
         delete_retention_ms=task.config.delete_retention_ms,
@@ -100,8 +100,9 @@ def detail_of_result(
 
 
 def parts_of(segments: Sequence[SegmentFacts], known: Mapping[int, SourceCounts] | None = None) -> tuple[Part, ...]:
-    """Divide the segments into at most MOST_PARTS parts of equal numbers of segments, except the last part. A part has
-    counts if all its segments have them."""
+    """Divide the segments into at most MOST_PARTS parts, all but the last with the same number of segments. A part has
+    counts if all its segments have them.
+    """
     a_part = max(1, -(-len(segments) // MOST_PARTS))
     parts = []
     for first in range(0, len(segments), a_part):

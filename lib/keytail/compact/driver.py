@@ -33,7 +33,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.each_partition import of_each
 from keytail.run.kernels import is_on_this_host, report_uncompiled
 from keytail.run.rows import ResultRow
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.undo.options import announce_backup, backup_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def run(request: Request) -> list[ResultRow]:
-    """Plan or compact, in place or to another directory, as the request says; return a row for each partition."""
+    """Plan or compact, in place or out of place, as requested; return a row for each partition."""
     if request.prepare:
         return pkgutil.resolve_name("keytail.compact.prepared.driver:prepare")(request)
     where = "out_of_place.driver" if request.is_out_of_place else "execution" if request.execute else "driver"
@@ -73,7 +73,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             report_unhosted([row.name for row in due if row.removal_limit_replica is None])
         if request.measure == "not":
             return rows
-        measured = pkgutil.resolve_name("keytail.compact.measure.driver:measured")  # brings in the kernels
+        measured = pkgutil.resolve_name("keytail.compact.measure.driver:measured")  # imports the kernels
         return measured(request, fs, run, chosen, configuration, rules, rows)
 
 
@@ -100,7 +100,7 @@ class _Rows:
     free_bytes: Mapping[str, int]
 
     def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
-        """Plan from a listing, and again with all facts if it is not certain from that that there is room."""
+        """Plan from a listing, and again with all facts if the listing does not show that there is room."""
         request = self.request
         planned = refused_unless_owner(self.fs, self._planned(log_dir, entry, by_listing=not request.in_detail))
         problem = None

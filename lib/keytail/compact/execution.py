@@ -18,15 +18,15 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.cli.stopping import Stopped
 from keytail.compact.command import Request
-from keytail.compact.compaction import Compaction
 from keytail.compact.keeper import Keeper
 from keytail.compact.plan import Decision
 from keytail.compact.planned_rows import row_of, with_active_segment, with_detail, with_limits, with_preparation
 from keytail.compact.planning import Planned, report_assumptions, report_version_rules
 from keytail.compact.removal_limit import report_unhosted
-from keytail.compact.replacing import InPlace, move_checkpoints
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Events, not_begun_row
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import InPlace, move_checkpoints
+from keytail.compact.running.state import Events, not_begun_row
 from keytail.compact.steps import Steps, cleaning_tasks, find_prepared, resolve_leftovers
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
@@ -113,7 +113,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 @contextlib.contextmanager
 def _rows_of_stop(rows: Callable[[], list[ResultRow]]) -> Iterator[None]:
-    """Give a signal that stops the run before any partition was begun the rows of all partitions."""
+    """Add the rows of all partitions to a signal that stops the run before any partition has begun."""
     try:
         yield
     except Stopped as stop:
@@ -151,7 +151,7 @@ def _plan_resolved(
 
 
 def _repair_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
-    """Set checkpoints outside their logs to the first dirty offset, also of partitions where no round is due."""
+    """Set checkpoints outside their logs to the first dirty offset, also for partitions where no round is due."""
     repaired: dict[str, dict[tuple[str, int], int]] = {}
     for plan in planned:
         if plan.repaired_checkpoint is not None:

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 Strategy = Literal["one task", "packed", "maybe fan-out"]
 
-# A key takes a slot of 24 bytes at a load of 0.9, and half as much again while the map doubles.
+# A key takes a slot of 24 bytes at a load factor of 0.9, and half as much again while the map doubles.
 MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
-# Index entries of 8 and 12 bytes per index.interval.bytes of 4096, and the final ones.
+# Index entries of 8 and 12 bytes for each 4096 bytes (index.interval.bytes), and the final entries.
 _INDEX_SHARE = 1.005
 _MARGIN_BYTES = 1 << 20
-# Half of a bundle (compact/bundles.py).
+# Half of a bundle (compact/running/bundles.py).
 PACKED_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The estimate for one partition. `scratch_bytes` is the most written beside the sources, if done in one pass."""
+    """The estimate for one partition. `scratch_bytes` is an upper bound of the bytes that one pass writes beside the
+    sources.
+    """
 
     strategy: Strategy
     seconds: float
@@ -38,8 +40,8 @@ class Expected:
 def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory_bytes: int) -> Expected:
     """Return the estimate for a partition whose `selection` is due.
 
-    "maybe fan-out": its dirty section has more offsets than the map can hold keys; usually it has fewer keys than
-    offsets, and one task suffices. "packed": it is small, and runs in one job with others.
+    Strategy "maybe fan-out": the dirty section has more offsets than the map has room for keys; usually it has fewer
+    keys than offsets, and one task suffices. "packed": the partition is small, and runs in one job with others.
     """
     below = [segment for segment in segments if segment.base_offset < selection.first_uncleanable_offset]
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES
@@ -56,10 +58,10 @@ def _seconds(segments: int, dirty_bytes: int, clean_bytes: int) -> float:
 
 def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> float:
     """Return the bytes that compacting a partition is expected to reclaim per second, as far as that is known without
-    reading it: `sizes` are base offset and bytes of the segments that are cleaned.
+    reading it. `sizes` are the base offsets and bytes of the segments that are cleaned.
 
     The dirty section counts as gain: a topic whose keys are overwritten is as large after a round as its clean section
-    was. Of a partition that was never compacted nothing better is known either.
+    was. For a partition that was never compacted, no better estimate is known.
     """
     dirty = [base for base, _ in sizes if base <= first_dirty_offset]
     begin = max(dirty, default=0)  # the segment that contains the first dirty offset
@@ -75,5 +77,7 @@ def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, roo
 
 
 def most_keys(selection: Selection) -> int:
-    """Return an upper bound of keys: offsets of the dirty section. A listing gives no lower one that always holds."""
+    """Return an upper bound of the number of keys: the number of offsets in the dirty section. A listing gives no lower
+    bound that always holds.
+    """
     return max(selection.first_uncleanable_offset - selection.first_dirty_offset, 0)

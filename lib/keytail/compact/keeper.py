@@ -18,19 +18,19 @@ from keytail.undo.partition import decide, read_state
 
 @dataclass(frozen=True)
 class Keeper:
-    """The backup of a run's partitions; used only in the driver."""
+    """The backup of the partitions of a run. Used only in the driver."""
 
     fs: FileSystem
     backup: Backup
 
     def copy_bytes(self, task: CleaningTask) -> int:
-        """Return the most bytes that the backup of a partition can need; 0 for hard links."""
+        """Return the maximum size of the backup of a partition in bytes; 0 for hard links."""
         if not self.backup.copies:
             return 0
         return sum(map(_all_bytes, _sources(task, task.first_uncleanable_offset)))
 
     def has_room(self, task: CleaningTask, reserved_bytes: int, scratch_bytes: int) -> bool:
-        """Return whether the copies fit, besides `reserved_bytes`, and `scratch_bytes` if on the same file system."""
+        """Return whether the copies fit beside `reserved_bytes` and, if on the same file system, `scratch_bytes`."""
         needed = self.copy_bytes(task)
         return not needed or self._free_bytes() - reserved_bytes >= needed + scratch_bytes
 
@@ -45,8 +45,9 @@ class Keeper:
         )
 
     def keep(self, task: CleaningTask, result: CleaningResult) -> None:
-        """Back up the source files in the partition's first pass; in later passes add the new groups to the manifest.
-        Durable on return."""
+        """Back up the source files in the partition's first pass; in later passes, add the new groups to the manifest.
+        Everything is durable on return.
+        """
         if not result.groups:
             return
         if task.continues:
@@ -67,8 +68,8 @@ class Keeper:
         )
 
     def remove_unused(self, task: CleaningTask) -> None:
-        """Remove the backup of a failed partition if nothing was replaced."""
-        with contextlib.suppress(KeytailError, OSError):  # otherwise it is retained until `forget`
+        """Remove the backup of a failed partition of which nothing was replaced."""
+        with contextlib.suppress(KeytailError, OSError):  # on failure it is retained until `undo --forget`
             entry = self._entry(task)
             if not self.fs.exists(entry):
                 return

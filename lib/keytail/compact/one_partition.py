@@ -28,11 +28,11 @@ def compact(
     message_format: MessageFormat = "unknown",
     fs: FileSystem = LOCAL,
 ) -> CleaningResult | None:
-    """Clean and replace what is due of a surveyed partition; return None if nothing is due.
+    """Clean a surveyed partition if a round is due, and replace its segments; return None if no round is due.
 
-    `config` counts as known: the caller took it from the topic. Raises Refused for the same reasons as a planned run,
-    and for messages of magic 0 and 1 if the caller does not give their `message_format`. The caller must set the
-    cleaner checkpoint to the result's `end_offset`.
+    `config` must be that of the topic. Raises Refused for the same reasons as a planned run, and for messages of magic
+    0 and 1 if the caller does not give their `message_format`. The caller must set the cleaner checkpoint to the
+    result's `end_offset`.
     """
     reasons = refusals(facts, config, NO_ERROR, now_ms)
     if reasons:

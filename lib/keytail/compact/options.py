@@ -25,12 +25,12 @@ FromLogStart = Annotated[bool, o.run_flag(
 
 MeasureFlag = Annotated[bool, o.run_flag(
     "--measure",
-    "Read the partitions that are due, and report what a compaction would leave, exactly: bytes, records, tombstones. "
+    "Read the partitions that are due, and report exactly what a compaction would leave: bytes, records, tombstones. "
     "Nothing is written; a broker may run.",
 )]
 EstimateFlag = Annotated[bool, o.run_flag(
     "--estimate",
-    "As --measure, from a sample of the record batches: an interval for each figure, in less time if the log is "
+    "Like --measure, but from a sample of the record batches: an interval for each figure, in less time if the log is "
     "compressed.",
 )]
 
@@ -58,8 +58,8 @@ PreparedOnly = Annotated[bool, o.run_flag(
 )]
 RollActive = Annotated[bool, o.run_flag(
     "--roll-active",
-    "First roll the active segment, as a broker does by segment.ms, and compact its records too, where a compaction is "
-    "then due and they are all below the high watermark. Kafka's cleaner never cleans the active segment.",
+    "First roll the active segment, as a broker does by segment.ms, and compact its records too, if a compaction is "
+    "then due and all of them are below the high watermark. Kafka's cleaner never cleans the active segment.",
 )]
 
 
@@ -81,14 +81,14 @@ def check_roll_active(roll_active: bool, prepare: bool, prepared_only: bool, out
 
 GroupingFlag = Annotated[Grouping, o.run_flag(
     "--grouping",
-    "How segments are merged. measured: by their sizes after cleaning. kafka: by their sizes before, as by Kafka's "
-    "cleaner, whose first pass merges little and leaves empty segments, which impair lookups by time.",
+    "How segments are merged. measured: by size after cleaning. kafka: by size before cleaning, as Kafka's cleaner "
+    "does: its first round merges little and leaves empty segments, which impair lookups by time.",
     Grouping,
 )]
 FanOutFlag = Annotated[FanOut, o.run_flag(
     "--fan-out",
     "Whether the tasks of all hosts share one partition. auto: if its keys do not fit into --map-memory. never: such "
-    "a partition is compacted as far as its keys fit, as by Kafka's cleaner. always: every partition.",
+    "a partition is compacted as far as its keys fit, as Kafka's cleaner does. always: for every partition.",
     FanOut,
 )]
 MessageFormatFlag = Annotated[OldMessages | None, o.run_flag(

@@ -1,7 +1,7 @@
-"""What to clean: which offsets, whether it is due, which segments are merged, and what forbids it.
+"""Decides what to clean: which offsets, whether a round is due, which segments are merged, and what forbids it.
 
-Everything here is a function of values (time is an argument, no file is accessed) and follows Kafka 4.3's
-LogCleanerManager, LogToClean and Cleaner.groupSegmentsBySize. Other modules list the files and read the user's choices.
+All functions are pure (the time is an argument, no file is accessed) and follow Kafka 4.3's LogCleanerManager,
+LogToClean and Cleaner.groupSegmentsBySize. Other modules list the files and read the user's choices.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ INDEX_ENTRY_BYTES = 8
 TIME_INDEX_ENTRY_BYTES = 12
 NEWEST_SEGMENT_TOLERANCE_MS = 3_600_000
 
-# The settings by which a round removes records, and those which decide whether one is due.
+# The settings that determine what a round removes, and those that determine whether a round is due.
 _REMOVES_BY = ("cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable")
 _DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
 
 Limit = Literal["active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"]
 Status = Literal["would-compact", "clean", "skipped", "refused"]
 
-# What to do about a rule that ends the section before the active segment.
+# The remedy for each rule that ends the section before the active segment.
 _LIFTED_BY: dict[Limit, str] = {
     "active segment": "Nothing to do: only --roll-active cleans the active segment",
     "high watermark": "Let the followers catch up while the broker runs, then stop it",
@@ -50,9 +50,9 @@ _LIFTED_BY: dict[Limit, str] = {
 class Selection:
     """The section of one partition that a round would clean, and whether a round is due.
 
-    `limit` names what ends the section, `why` describes it with numbers; `blocker` is the reason, with numbers, why no
-    round is due, empty if one is, and `remedy` what to do about it, or that there is nothing to do.
-    `rewrite_checkpoint`: the checkpoint is outside the log and is corrected even if no round runs.
+    `limit` is the rule that ends the section, `why` describes it with numbers. `blocker` is the reason, with numbers,
+    why no round is due, or empty; `remedy` states what to do about it, or that there is nothing to do.
+    `rewrite_checkpoint`: the checkpoint is outside the log, and is corrected even if no round runs.
     """
 
     first_dirty_offset: int
@@ -71,12 +71,14 @@ class Selection:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is left to clean but the active segment."""
+        """Whether only the active segment is left to clean."""
         return self.cleanable_bytes == 0 and self.limit == "active segment"
 
     @property
     def held_back(self) -> str:
-        """What ends the section of a round that is due before the active segment, with a remedy; empty if nothing."""
+        """The rule that ends the section of a due round before the active segment, with a remedy; empty if there is
+        none.
+        """
         if not self.eligible or self.limit == "active segment":
             return ""
         return f"cleaned only up to offset {self.first_uncleanable_offset}: {self.why}. {_LIFTED_BY[self.limit]}"
@@ -89,11 +91,13 @@ class Decision:
     status: Status
     error: ErrorText
     selection: Selection | None
-    remedy: str = ""  # for a partition that is skipped; an `error` of others has its own
+    remedy: str = ""  # remedy for a skipped partition; with other statuses, `error` includes the remedy
 
 
 def settings_of_compaction(*, force: bool = False) -> tuple[str, ...]:
-    """Return Kafka's names of the settings that must be known to compact a topic; `force` accepts any dirty ratio."""
+    """Return Kafka's names of the settings that must be known to compact a topic. With `force`, any dirty ratio is
+    accepted.
+    """
     return _REMOVES_BY if force else (*_REMOVES_BY, *_DUE_BY)
 
 
@@ -103,8 +107,8 @@ _base_offset = attrgetter("base_offset")
 def segments_between(segments: Sequence[SegmentFacts], from_offset: int, to_offset: int) -> tuple[int, int]:
     """Return the index range [a, b) of the segments with a base in [largest base <= from_offset, to_offset).
 
-    Equal offsets give an empty range, even inside a segment; with no base at or below `from_offset` the range starts at
-    the first segment. The same as Kafka's LogSegments.values.
+    Equal offsets give an empty range, even inside a segment. With no base at or below `from_offset`, the range starts
+    at the first segment. Kafka's LogSegments.values does the same.
     """
     if to_offset < from_offset:
         raise ValueError(f"segment range ends at {to_offset}, before its start {from_offset}")
@@ -123,8 +127,8 @@ def group_segments(
 ) -> tuple[tuple[int, int], ...]:
     """Return index ranges [a, b) of the segments to merge, over all segments based below `end_offset`.
 
-    Greedy and ascending, by sizes before cleaning, as Kafka's Cleaner.groupSegmentsBySize: every sum may equal its
-    limit, and a segment of 0 bytes is merged whatever the span of offsets.
+    Groups are formed greedily, in ascending order, by sizes before cleaning, as in Kafka's Cleaner.groupSegmentsBySize:
+    a sum may equal its limit, and a segment of 0 bytes is merged whatever the span of offsets.
     """
     _, end = segments_between(segments, 0, end_offset)
     groups = []
@@ -244,15 +248,15 @@ def _first_uncleanable(
 ) -> tuple[int, Limit, str]:
     """Return the segment base where cleaning ends, the rule that decides it, and its description with numbers.
 
-    Of rules that end at the same segment, the active segment takes precedence: waiting does not lift it.
+    If several rules end at the same segment, the active segment takes precedence, because waiting does not help there.
     """
     active_base = facts.segments[-1].base_offset
     start = facts.log_start_offset
     bounds: list[tuple[int, Limit, str]] = [
         (active_base, "active segment", f"the active segment starts at offset {active_base}")
     ]
-    # A broker first limits the high watermark to the offsets of the log: here the first dirty offset and the active
-    # base do that.
+    # A broker first limits the high watermark to the offsets of the log; here, the first dirty offset and the base of
+    # the active segment limit it.
     if facts.high_watermark is not None:
         why = f"the high watermark is {facts.high_watermark}"
         bounds.append((facts.high_watermark, "high watermark", why))
@@ -292,7 +296,8 @@ def _round_down(segments: Sequence[SegmentFacts], offset: int) -> int:
 
 
 def _is_overdue(segments: Sequence[SegmentFacts], first_dirty: int, max_compaction_lag_ms: int, now_ms: int) -> bool:
-    """Return whether the first batch of a dirty inactive segment exceeds the maximum lag; ignores times 0 and -1."""
+    """Return whether the first batch of a dirty inactive segment is older than the maximum lag; ignores times 0 and -1.
+    """
     cut_ms = now_ms - max(max_compaction_lag_ms, 0)
     if cut_ms <= 0:
         return False
@@ -309,15 +314,15 @@ def refusals(
     high_watermark: HighWatermark = "checkpoint",
     unsafe_clock: bool = False,
 ) -> list[ErrorText]:
-    """Return why records of this partition must not be removed, each with a remedy; empty if nothing forbids it.
+    """Return the reasons why no record of this partition may be removed, each with a remedy; empty if there are none.
 
-    `unknown` names the settings needed for removal that were neither read nor given; empty if all are known. Neither a
-    policy without `compact` nor an open transaction is a reason: those partitions are skipped.
+    `unknown` names the settings needed for removal that were neither read nor given; empty if all are known. A policy
+    without `compact` and an open transaction are not among them: such partitions are skipped.
     """
     reasons = list(facts.problems)
     if unknown:
         reasons.append(unknown)
-    is_unread = names.HIGH_WATERMARK_CHECKPOINT in facts.unread  # it may have an entry
+    is_unread = names.HIGH_WATERMARK_CHECKPOINT in facts.unread  # the unread checkpoint may have an entry
     if facts.high_watermark is None and high_watermark == "checkpoint" and not is_unread:
         reasons.append(
             refusal(

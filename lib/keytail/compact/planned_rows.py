@@ -1,4 +1,4 @@
-"""The rows of planned partitions: those of a plan, and those of an executing run that compacts only some of them."""
+"""Creates the rows of planned partitions, for a plan and for an executing run, which compacts only some of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from keytail.compact.roll import NOT_COMPACTED, NOT_ROLLED, WOULD_ROLL
 from keytail.errors import KeytailError, in_words, joined
 from keytail.run.rows import ResultRow, status_of
 
-# In the field `prepared` of a plan: an executing run commits or discards it.
+# The value of the field `prepared` in a plan: an executing run commits or discards what was prepared.
 FOR_EXECUTE = "for --execute"
 
 
 def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
-    """Return the row. `executed`: the run has corrected checkpoints, rather than only planned to."""
+    """Return the row. `executed`: the run has corrected checkpoints; otherwise it only plans to."""
     decision = planned.decision
     selection = decision.selection
     segments, size_bytes = planned.segments_and_bytes
@@ -48,7 +48,7 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
 
 
 def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
-    """Return the row of a plan; `in_detail` for a report."""
+    """Return the row of a plan; `in_detail`: with the details for a report."""
     row = with_active_segment(row_of(planned, expected=planned.expected(map_memory_bytes)), planned)
     if any(map(is_prepared, planned.facts.leftovers)):
         row = replace(row, prepared=FOR_EXECUTE)
@@ -64,7 +64,7 @@ def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
 
 
 def with_detail(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with all details for a report: those of the decision, and those that a round has found."""
+    """Return `row` with all details for a report: those of the decision, and those of a finished round."""
     of_plan = detail_of_plan(planned.facts.segments, planned.decision.selection, planned.config)
     done = row.detail
     if not isinstance(done, Detail):
@@ -74,8 +74,9 @@ def with_detail(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_limits(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return the `row` of a due partition with the removal limit of the other replicas and, unless it has an error,
-    what ends the section to clean early."""
+    """Return the `row` of a due partition with the removal limit of the other replicas and, unless it has an error, the
+    rule that ends the section to clean.
+    """
     selection, limit = planned.decision.selection, planned.removal_limit
     if selection is not None and not row.error:
         row = replace(row, shown=selection.held_back)
@@ -85,7 +86,7 @@ def with_limits(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with what became of an earlier run's preparation of the partition."""
+    """Return `row` with the state of an earlier run's preparation of the partition."""
     if planned.discarded:
         return replace(row, prepared="discarded: " + planned.discarded)
     if planned.prepared is None:
@@ -94,7 +95,8 @@ def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_active_segment(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with what becomes of the active segment, with --roll-active; a run has noted those that it rolled.
+    """Return `row` with what --roll-active does with the active segment; the row of a segment that was rolled has it
+    already.
     """
     if planned.roll is None or row.active_segment is not None:
         return row

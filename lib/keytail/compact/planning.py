@@ -1,4 +1,4 @@
-"""From chosen partitions to decisions: what `plan` prints and `compact` executes.
+"""Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
 Reads no log data and changes nothing. The decisions are made in compact/plan.py; what an executing run does with them
 first is in compact/steps.py.
@@ -50,7 +50,7 @@ _IF_IN_DOUBT = (
 )
 # A broker renames the `.swap` files of a segment within milliseconds.
 _RENAMING_S = 0.5
-# A broker's cleaner replaces a few segments a minute: one that comes in between twice is at work on this partition.
+# A broker's cleaner replaces a few segments a minute: if it interferes twice, it is at work on this partition.
 ATTEMPTS = 3
 NO_MAX_LAG_MS = 2**63 - 1
 
@@ -63,15 +63,15 @@ class Planned:
     config: CompactionConfig | None
     decision: Decision
     corrupt: bool = False
-    settings_known: bool = False  # all those that a round needs
+    settings_known: bool = False  # all settings that a round needs are known
     problem: KeytailError | None = None
-    counted: tuple[int, int] | None = None  # segments and their bytes, if `facts` has none any more
-    removal_limit: RemovalLimit | None = None  # of a due partition, if other replicas were named
+    counted: tuple[int, int] | None = None  # number of segments and their bytes, if `facts` has no segments any more
+    removal_limit: RemovalLimit | None = None  # the limit for a due partition, if other replicas were named
     message_format: MessageFormat = "unknown"
     by_listing: bool = False  # the facts are those of `list_partition`
-    prepared: Record | None = None  # what an earlier run has prepared, and this one commits
+    prepared: Record | None = None  # the preparation of an earlier run, which this run commits
     discarded: ErrorText = NO_ERROR  # why such a preparation was discarded
-    roll: Roll | None = None  # with --roll-active; if it is due, `facts` are those after it
+    roll: Roll | None = None  # set with --roll-active; if a roll is due, `facts` are those after it
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
@@ -93,12 +93,12 @@ class Planned:
 
     @property
     def is_compacted_topic(self) -> bool:
-        """Whether the topic is known to be one that may be compacted."""
+        """Whether cleanup.policy is known and includes `compact`."""
         return self.settings_known and self.config is not None and "compact" in self.config.cleanup_policy
 
     @property
     def repaired_checkpoint(self) -> int | None:
-        """The offset that an executing run sets a checkpoint outside the log to, if no round is due that moves it."""
+        """The offset to which an executing run sets a checkpoint outside the log, if no due round moves it."""
         selection = self.decision.selection
         if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
             return None
@@ -113,7 +113,8 @@ class Planned:
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
-    """Return the time to decide by. Raises Refused if an executing run would use another time than the clock's."""
+    """Return the time to use for decisions. Raises Refused if an executing run would use another time than the clock's.
+    """
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
         return clock_ms
@@ -137,12 +138,12 @@ def plan_partition_of(
     by_listing: bool = False,
     as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
 ) -> Planned:
-    """Survey and decide; any error of the partition or its settings becomes the decision.
+    """Survey a partition and decide; an error of the partition or its settings becomes the decision.
 
     `as_if` maps the facts found to those used for the decision.
 
-    `by_listing`: use the facts of `list_partition` if they are enough to decide. It reads nothing of a segment except
-    the end of the last one, so damage at the start of a segment is not detected; a task detects it.
+    `by_listing`: use the facts of `list_partition` if they suffice. It reads only the end of the last segment, so
+    damage at the start of a segment is not detected here; a task detects it.
     """
     facts = listed = None
     try:
@@ -161,11 +162,11 @@ def plan_partition_of(
         if rules.roll_active and decision.status != "refused" and "compact" in config.cleanup_policy:
             decision, roll = _with_roll(fs, facts, config, rules, decision, partial(decide_on, unstable=unstable))
         due = decision.status == "would-compact"
-        if due and by_listing and fs.unreadable(entry.path):  # which the survey reports
+        if due and by_listing and fs.unreadable(entry.path):  # the survey reports unreadable files
             return plan_partition_of(fs, log_dir, entry, configuration, rules, as_if=as_if)
         if due:
             refuse_missing_segments(fs, facts)
-            if facts.clean_shutdown:  # otherwise a broker was killed, and will recover the log
+            if facts.clean_shutdown:  # otherwise, a broker was killed, and the next start recovers the log
                 by_checkpoint = rules.high_watermark == "checkpoint"
                 refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
         held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
@@ -202,8 +203,9 @@ def _with_roll(
     plain: Decision,
     decide_on: Callable[..., Decision],
 ) -> tuple[Decision, Roll]:
-    """Do the same as `roll.with_roll`, with a look at the files. Beside a running broker, decide as if it had been
-    stopped cleanly now."""
+    """Do the same as `roll.with_roll`, and check the files. Beside a running broker, decide as if it were stopped
+    cleanly now.
+    """
     is_running = not facts.clean_shutdown and facts.log_dir in rules.running
     if is_running:
         stopped = as_stopped(facts)
@@ -231,12 +233,14 @@ def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
     return planned
 
 
-# If shorter than the broker's values, records are removed earlier than by its own cleaner.
+# If they are shorter than the broker's values, records are removed earlier than by its own cleaner.
 _REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
 
 
 def report_assumptions(configuration: Configuration, topics: Iterable[str]) -> None:
-    """Reports on standard error the settings of the due `topics` with Kafka's default for lack of the broker's file."""
+    """Report on standard error the settings of the due `topics` for which Kafka's default is assumed, because no broker
+    file was given.
+    """
     by_setting = Counter(name for topic in set(topics) for name in configuration.of(topic).assumed(_REMOVE_SOONER))
     if by_setting:
         listed = " and ".join(f"{name} (topics: {number})" for name, number in sorted(by_setting.items()))
@@ -247,9 +251,8 @@ def report_assumptions(configuration: Configuration, topics: Iterable[str]) -> N
 
 
 def report_version_rules(configuration: Configuration, due: Sequence[str]) -> None:
-    """Reports on standard error, for the topics of the `due` partitions: what becomes of messages of magic 0 and 1, if
-    not version 2; and that tombstones and markers are removed by the time of their file, if the given version requires
-    that.
+    """Report on standard error, for the topics of the `due` partitions, whether messages of magic 0 and 1 keep their
+    magic or are refused, and whether tombstones and markers are removed by the time of their file.
     """
     formats = Counter(configuration.message_format_of(topic) for topic in set(due))
     if formats["keep"]:
@@ -289,13 +292,16 @@ def plan_beside_a_broker(
     for _ in range(ATTEMPTS - 1):
         if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
             break
-        time.sleep(_RENAMING_S)  # a running broker's cleaner is at work; otherwise they stay, and the row says so
+        # A running broker's cleaner is at work; if not, the files remain, and the row reports them.
+        time.sleep(_RENAMING_S)
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     return planned
 
 
 def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:
-    """Use the latest producer snapshot; read batches only if it does not reach the log end."""
+    """Return the first unstable offset from the latest producer snapshot; read batches only if that does not reach the
+    log end.
+    """
     if "compact" not in config.cleanup_policy or facts.problems:
         return None
     from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels, only if a topic is compacted)

@@ -1,4 +1,4 @@
-"""The active producers of a partition, and the batches of each that cleaning must keep (CLEANING.md, 6)."""
+"""The active producers of a partition, and the batches of each that cleaning must retain (CLEANING.md, 6)."""
 
 from __future__ import annotations
 

@@ -17,14 +17,16 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class RemovalLimit:
-    """Tombstones and markers are retained from `offset` on: `replica` is cleaned no further. None: none is known."""
+    """Tombstones and markers are retained from `offset` on, because `replica` is cleaned no further. None: no replica
+    is known.
+    """
 
     offset: int | None
     replica: str | None
 
 
 def cleaned_to(facts: PartitionFacts) -> int:
-    """Return the offset below which a replica has been cleaned: keys that occur again have no older records there.
+    """Return the offset below which a replica has been cleaned: below it, each key has only its latest record.
 
     It is the entry in `cleaner-offset-checkpoint`. Without an entry, or with one outside the log, as after a
     truncation, only the offsets below the first segment count as cleaned.
@@ -37,7 +39,7 @@ def cleaned_to(facts: PartitionFacts) -> int:
 
 
 def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
-    """Return the gate for the offsets to which replicas have been cleaned, by name."""
+    """Return the limit that follows from the offsets to which replicas have been cleaned, by name."""
     if not cleaned:
         return RemovalLimit(None, None)
     replica = min(cleaned, key=lambda name: cleaned[name])
@@ -45,8 +47,9 @@ def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
 
 
 def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> RemovalLimit:
-    """Return how far all replicas that host the partition have been cleaned. Raises Refused if that is unknown for
-    one of them."""
+    """Return the limit that follows from the replicas that host the partition. Raises Refused if it is unknown how far
+    one of them has been cleaned.
+    """
     own = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}
     for replica in replicas:
@@ -68,7 +71,7 @@ def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionF
 
 
 def report_unhosted(names: Sequence[str]) -> None:
-    """Report on standard error the due partitions that no other replica is known to host."""
+    """Report on standard error the due partitions that none of the given replicas hosts."""
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         some = ", ".join(names[:_MOST_NAMED])

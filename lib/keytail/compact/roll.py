@@ -1,8 +1,7 @@
 """Decides whether the active segment of a partition is rolled before its compaction (`--roll-active`).
 
-It is rolled only if a round is due with it, and that round cleans it. The round is then that of a broker which has
-rolled by `segment.ms`. ROLL_ACTIVE.md in this directory has the reasons and the states on disk; log/append/
-roll_closed.py rolls.
+It is rolled only if a round is then due that cleans it. The round is that of a broker that has rolled by `segment.ms`.
+ROLL_ACTIVE.md in this directory has the reasons and the states on disk; log/append/roll_closed.py rolls.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PREPARED = "what was prepared is committed; to compact the active segment too, r
 
 @dataclass(frozen=True)
 class Roll:
-    """What becomes of the active segment: it is rolled, or is not, for the reason `why_not`."""
+    """Whether the active segment is rolled; if not, `why_not` is the reason."""
 
     why_not: str = ""
 
@@ -37,14 +36,14 @@ class Roll:
         return not self.why_not
 
     def text(self, status: str) -> str:
-        """Return the text for the row of a partition with this status that was not rolled."""
+        """Return the text about the active segment for a row with this status, if it was not rolled."""
         if self.is_due:
             return WOULD_ROLL if status == "would-compact" else NOT_ROLLED + NOT_COMPACTED
         return EMPTY if self.why_not == EMPTY else NOT_ROLLED + self.why_not
 
 
 def is_shown(text: str | None) -> bool:
-    """Return whether a table shows this text of a row: whether it is not obvious from the rest of the row."""
+    """Return whether a table shows this text of a row: it does unless the rest of the row implies it."""
     return text is not None and text.startswith(NOT_ROLLED) and not text.endswith((NOT_DUE, NOT_COMPACTED))
 
 
@@ -66,7 +65,7 @@ def as_stopped(facts: PartitionFacts) -> PartitionFacts:
     """Return the facts of a running broker's log as they would be if it were stopped cleanly now and all replicas had
     the same records."""
     segments = facts.segments
-    if segments:  # the indexes of an active segment end with zeros
+    if segments:  # the indexes of an active segment are padded with zeros
         last = segments[-1]
         segments = (*segments[:-1], last._replace(largest_timestamp_ms=last.log_mtime_ns // 1_000_000))
     high_watermark = None if facts.high_watermark is None else facts.log_end_offset
@@ -95,8 +94,9 @@ def reason_against(facts: PartitionFacts) -> str:
 def with_roll(
     facts: PartitionFacts, plain: Decision, decide_on: Callable[[PartitionFacts], Decision]
 ) -> tuple[Decision, Roll]:
-    """Return the decision with `--roll-active`, and what becomes of the active segment. `plain` is the decision without
-    a roll, which applies if the segment is not rolled."""
+    """Return the decision with `--roll-active`, and whether the active segment is rolled. `plain`, the decision without
+    a roll, applies if it is not.
+    """
     if why := reason_against(facts):
         return plain, Roll(why)
     rolled = decide_on(after_roll(facts))
@@ -105,6 +105,6 @@ def with_roll(
         return plain, Roll(NOT_DUE)
     if selection.first_uncleanable_offset < facts.log_end_offset:
         if plain.status != "would-compact" and plain.selection is not None and plain.selection.limit == selection.limit:
-            return plain, Roll(NOT_DUE)  # for the same reason, which the decision names
+            return plain, Roll(NOT_DUE)  # the decision has the reason
         return plain, Roll(f"{selection.why}, and the log end offset is {facts.log_end_offset}")
     return rolled, Roll("" if rolled.status == "would-compact" else NOT_DUE)

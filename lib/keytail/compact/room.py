@@ -1,7 +1,8 @@
-"""Decides in a plan, by the rules of the run (bundles.py), whether there is room to rewrite a partition that is due.
+"""Decides in a plan, by the rules of the run (running/bundles.py), whether there is room to rewrite a partition that is
+due.
 
-Each partition is considered alone, with the space that is free now. In the run, a partition without room is tried again
-when others have freed space. This module imports the kernels: a plan imports it only if a partition is due.
+Each partition is considered alone, with the space that is free now; a run retries a partition without room when others
+have freed space. This module imports the kernels, so a plan imports it only if a partition is due.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from keytail.compact.bundles import bytes_alone, refusal_alone
 from keytail.compact.keeper import Keeper
 from keytail.compact.planning import Planned
 from keytail.compact.rules import Rules, TaskSettings
+from keytail.compact.running.bundles import bytes_alone, refusal_alone
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
@@ -30,7 +31,7 @@ class Room:
 
     @classmethod
     def of(cls, fs: FileSystem, limit_bytes: int | None, backup: Backup | None) -> Room:
-        """Return the room of a run with `--max-scratch-bytes` and a backup, whose directory need not exist."""
+        """Return the room of a run with `--max-scratch-bytes` and a backup, whose directory need not exist yet."""
         if backup is not None:
             backup = replace(backup, directory=existing_directory(fs, backup.directory))
         return cls(ScratchSpace(fs, limit_bytes), Keeper(fs, backup) if backup is not None else None)
@@ -42,7 +43,7 @@ class Room:
         return refusal_alone(task, self.space, self.keeper)
 
     def lacking_for(self, planned: Planned, rules: Rules, settings: TaskSettings) -> KeytailError | None:
-        """Return the same for a planned partition."""
+        """Return the same for a planned partition, which has no task yet."""
         return next(filter(None, map(self.lacking, cleaning_tasks([planned], rules, settings, "plan"))), None)
 
 

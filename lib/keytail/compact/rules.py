@@ -20,20 +20,20 @@ class Rules:
     from_log_start: bool = False
     high_watermark: HighWatermark = "checkpoint"
     unsafe_clock: bool = False
-    replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
+    replicas: tuple[Replica, ...] = ()  # other replicas, which limit the removal of tombstones and markers
     roll_active: bool = False
-    running: frozenset[str] = frozenset()  # log dirs whose broker, in a plan with `roll_active`, is yet to be stopped
+    running: frozenset[str] = frozenset()  # log dirs whose broker still runs; only in a plan with `roll_active`
 
 
 @dataclass(frozen=True)
 class TaskSettings:
     """The command-line options for a task, the same for every partition of a run."""
 
-    map_memory_bytes: int = 0  # 0: the share of each host
+    map_memory_bytes: int = 0  # 0: a share of each host's memory
     drop_keyless: bool = False
     grouping: Grouping = "measured"
     fan_out: FanOut = "auto"
-    throttle_bytes_per_s: int | None = None  # per host
+    throttle_bytes_per_s: int | None = None  # limit per host
     hottest_keys: int = 0
     show_keys: bool = False
     by_file_time: bool = False

@@ -1,8 +1,8 @@
-"""Saves the state of one pass for the next: values with large arrays, as scratch files in the partition.
+"""Saves the state of one pass for the next: values with large arrays, as scratch files in the partition's directory.
 
-Such a file is part of a run: only its next pass reads it, it need not survive a power failure, and the next run
-removes it. It contains data only (values.py), since the owner of the directory can replace it. Arrays are written from
-their own memory, not copied.
+Such a file belongs to a run: only its next pass reads it, it need not survive a power failure, and the next run removes
+it. It contains only data (values.py), since the owner of the directory can replace it. Arrays are written without a
+copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIZE_BYTES = 8
 
 
 def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
-    """Write `value` to a scratch file of this attempt; on failure no file is left."""
+    """Write `value` to a scratch file of this attempt; on failure, no file remains."""
     base = task.segments[task.first_segment].base_offset
     name = names.scratch_file(base, task.run_id, task.attempt, suffix)
     path = os.path.join(task.scratch_path, name)
@@ -43,15 +43,15 @@ def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> C
         finally:
             fs.close(fd)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one reported
+        with contextlib.suppress(OSError):  # only the first error is reported
             fs.unlink(path)
         raise
     return CleanFile(suffix, name, size_bytes, digest.hexdigest())
 
 
 def load_state(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
-    """Return what `save_state` was given. Nothing is decoded before the digest equals that of the pass that wrote
-    it."""
+    """Return the value that `save_state` wrote. Nothing is decoded unless the digest is that of the pass that wrote it.
+    """
     path = os.path.join(task.scratch_path, file.name)
     digest, parts = hashlib.blake2b(), []
     fd = fs.open_read(path)

@@ -1,4 +1,6 @@
-"""The steps of an executing run before its tasks, in place (execution.py) and out of place (out_of_place/driver.py)."""
+"""The steps of an executing run before its tasks, both in place (execution.py) and out of place
+(out_of_place/driver.py).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from keytail.log.lock import LockName, hold
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.recover import recover
 from keytail.run.engine import Engine, ThisProcess
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
 
@@ -38,8 +40,8 @@ from keytail.run.workers import workers_of_run
 class Steps:
     """The steps of one run, in the order of its methods.
 
-    `run` is closed when the run ends, and holds its session and locks. `at_end`, which `lock` adds to `run`, is closed
-    after the session that the run started, and before the locks are released.
+    `run` holds the session and the locks of the run, and is closed when it ends. `at_end`, which `lock` adds to `run`,
+    is closed after the session that the run started, and before the locks are released.
     """
 
     request: Request
@@ -56,7 +58,7 @@ class Steps:
         return self.engine
 
     def lock(self, places: Sequence[str], *lock_names: LockName) -> None:
-        """Take the locks of these directories, if any: Kafka's, or those that are named."""
+        """Take the locks of these directories, if any: Kafka's lock, or the named ones."""
         if places:
             if not self.request.shared_storage:
                 refuse_shared_storage(self.fs, places)
@@ -78,7 +80,7 @@ class Steps:
         needs_spark: bool = False,
         extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
-        """Return the engine: that of the submitted session, else Spark, or local processes where they are faster.
+        """Return the engine: that of the submitted session, otherwise Spark or, if they are faster, local processes.
 
         `copy_seconds` is the expected duration of each copy in seconds, `extra` returns settings for a session.
         """
@@ -87,7 +89,7 @@ class Steps:
             return self.engine
         known = [item for item in expected if item is not None]
         if not known and not copy_seconds and not needs_spark and self.request.master is None:
-            return ThisProcess()  # only commits of what was prepared: no task runs
+            return ThisProcess()  # preparations are only committed: no task runs
         may_fan_out = self.request.fan_out == "auto" and any(item.strategy == "maybe fan-out" for item in known)
         if may_fan_out and self.request.master is None and SPARK.missing():
             may_fan_out = False
@@ -114,8 +116,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class Found:
-    """A partition as planned; and what was prepared for it, if nothing else is left over there, with the reason against
-    its commit, if there is one."""
+    """A partition as planned, and what was prepared for it, unless other leftovers are there, with the reason why it
+    cannot be committed, if there is one.
+    """
 
     planned: Planned
     record: Record | None = None
@@ -131,8 +134,9 @@ def find_prepared(
     *,
     drop_keyless: bool,
 ) -> Found:
-    """Plan a partition, and check what was prepared for it, unless active segments are rolled: a preparation is checked
-    against the log before that. Changes nothing."""
+    """Plan a partition, and check what was prepared for it. With --roll-active, the check is made later, against the
+    log as it is before the roll. Changes nothing.
+    """
     planned = plan_to_compact(fs, log_dir, entry, configuration, rules)
     leftovers = planned.facts.leftovers
     if not leftovers or rules.roll_active or entry.problems or not planned.is_compacted_topic:
@@ -155,10 +159,10 @@ def resolve_leftovers(
     *,
     drop_keyless: bool,
 ) -> tuple[Planned, list[str]]:
-    """Finish or undo what an interrupted run or broker left, then plan again; take over or discard what was prepared.
+    """Finish or undo what an interrupted run or broker left, then plan again; commit or discard what was prepared.
 
-    A refused partition, or one whose topic is not known to be compacted, is left unchanged. A partition that would be
-    changed by a user who cannot create files like its own is refused here, before anything is written.
+    A refused partition, or one whose topic is not known to be compacted, is left unchanged. If the user of this process
+    cannot create files like those of a partition to be changed, it is refused here, before anything is written.
     """
     planned = found.planned
     allowed = refused_unless_owner(fs, planned)
@@ -177,7 +181,7 @@ def resolve_leftovers(
     except (KeytailError, OSError) as problem:
         text = "an interrupted replacement of segments cannot be finished or undone: " + in_words(problem)
         return replace(planned, decision=Decision("refused", text, None)), []
-    if record is not None:  # it has nothing of the active segment
+    if record is not None:  # the preparation does not include the active segment
         rules_of_record = replace(rules, roll_active=False)
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules_of_record)
         by_file_time = configuration.by_file_time

@@ -1,4 +1,4 @@
-"""The input and the output of one pass over one partition. Small, picklable, the same for every attempt."""
+"""The input and the output of one pass over one partition: small, picklable, and the same for every attempt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_REMOVAL_LIMIT = 2**63 - 1
 
 @dataclass(frozen=True)
 class Totals:
-    """What was written and counted so far, over all passes of one round; bytes of `.log` files.
+    """Totals over all passes of one round so far; bytes are those of `.log` files.
 
     `keys` is the number of keys put into the map.
     """
@@ -53,7 +53,7 @@ class Totals:
     def and_written(
         self, groups: Sequence[GroupOutput], counts: Counts, log_bytes: int, records: int, splits: int
     ) -> Totals:
-        """Return the totals with these groups, of so many bytes and records, and the counts of their rewrite."""
+        """Return the totals plus these groups, with `log_bytes` and `records`, and the counts of their rewrite."""
         return Totals(
             keys=self.keys,
             groups=self.groups + len(groups),
@@ -72,7 +72,7 @@ class Totals:
 class SavedState:
     """What one pass saves for the next: where to continue, and the files with the state that it needs.
 
-    Segments below number `next_segment` are replaced, or will be before the next pass begins.
+    Segments below number `next_segment` are replaced before the next pass begins.
     """
 
     next_segment: int
@@ -87,9 +87,9 @@ class SavedState:
 
 @dataclass(frozen=True)
 class FannedOut:
-    """The same for a cleaning by fan-out: `ranges` are the remaining ranges of segments, each of which becomes a group;
-    the files are those of the survey, of the markers (None: no markers), of the survivors, and of the proof, by shard;
-    `slices` and `bits` are the results of the earlier stages.
+    """What one pass of a fan-out saves for the next. `ranges` are the remaining ranges of segments, each of which
+    becomes a group. The files are those of the survey, of the markers (None: no markers) and, by shard, of the
+    survivors and the proof. `slices` and `bits` are results of earlier stages.
     """
 
     next_segment: int
@@ -115,11 +115,11 @@ class NeedsFanOut(KeytailError):
 
 @dataclass(frozen=True)
 class OutOfPlace:
-    """Where a task that does not change its sources writes (out_of_place/OUT_OF_PLACE.md), and what it copies there.
+    """Where a task out of place writes, and what it copies there (out_of_place/OUT_OF_PLACE.md).
 
-    Scratch files go to directory `path`: that of the partition in the target or, if the target is an object store
-    (`is_local`), one of this host. `source_files` are all files that the partition must have there, as listed by the
-    driver. With `only_copies` nothing is cleaned.
+    Scratch files are written to directory `path`: that of the partition in the target or, if the target is an object
+    store (`is_local`), one of this host. `source_files` are all files that the partition must have there, as listed by
+    the driver. With `only_copies`, nothing is cleaned.
     """
 
     path: str
@@ -128,7 +128,9 @@ class OutOfPlace:
     only_copies: bool = False
 
     def like(self, fs: FileSystem, source: str) -> FileStat:
-        """Return the attributes for a new file: those of its source, writable by its owner, or of a local directory."""
+        """Return the attributes for a new file: those of its source with write permission for the owner, or those of a
+        local directory.
+        """
         if self.is_local:
             return fs.stat(self.path)
         return writable(fs.stat(source))
@@ -136,11 +138,11 @@ class OutOfPlace:
 
 @dataclass(frozen=True)
 class CleaningTask:
-    """One cleaning of one partition, as decided by the plan; small, picklable, and the same for every attempt.
+    """One cleaning of one partition, as decided by the plan.
 
-    `segments` are all of the partition's, as listed by the driver before the first was replaced. The map takes
-    `map_memory_bytes`, and holds at most `map_max_entries` keys if that is given. `grouping` "kafka" makes one output
-    of each group that Kafka would form; "measured" uses the sizes after cleaning. With `max_scratch_bytes` groups are
+    `segments` are all segments of the partition, as listed by the driver before the first was replaced. The map takes
+    `map_memory_bytes`, and has at most `map_max_entries` keys if that is given. `grouping` "kafka" makes one output of
+    each group that Kafka would form; "measured" uses the sizes after cleaning. With `max_scratch_bytes`, groups are
     written in passes of about that many bytes, at least one group per pass; `saved_state` is the state saved by the
     previous pass.
 
@@ -150,17 +152,17 @@ class CleaningTask:
     (CLEANING.md 14).
 
     Messages of magic 0 and 1 are written as version 2 or keep their magic (LEGACY.md 4 and 5); if `message_format` is
-    "unknown", a partition that has some is refused. With `by_file_time` tombstones and markers are removed by the time
-    of their file, and no delete horizon is written, as by the cleaners before Kafka 3.1 (CLEANING.md 16).
+    "unknown", a partition that has such messages is refused. With `by_file_time`, tombstones and markers are removed by
+    the time of their file, and no delete horizon is written, as in Kafka before 3.1 (CLEANING.md 16).
 
     With `prepares`, the output is left for a later run to commit, and a broker may run (prepared/PREPARED.md): only the
     segments that the output replaces must not change. `prepared` is such output, which this run commits: `run_id` is
     then that of the run that prepared it.
 
-    With `roll` the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
+    With `roll`, the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
 
-    With `hottest_keys` the records of each key are counted, and that many keys with the most records are reported, by
-    their hashes or, with `show_keys`, as they are. This takes 4 of 28 bytes of the map's memory.
+    With `hottest_keys`, the records of each key are counted, and that many keys with the most records are reported, by
+    their hashes or, with `show_keys`, by their bytes. This takes 4 of 28 bytes of the map's memory.
     """
 
     topic: str
@@ -230,7 +232,7 @@ class CleaningTask:
 
     @classmethod
     def of(cls, facts: PartitionFacts, **decided: Any) -> CleaningTask:
-        """Return the cleaning of a surveyed partition; `decided` are the fields that are not in a survey."""
+        """Return the task for a surveyed partition; `decided` are the fields that are not in a survey."""
         return cls(
             topic=facts.topic,
             partition=facts.partition,
@@ -250,8 +252,8 @@ class CleaningTask:
 class SourceCounts(NamedTuple):
     """The counts of a rewrite for one source segment, by its number: records, and how many of them are retained.
 
-    `horizon_batches` is the number of written batches with a delete horizon, after which tombstones or markers in them
-    may be removed; the horizons are between `first_horizon_ms` and `last_horizon_ms` (-1: there are none).
+    `horizon_batches` is the number of written batches with a delete horizon, the time after which their tombstones or
+    marker may be removed; the horizons are between `first_horizon_ms` and `last_horizon_ms` (-1: there are none).
     """
 
     segment: int
@@ -262,7 +264,9 @@ class SourceCounts(NamedTuple):
     last_horizon_ms: int = -1
 
     def and_written(self, batches: np.ndarray) -> SourceCounts:
-        """Return the counts with these rows of a batch table added; a horizon is in place of the base timestamp."""
+        """Return the counts plus these rows of a batch table, in which a delete horizon takes the place of the base
+        timestamp.
+        """
         kept = self.records_kept + int(batches["record_count"].sum())
         horizons = batches["base_timestamp_ms"][(batches["attributes"] & DELETE_HORIZON) != 0]
         if not len(horizons):
@@ -278,12 +282,12 @@ class SourceCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class CleaningResult:
-    """What a pass wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
+    """What a pass wrote and what it would leave. Numbers are those of the whole partition, sizes those of `.log` files.
 
-    `limits_met`: outputs that had to end inside a source. `large_batches`: rebuilt to more than `max.message.bytes`.
-    `rest`: groups remain for another pass; then records are counted only as far as they were read. Out of place,
-    `placed` are all files that the partition is to have there, or None while only its groups are written; with a
-    `refusal`, the reason, they are copies.
+    `limits_met`: number of outputs that had to end inside a source. `large_batches`: number of batches rebuilt to more
+    than `max.message.bytes`. `rest`: groups remain for another pass; then records are counted only as far as they were
+    read. Out of place, `placed` are all files that the partition must have in the target, or None while only its groups
+    are written; if `refusal` has a reason, they are copies.
     """
 
     end_offset: int
@@ -303,13 +307,15 @@ class CleaningResult:
     placed: tuple[PlacedFile, ...] | None = None
     refusal: ErrorText = NO_ERROR
     phases_s: dict[str, float] = field(default_factory=dict)
-    sources: tuple[SourceCounts, ...] = field(default=(), compare=False)  # of this pass, by number
-    key_counts: KeyCounts | None = field(default=None, compare=False)  # of the first pass, for all
+    # Counts of this pass, by number of the segment.
+    sources: tuple[SourceCounts, ...] = field(default=(), compare=False)
+    # Counts of the first pass, which hold for all passes.
+    key_counts: KeyCounts | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What another run has prepared for a partition: the result of its task, and the names of all its files.
+    """What an earlier run has prepared for a partition: the result of its task, and the names of all its files.
 
     `run_id` is that of the run that commits it.
     """

@@ -1,19 +1,19 @@
-"""What all due partitions of a plan take together: bytes to read, scratch space beside what is free, and how long the
-broker is down. Printed below the table of a plan or a dry run, or beside its JSON.
+"""The totals of all due partitions of a plan: bytes to read, needed and free scratch space, and the downtime of the
+broker. They are printed below the table of a plan or a dry run, or added to its JSON.
 
-The seconds are sums of the estimates in run/rates.py and run/kernels.py, and as rough as those.
+The seconds are sums of the rough estimates in run/rates.py and run/kernels.py.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from keytail.cli.command import Below
 from keytail.cli.rows import human_bytes, human_time
 from keytail.compact.command import Request
-from keytail.compact.measure.show import Topic, sentence_of, sum_of, topics_of
+from keytail.compact.measure.show import Topic, figures_of, sentence_of, sum_of, topics_of
 from keytail.compact.planned_rows import FOR_EXECUTE
 from keytail.compact.prepared.scratch import bytes_of, is_prepared
 from keytail.errors import slugs_of
@@ -29,7 +29,7 @@ from keytail.run.workers import starts_spark
 
 @dataclass(frozen=True)
 class Downtime:
-    """Seconds from the stop of the broker to its next start, by what they are needed for."""
+    """The seconds from the stop of the broker to its next start, by step."""
 
     compile_s: float
     start_spark_s: float
@@ -43,8 +43,9 @@ class Downtime:
 
 @dataclass(frozen=True)
 class Scratch:
-    """One file system, by a directory on it: the bytes for the new files of all due partitions there, at most, those
-    that are free, the number of partitions that do not fit alone, and the bytes of what is prepared already."""
+    """One file system, named by a directory on it: at most how many bytes the new files of all due partitions need, the
+    free bytes, the number of partitions that do not fit even alone, and the bytes of prepared files.
+    """
 
     directory: str
     needed_bytes: int
@@ -55,19 +56,20 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Totals:
-    """The totals of a plan. `downtime` is None where it is unknown: on a cluster."""
+    """The totals of a plan. `downtime` is None if it is unknown: on a cluster."""
 
     read_bytes: int
     scratch: tuple[Scratch, ...]
     cores: int
     downtime: Downtime | None
-    topics: tuple[Topic, ...] = ()  # of measured partitions
-    measured: Topic | None = None  # all of them
+    topics: tuple[Topic, ...] = ()  # sums over the measured partitions, by topic
+    measured: Topic | None = None  # the sum over all measured partitions
 
 
 def totals_of(rows: Sequence[ResultRow], request: Request, fs: FileSystem = LOCAL) -> Totals | None:
-    """Return the totals of the due partitions among the rows of a plan. None if there are none, or out of place, where
-    nothing says how long a broker is stopped."""
+    """Return the totals of the due partitions of a plan. None if there are none, or out of place, where no broker need
+    be stopped.
+    """
     due = [row for row in rows if row.status == "would-compact"]
     if not due or request.is_out_of_place:
         return None
@@ -120,7 +122,7 @@ def _prepared_bytes(row: ResultRow, fs: FileSystem) -> int:
 
 
 def below_plan(rows: Sequence[ResultRow], request: Request) -> Below:
-    """Return the lines below the table of a plan, and their figures."""
+    """Return the lines below the table of a plan, and their numbers."""
     totals = totals_of(rows, request)
     return Below() if totals is None else Below(tuple(sentences(totals)), figures(totals))
 
@@ -131,11 +133,11 @@ def sentences(totals: Totals) -> list[str]:
         text = f"Scratch space: up to {human_bytes(item.needed_bytes)}, of {human_bytes(item.free_bytes)} free on the "
         text += f"file system of {item.directory}"
         if item.needed_bytes > item.free_bytes // 2:
-            text += ". At most half of that is used at a time, so some wait for others, or are written in passes"
+            text += ". At most half of that is used at a time, so some partitions wait or are written in passes"
         if item.without_room:
-            text += f". {item.without_room:,} that have no room now are tried again with what others have freed"
+            text += f". {item.without_room:,} that have no room now are tried again when others have freed space"
         if item.prepared_bytes:
-            text += f". What is prepared already takes {human_bytes(item.prepared_bytes)} (`keytail prepared`)"
+            text += f". Prepared files already take {human_bytes(item.prepared_bytes)} (`keytail prepared`)"
         found.append(text + ".")
     if totals.downtime is not None:
         down = totals.downtime
@@ -168,7 +170,7 @@ def figures(totals: Totals) -> dict[str, object]:
         }
         for item in totals.scratch
     ]  # fmt: skip
-    topics = {"topics": [asdict(topic) for topic in totals.topics]} if totals.topics else {}
+    topics = {"topics": [figures_of(topic) for topic in totals.topics]} if totals.topics else {}
     return {
         "event": "totals", "read_bytes": totals.read_bytes, "cores": totals.cores, "scratch": scratch, **seconds,
         **topics,

@@ -1,4 +1,4 @@
-"""The work of an executor in a compaction: clean a partition with the throttle and the memory of its host."""
+"""The work of a task in a compaction: clean a partition with the rate limit and the memory of its host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keytail.run.watching import sending_progress
 def clean_on_worker(
     tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
 ) -> CleaningResult:
-    """Run one Spark task; a map memory of 0 means this host's share."""
+    """Run one task; a map memory of 0 means a share of this host's memory."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
     with sending_progress(task.partition_path, attempt):
@@ -28,7 +28,7 @@ def clean_on_worker(
 def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
     """Return the file system with the task's throttle, and the task with this host's share of memory.
 
-    A task that prepares may run beside a broker: it leaves the page cache and the disk to it.
+    A task that prepares may run beside a broker, so it spares the page cache and the disk.
     """
     fs: FileSystem = LOCAL
     pace = pace_of(tasks_a_host, task)
@@ -48,6 +48,6 @@ def pace_of(tasks_a_host: int, task: CleaningTask) -> Pace | None:
 
 
 def with_memory(tasks_a_host: int, task: CleaningTask, attempt: str) -> CleaningTask:
-    """Return the task with this host's share of memory, if it has no other."""
+    """Return the task with a share of this host's memory, unless it has a map memory already."""
     memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
     return replace(task, attempt=attempt, map_memory_bytes=memory)

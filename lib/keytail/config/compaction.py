@@ -29,7 +29,9 @@ class CompactionConfig:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> CompactionConfig:
-        """Create one from values by Kafka's topic config names (`config/keys.py`); a missing name has its default."""
+        """Return the configuration with values by Kafka's topic config names (`config/keys.py`); a missing name has its
+        default.
+        """
         given = {name.replace(".", "_"): value for name, value in values.items()}
         fields = {name: given[name] for name in cls.__dataclass_fields__ if name in given}
         if "cleanup_policy" in fields:

@@ -37,7 +37,8 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
     import javaproperties  # noqa: PLC0415 (brings in parsers of XML and HTTP; most commands read no such file)
 
     try:
-        properties: dict[str, str] = javaproperties.load(BytesIO(data))  # ISO 8859-1, as Properties.load(InputStream)
+        # Decoded as ISO 8859-1, as by Properties.load(InputStream).
+        properties: dict[str, str] = javaproperties.load(BytesIO(data))
     except ValueError as error:
         # The cause is not chained: its text quotes the file, which may contain secrets.
         raise UsageProblem(
@@ -57,8 +58,9 @@ class MetaProperties(NamedTuple):
 
 
 def parse_meta_properties(data: bytes, path: str) -> MetaProperties:
-    """Return the version and the broker's node id, None for one that is missing. Raises UsageProblem if the file is not
-    a properties file, or one of them is not a number."""
+    """Return the version and the broker's node id, each None if it is missing. Raises UsageProblem if the data is not a
+    properties file, or one of the two is not a number.
+    """
     properties = _properties(data, path, _NOR_BROKER)
     version = _count("version", properties, path)
     return MetaProperties(version, _count("broker.id" if version == 0 else "node.id", properties, path))

@@ -25,7 +25,7 @@ SNAPSHOT_VERSION = 1
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs found in log dirs; None or empty means that there is no information.
+    """The signs found in log dirs; a value of None or an empty value means that there is no information.
 
     `meta_versions`: the versions of `meta.properties` files; `has_directory_id`: whether they have a directory id;
     `has_metadata_log`: whether there is a metadata log, used or not; `features`: its feature levels by name, if it is
@@ -47,7 +47,7 @@ class Signs:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was `seen`, what it `means` for keytail, and the possible versions: from `first` on, before `end`."""
+    """A sign that was `seen`, what it `means` for keytail, and the possible versions: from `first` on, before `end`."""
 
     seen: str
     means: str

@@ -1,7 +1,7 @@
 """Lists the configuration keys of Kafka that keytail reads: names, synonyms, types, defaults and ranges, as in 4.3.
 
 `message.format.version` and `inter.broker.protocol.version` are settings of versions before 4.0. If an older version
-allows more, its range is used: `segment.bytes` from 14 on, before Kafka 4.1.
+allows more values, its range is used: before Kafka 4.1, `segment.bytes` may be as low as 14.
 
 A key that is not in this table is never kept, shown or stored, so secrets are not exposed. `resolve.py` decides which
 value applies.
@@ -43,7 +43,7 @@ class Key:
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] = ()
-    also: tuple[int, ...] = ()  # values allowed although below the minimum
+    also: tuple[int, ...] = ()  # values that are allowed although they are below the minimum
 
     @property
     def allowed(self) -> str:
@@ -110,7 +110,7 @@ TOPIC_KEYS = (
            "log.segment.delete.delay.ms", minimum=0),
     _topic("preallocate", "boolean", False, "whether a broker allocates new .log files at their full size",
            "log.preallocate"),
-    _topic("compression.type", "string", "producer", "codec on append; cleaning keeps that of each batch",
+    _topic("compression.type", "string", "producer", "codec on append; cleaning retains that of each batch",
            "compression.type", choices=_CODECS),
     _topic("compression.gzip.level", "int", -1, "level on append; cleaning uses the codec's default",
            "compression.gzip.level", minimum=1, maximum=9, also=(-1,)),
@@ -118,7 +118,7 @@ TOPIC_KEYS = (
            "compression.lz4.level", minimum=1, maximum=17),
     _topic("compression.zstd.level", "int", 3, "level on append; cleaning uses the codec's default",
            "compression.zstd.level", minimum=-131_072, maximum=22),
-    _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning keeps that of each batch",
+    _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning retains that of each batch",
            "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime")),
     _topic("message.format.version", "version", None, "format in which a broker before 3.0 stores and sends messages",
            "log.message.format.version"),
@@ -166,7 +166,7 @@ BROKER_KEYS = (
 SEGMENT_BYTES_OF_4_1 = 1_048_576
 
 KEYS = {key.name: key for key in TOPIC_KEYS + BROKER_KEYS}
-# Broker settings that affect what cleaning retains, so the command line may set them too.
+# Broker settings that affect what cleaning retains: the command line may set them, too.
 COMMAND_LINE_BROKER_KEYS = frozenset({"producer.id.expiration.ms", "transactional.id.expiration.ms"})
 
 

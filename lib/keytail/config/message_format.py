@@ -16,7 +16,7 @@ from typing import Literal
 from keytail.config.keys import version_numbers
 from keytail.config.resolve import DEFAULT_SOURCE, Resolved, Setting
 
-MessageFormat = Literal["v2", "keep", "unknown"]  # of retained messages of magic 0 and 1
+MessageFormat = Literal["v2", "keep", "unknown"]  # the format of retained messages of magic 0 and 1
 ClusterMode = Literal["KRaft", "ZooKeeper", "unknown"]
 
 TOPIC_FORMAT = "message.format.version"

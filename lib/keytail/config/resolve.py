@@ -96,8 +96,9 @@ class Resolved:
         return self.known >= _OF_TOPICS
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` that were neither read nor given for this topic: nothing may be removed because of
-        their values."""
+        """Return those of `names` that were neither read nor given for this topic. Their values do not justify removing
+        anything.
+        """
         return tuple(name for name in names if name not in self.known)
 
     def assumed(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -276,7 +277,7 @@ def effective(
     read = topics.get(topic, {})
     if topic in topics:
         created = _or_below(created)
-    if topic in topic_configs.overrides | topic_configs.all_values:  # which may be newer, or may be incomplete
+    if topic in topic_configs.overrides | topic_configs.all_values:  # the metadata log may be newer, or incomplete
         read = _or_below(read)
     in_file = from_topic_configs(topic, topic_configs)
     own = command_line.by_topic.get(topic, {})
@@ -310,7 +311,7 @@ def effective(
 
 
 def _or_below(layer: Layer) -> Layer:
-    """Return the settings as options: of each setting and the one in a lower layer, the safer applies."""
+    """Return the settings as options: the safer of each setting and the one in a lower layer applies."""
     return {name: (None, *(message if isinstance(message, tuple) else (message,))) for name, message in layer.items()}
 
 

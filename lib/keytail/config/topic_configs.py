@@ -55,8 +55,8 @@ _OF_ALL = "All c"
 _DEPRECATED = re.compile(r"Warning: --zookeeper is deprecated.*|Use --bootstrap-server instead.*")
 _PRINTED = re.compile(r"\s+([^\s=:]+)=(.*) sensitive=(?:true|false) synonyms=\{.*\}")
 _LINE = re.compile(rf"\s*({_NAME}):([^\s=:]+)=(.*)")
-_NEXT_PAIR = re.compile(r",(?=[a-z][a-z0-9.]*=)")  # values may contain commas: cleanup.policy=compact,delete
-_NO_VALUE = "null"  # printed by Kafka for a secret value
+_NEXT_PAIR = re.compile(r",(?=[a-z][a-z0-9.]*=)")  # not every comma separates pairs: cleanup.policy=compact,delete
+_NO_VALUE = "null"  # Kafka prints this for a secret value
 
 
 class GivenText(NamedTuple):

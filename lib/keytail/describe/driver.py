@@ -1,7 +1,8 @@
-"""Shows the size of each partition, whether its compaction is due or why not, and its settings with their sources.
+"""Shows the size of each partition, whether its compaction is due and, if not, why, and its settings with their
+sources.
 
-Reads listings, checkpoints and index tails, as a plan does; log data only if records are to be counted. Does not use
-Spark, takes no lock and changes nothing.
+Reads listings, checkpoints and index tails, as a plan does, and log data only if records are to be counted. Does not
+use Spark, takes no lock and changes nothing.
 """
 
 from __future__ import annotations

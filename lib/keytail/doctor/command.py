@@ -47,11 +47,11 @@ class CheckRow:
     status: str
     found: str
     remedy: Annotated[str, "what to do about `warn` and `fail`"] = ""
-    log_dir: Annotated[str | None, "of a check of a log dir"] = None
+    log_dir: Annotated[str | None, "the log dir, for a check of one"] = None
     clean_shutdown: Annotated[
-        bool | None, "of a log dir: whether the last broker stopped cleanly; `null`: not checked, or unknown"
+        bool | None, "for a log dir: whether the last broker stopped cleanly; `null`: not checked, or unknown"
     ] = None
-    held: Annotated[bool | None, "of a log dir: whether a broker or another run has its lock; `null` as above"] = None
+    held: Annotated[bool | None, "for a log dir: whether a broker or another run has its lock; `null` as above"] = None
 
 
 def exit_status(rows: Sequence[CheckRow], request: Request | None = None) -> int:
@@ -79,7 +79,7 @@ DOCTOR = Command(
     "checks whether all executors have the same packages, and the same log dirs at the same paths.",
     request=Request,
     run="keytail.doctor.driver:doctor",
-    extras=lambda request: (),  # it reports what is missing
+    extras=lambda request: (),  # doctor itself reports what is missing
     examples=(
         f"keytail doctor {BROKER}",
         "keytail doctor --warm",

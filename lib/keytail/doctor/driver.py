@@ -18,7 +18,7 @@ from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.owner import work_as_owner
 from keytail.run.kernels import refuse_without_cache
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 
 
 def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:

@@ -20,8 +20,9 @@ _TASKS_A_PLACE = 2
 
 @dataclass(frozen=True)
 class Seen:
-    """What one host reports. `log_dirs` has, by path, a digest of the listing and the number of directories; or, if the
-    directory cannot be listed, an empty text and the error."""
+    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories or, if the
+    directory cannot be listed, an empty text and the error.
+    """
 
     host: str
     python: str

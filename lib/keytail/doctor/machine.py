@@ -14,10 +14,10 @@ from keytail.cli import rows as show
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
 from keytail.errors import UsageProblem
 from keytail.extras import DELTA, EXTRAS, SPARK, Extra, installed
-from keytail.run.delta import coordinates, in_sparks_jars, session_settings
-from keytail.run.java import java_version, require_java
 from keytail.run.kernels import expected_seconds
 from keytail.run.memory import cores, map_memory_bytes, physical_bytes
+from keytail.run.spark.delta import coordinates, in_sparks_jars, session_settings
+from keytail.run.spark.java import java_version, require_java
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
 # For Spark's shuffle, and the driver's locks and files of concurrent tasks; Spark's documentation requires thousands.
@@ -62,7 +62,7 @@ def spark() -> CheckRow:
     if SPARK.missing():
         return _of_extra("Spark", SPARK)
     versions = installed("pyspark", "pyspark-client")
-    found = versions.get("pyspark", "of an unknown version")  # without pip, as under spark-submit
+    found = versions.get("pyspark", "of an unknown version")  # installed without pip, as under spark-submit
     if versions.get("pyspark-client"):
         return CheckRow(
             "Spark",
@@ -149,7 +149,7 @@ def cache() -> CheckRow:
     seconds = expected_seconds()
     if not seconds:
         return CheckRow("compiled kernels", OK, found)
-    remedy = f"Run keytail doctor --warm: about {seconds:.0f} s, which first runs of commands would take otherwise"
+    remedy = f"Run keytail doctor --warm (about {seconds:.0f} s); otherwise the first run of each command takes longer"
     return CheckRow("compiled kernels", WARN, f"not compiled for this user: {found}", remedy)
 
 

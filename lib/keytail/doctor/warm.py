@@ -1,9 +1,9 @@
 """Compiles the kernels in advance, into the cache from which later runs load them: `keytail doctor --warm`.
 
 Numba compiles a kernel for the types of a call. Kernels whose types are listed (run/kernels.py) are compiled first,
-several at a time. Since the list may be incomplete, small logs of every kind (batches of every codec, transactions,
-messages of old formats, damage) are then created in a temporary directory, and all operations that read or write logs
-run on them in this process. The list is also made in this way.
+several at a time. The list may be incomplete, so all operations that read or write logs are then run in this process on
+small logs in a temporary directory. These are of every kind: batches of every codec, transactions, messages of old
+formats, damage. The list is also made in this way.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ DOWNTIME = Command(
     name="downtime",
     also_called=("outage", "restart", "record"),
     help="Record in a ledger how long a broker was down, for `history` and `report`.\n\n"
-    "Whoever stops and starts the broker knows the times: keytail_rolling_maintenance of airflow_dags runs this.",
+    "For programs that stop and start brokers: the DAG keytail_rolling_maintenance of airflow_dags runs it.",
     request=Request,
     run="keytail.downtime.driver:downtime",
     extras=_extras,

@@ -22,9 +22,9 @@ from keytail.ledger.command import ledger_at
 from keytail.ledger.of_run import LedgerFlags, run_id_at
 from keytail.ledger.write import Ledger
 from keytail.run.engine import Engine, ThisProcess
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 
-# Between the clocks of this host and of the one that measured.
+# The tolerated difference between the clocks of this host and of the one that measured.
 _CLOCK_TOLERANCE_MS = 60_000
 
 
@@ -44,7 +44,8 @@ def downtime(request: Request, now_ms: int | None = None) -> list[DowntimeRow]:
         run_id = history.run(flags, request.run_id, master=request.master)[0].run_id
     with contextlib.ExitStack() as run:
         assert flags.path is not None
-        # Appends are numbered for each writer: as the run, this one would seem to repeat the run's first append.
+        # Appends are numbered by writer: with the id of the run, this append would seem to repeat the first one of the
+        # run.
         writer = f"downtime-{secrets.token_hex(4)}"
         ledger = Ledger(_engine(run, flags, request.master), flags.path, writer, "downtime")
         ledger.open()

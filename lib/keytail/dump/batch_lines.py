@@ -182,7 +182,7 @@ class _Extra:
         return Span(np.full(self._count, kernels.IN_EXTRA, np.int8), starts, sizes)
 
     def bytes(self) -> np.ndarray:
-        return np.frombuffer(bytearray().join(self._pieces), np.uint8)  # writable, like the other arenas
+        return np.frombuffer(bytearray().join(self._pieces), np.uint8)  # the array is writable, like the other arenas
 
 
 def _contents(part: Part, spans: dict[str, Span], row: int) -> tuple[bytes | None, bytes | None]:

@@ -132,7 +132,7 @@ class Range:
             stop = int(np.searchsorted(batches["position"], self.to_position))
         if self.to_offset is not None:
             beyond = np.flatnonzero(batches["base_offset"] >= self.to_offset)
-            # An old message has the offset of its last record: its other records may be below.
+            # An old message has the offset of its last record; its other records may be below the limit.
             beyond = beyond[batches["magic"][beyond] >= 2]
             stop = min(stop, int(beyond[0]) if len(beyond) else stop)
         return slice(min(first, stop), stop)

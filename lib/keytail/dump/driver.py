@@ -35,7 +35,7 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
             "no file is given", remedy="Pass files of a log dir, or a partition directory", slug="no-files-given"
         )
     stream = Unfailing.of(sys.stdout)
-    stream.write("")  # reports a closed standard output
+    stream.write("")  # fails if standard output is closed
     out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
     if sys.stdout.isatty() if request.escape is None else request.escape:
         out = _escaping(out, as_json)
@@ -50,7 +50,7 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
         if isinstance(lost.problem, BrokenPipeError):
             stream.take_problem()
             return READER_GONE
-        return 0  # cli/streams.py reports the rest
+        return 0  # cli/streams.py reports the error
     if not dumped:
         raise UsageProblem(
             "none of the files has a type that can be dumped",

@@ -163,7 +163,7 @@ def _check_times(
     size = at = 0
     for i, target in enumerate(offsets.tolist()):
         start = int(floor_positions[slots[i]]) if slots[i] >= 0 else 0
-        # Entries ascend, and so do the positions of their batches: do not read the same batches again.
+        # Entries ascend, and so do the positions of their batches, so the same batches are not read again.
         if i and target > int(offsets[i - 1]):
             start = max(start, at)
         at, size_bytes, last = log.find(start, target)

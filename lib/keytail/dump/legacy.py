@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 without conversion, one at a time in plain Python (format/LEGACY.md).
 
-They are not converted to records of version 2, because the dump shows the checksum of each inner message; and as old
-formats are rare, they need not be read fast.
+They are not converted to records of version 2, because the dump shows the checksum of each inner message. Old formats
+are rare, so they need not be read fast.
 """
 
 from __future__ import annotations

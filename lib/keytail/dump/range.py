@@ -68,5 +68,5 @@ def _agrees(fs: FileSystem, log_path: str, size: int, position: int, offset: int
     out = np.zeros(4, np.int64)
     head = np.frombuffer(fs.read_at(log_path, position, HEADER_BYTES), np.uint8)
     kernels.find_batch(head, len(head), 0, -(2**63), out)
-    begins = int.from_bytes(head[:8].tobytes(), "big", signed=True)  # of an old message: its last offset
+    begins = int.from_bytes(head[:8].tobytes(), "big", signed=True)  # for an old message, this is its last offset
     return bool(out[0] == kernels.FOUND and begins <= offset and position + out[2] <= size)

@@ -1,7 +1,7 @@
 """Writes the output of a dump: lines or JSON objects, and findings, some of which are printed at the end.
 
-As text, lines are written to standard output and findings to standard error, with the text of Kafka's tool for those
-that it also reports. As JSON, both are objects on standard output.
+As text, lines are written to standard output and findings to standard error. A finding that Kafka's tool also reports
+has its text. As JSON, both are objects on standard output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from keytail.dump.templates import Sink
 
-MOST_GAPS = 1000  # per file: in a compacted log, there may be a gap before every second record
+MOST_GAPS = 1000  # the limit per file, since a compacted log may have a gap before every second record
 
 
 class Report:

@@ -45,7 +45,7 @@ class Request:
     high_watermark: o.HighWatermarkFlag = "checkpoint"
     shared_storage: o.SharedStorage = False
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
-    submitted: bool = False  # under spark-submit, which has chosen the master
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ExpireRow(OfPartition):
     notes: Annotated[tuple[str, ...], "other changes, a sentence each"] = ()
     start_ms: Annotated[int | None, ""] = None
     end_ms: Annotated[int | None, ""] = None
-    recorded: bool = field(default=True, compare=False, repr=False)  # False: it is missing from the ledger
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks the row
 
 
 def exit_status(rows: Sequence[ExpireRow], request: Request | None = None) -> int:

@@ -35,7 +35,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, s
 from keytail.log.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.threads import Threads
 
@@ -52,7 +52,7 @@ class _Examined:
     notes: tuple[str, ...] = ()
     in_use: bool = False
     start_ms: int = 0
-    tasks: tuple[AgeTask, ...] = ()  # for segments whose ages may be needed, ascending
+    tasks: tuple[AgeTask, ...] = ()  # one for each segment whose age may be needed, ascending
     reading: list[Future[Age]] = field(default_factory=list)  # ages of the first tasks
 
     @property
@@ -67,7 +67,7 @@ def expire(
     in the order of log dirs; `on_row` is called with each of them as it ends."""
     with contextlib.ExitStack() as run:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
-        choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
+        choose(fs, request.choice)  # invalid flags are reported before any lock is taken
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
         engine: Engine = ThisProcess()
         if request.submitted:
@@ -213,7 +213,7 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
             if request.execute:
                 notes += expiry.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
-        except LockLost as problem:  # possibly during the removal
+        except LockLost as problem:  # possibly raised during the removal
             row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
         except KeytailError as problem:
             row = replace(row, status=status_of(problem), error=in_words(problem))
@@ -222,7 +222,7 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
     for future in item.reading:  # the segments after one that is retained are not needed
         future.cancel()
-    if row.status in ("refused", "corrupt"):  # after a failure it is not known what remains
+    if row.status in ("refused", "corrupt"):  # after a failure, it is not known what remains
         row = replace(row, segments_after=row.segments_before, bytes_after=row.bytes_before)
         row = replace(row, log_start_after=row.log_start_before)
     return row

@@ -8,7 +8,7 @@ from keytail.config.resolve import CLEANUP_POLICY, Resolved
 from keytail.errors import NO_ERROR, ErrorText, refusal
 from keytail.expire.partition import settings_of_retention
 
-# The default values of these in Kafka remove data; that of retention.bytes does not.
+# The settings whose default values in Kafka remove data; that of retention.bytes does not.
 _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 
 
@@ -40,8 +40,10 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
 
 
 def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
-    """Return which settings that the topic does not override are unknown. Kafka's defaults are no evidence for the
-    broker's values; nor is the broker's file for the policy, since it may be changed while the broker runs."""
+    """Return the reason if settings that the topic does not override are unknown; empty otherwise. Kafka's defaults are
+    no evidence for the broker's values; nor is the broker's file for the policy, since it may be changed while the
+    broker runs.
+    """
     assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
     if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:
         assumed.insert(0, CLEANUP_POLICY)

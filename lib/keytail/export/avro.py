@@ -109,12 +109,12 @@ def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
         else:
             try:
                 rows[row] = read(framed[FRAME_BYTES:])
-            except Exception as reason:  # of any type: the bytes are not trusted
+            except Exception as reason:  # an error of any type, since the bytes are not trusted
                 fail(row, f"does not match its schema: {reason}")
     try:
         return pyarrow.array(rows, readers.built_type).cast(readers.column_type)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as reason:
-        for row, value in enumerate(rows):  # find the row that fails
+        for row, value in enumerate(rows):  # this finds the row that fails
             try:
                 pyarrow.array([value], readers.built_type).cast(readers.column_type)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as its:
@@ -149,7 +149,7 @@ def _fastavro() -> Any:
 def _parsed(fastavro: Any, text: str) -> Any:
     try:
         return fastavro.parse_schema(_without_annotations(json.loads(text)))
-    except Exception as reason:  # from json, from fastavro, or caused by unexpected JSON
+    except Exception as reason:  # an error of json or fastavro, or caused by unexpected JSON
         raise UsageProblem(
             f"invalid Avro schema: {type(reason).__name__}: {reason}", slug="invalid-avro-schema"
         ) from reason

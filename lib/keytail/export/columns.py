@@ -1,4 +1,4 @@
-"""Converts records to Arrow batches for Spark: kernels gather columns, which are decoded without an object per record.
+"""Converts records to Arrow batches for Spark. Kernels gather columns, which are decoded without an object per record.
 
 Data that a format cannot decode is an error that names the offset; it never becomes null. JSON is treated as text here:
 Spark's parser checks it in the JVM (delta_table.py).

@@ -107,7 +107,7 @@ class Request:
     delta_jars: o.DeltaJars = None
     execute: Execute = False
     master: o.Master = None
-    submitted: bool = False  # under spark-submit, which has chosen the master
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
 
     @property
     def as_of(self) -> str:

@@ -18,7 +18,7 @@ from keytail.errors import Refused
 from keytail.export.formats import Formats
 from keytail.export.plan import Exported
 from keytail.format.json_object import parse_object
-from keytail.run.delta import changed_settings
+from keytail.run.spark.delta import changed_settings
 
 VERSION = 1
 _COMMIT = re.compile(r"\d{20}\.json")

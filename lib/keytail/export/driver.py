@@ -1,9 +1,9 @@
 """Writes the latest state of topics as Delta tables, from their logs, without a broker.
 
 `keytail export` and jobs/export.py under spark-submit run this code. It only reads log dirs and takes no lock, so it
-works on copies, on stopped brokers and beside a running one: up to the high watermark that the broker has checkpointed,
-or, if requested, the log end. Without `execute` it reports what it would do, and does not start Spark.
-export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
+works on copies, on stopped brokers and beside a running one. It reads up to the high watermark that the broker has
+checkpointed or, if requested, up to the log end. Without `execute` it reports what it would do, and does not start
+Spark. export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from keytail.log.listed import retry_beside_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import readable
 from keytail.lookup.steps import lookup_time
-from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.delta import require_delta, session_settings
+from keytail.run.spark.session import session_of_run
 
 
 @dataclass(frozen=True)

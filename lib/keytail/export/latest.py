@@ -1,6 +1,6 @@
 """Finds the latest committed record of each key of a partition, for an export.
 
-Like that of a compaction, the map phase (`find_latest`) hashes the keys of a range of offsets into the offset map, and
+The map phase (`find_latest`), like that of a compaction, hashes the keys of a range of offsets into the offset map, and
 returns one bit per record; aborted data is not mapped. The read phase (`latest_records`) reads the records that have a
 bit, in one task per slice of segments. If the keys do not fit into the map, they are divided into shards by their
 hashes, and the log is read once per shard, with the same limit of memory.
@@ -165,7 +165,7 @@ class _Finder:
         for number in range(task.first_segment, len(task.segments)):
             is_source = task.segments[number].base_offset < task.end_offset
             if not is_source and shard > 0:
-                break  # later segments are read only for their markers, once
+                break  # later segments are read only once, for their markers
             if is_source:
                 self._first_bits.append(self._records)
             for chunk in _chunks(self._fs, self._reader, task.partition_path, task.segments, number, task.end_offset):
@@ -314,7 +314,8 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
     Raises the same errors as `find_latest`, also at the end, if the files have changed meanwhile.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
-    bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)  # writable, like all arrays of bits
+    # The array is writable, like all arrays of bits.
+    bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)
     with unchanged(fs, piece.partition_path, piece.segments, is_last=piece.is_last):
         for number in range(len(piece.segments)):
             bit = piece.first_bits[number]

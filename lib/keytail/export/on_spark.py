@@ -27,11 +27,11 @@ from keytail.export.formats import Formats
 from keytail.export.latest import SLICE_BYTES, Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
 from keytail.export.plan import Exported, ExportPlan
 from keytail.log.fs import LOCAL
-from keytail.run.delta import alone, changed_settings
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.engine import Engine
 from keytail.run.memory import map_memory_bytes
-from keytail.run.spark_engine import lost, name_jobs
+from keytail.run.spark.delta import alone, changed_settings
+from keytail.run.spark.engine import lost, name_jobs
 from keytail.run.tasks import as_problem
 from keytail.run.watching import sending_progress
 from keytail.values import NotAValue, from_bytes, to_bytes
@@ -140,7 +140,7 @@ class Export:
             try:
                 with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
                     problem = self._try(what, raw, found, commit)
-            except BaseException:  # a signal, or Spark has ended: nothing may be written after it
+            except BaseException:  # after a signal, or when Spark has ended, nothing may be written
                 self.engine.cancel()
                 raise
             if problem is None:
@@ -250,7 +250,8 @@ def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, Keyta
     """Return the partition that made a job fail, if known, and the error."""
     text = text_of(problem)
     if message := _ENCODED_PROBLEM.search(text):
-        with contextlib.suppress(NotAValue, ValueError, TypeError):  # not written by a task: `lost` has Spark's text
+        # If a task did not write it, `lost` has Spark's text.
+        with contextlib.suppress(NotAValue, ValueError, TypeError):
             number, known = from_bytes(base64.b64decode(message[1]))
             if isinstance(known, KeytailError):
                 return number, known

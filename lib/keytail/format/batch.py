@@ -27,7 +27,7 @@ BATCH_HEADER = np.dtype(
 )
 assert BATCH_HEADER.fields is not None
 HEADER_BYTES = BATCH_HEADER.itemsize
-# `base_offset` and `batch_length`, which `batch_length` does not count.
+# The size of `base_offset` and `batch_length`, which `batch_length` does not include.
 LENGTH_PREFIX_BYTES = BATCH_HEADER.fields["partition_leader_epoch"][1]
 CRC_START = BATCH_HEADER.fields["attributes"][1]
 MIN_RECORD_OVERHEAD_BYTES = 14  # the smallest `batch_length` that readers accept, for any magic
@@ -54,15 +54,15 @@ BATCH_TABLE = np.dtype(
         ("base_timestamp_ms", "i8"),  # the delete horizon if that attribute bit is set
         ("max_timestamp_ms", "i8"),
         ("producer_id", "i8"),
-        ("size_bytes", "i4"),  # the whole batch, length prefix included
+        ("size_bytes", "i4"),  # the size of the whole batch, including its length prefix
         ("crc", "u4"),
         ("leader_epoch", "i4"),
         ("base_sequence", "i4"),
         ("record_count", "i4"),
-        ("coordinator_epoch", "i4"),  # of a transaction marker's first record; -1 elsewhere
+        ("coordinator_epoch", "i4"),  # epoch in a transaction marker's first record; -1 elsewhere
         ("attributes", "i2"),
         ("producer_epoch", "i2"),
-        ("control_type", "i2"),  # of a control batch's first record; -1 elsewhere
+        ("control_type", "i2"),  # type of a control batch's first record; -1 elsewhere
         ("magic", "i1"),
     ],
     align=True,

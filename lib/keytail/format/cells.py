@@ -54,13 +54,13 @@ class Divider:
         for partition in found.tolist():
             at = int(starts[partition]) // _WORD
             words[at : at + _HEAD_WORDS] = heads[partition]
-            words[int(ends[partition]) // _WORD - 1] = 0  # padding: `_fill` may leave its last bytes unwritten
+            words[int(ends[partition]) // _WORD - 1] = 0  # padding, because `_fill` may not write the last bytes
         _fill(words, parts, partitions, columns, [starts + section for section in sections], found)
         of_bytes = words.view(np.uint8)
         return [(partition, of_bytes[starts[partition] : ends[partition]]) for partition in found.tolist()]
 
     def _counted(self, column: _Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of rows and of bytes by partition."""
+        """Return the numbers of rows and of bytes by partition."""
         rows, sizes = np.zeros(self.n_partitions, np.int64), np.zeros(self.n_partitions, np.int64)
         for part, of in column:
             offsets = part.offsets

@@ -50,7 +50,7 @@ class BytesColumn:
         `wide`: offsets have 64 bits (Arrow's large types). `validity` has one bit per row, lowest first; None means
         that nothing is null. Bytes are not copied. Raises ValueError for buffers that are too short for the rows.
         """
-        if n == 0:  # such an array may have no offset at all
+        if n == 0:  # an empty array may have no offset at all
             return cls(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
         of = np.frombuffer(offsets, np.int64 if wide else np.int32)[start : start + n + 1]
         if len(of) != n + 1:

@@ -1,4 +1,5 @@
-"""Compresses and decompresses with the five codecs in Kafka's framing; accepts and refuses what Kafka's readers do.
+"""Compresses and decompresses with the five codecs in Kafka's framing; accepts and refuses the same data as Kafka's
+readers.
 
 COMPRESSION.md beside this file specifies the bytes, `codecs/` implements them. Compressed output need not equal Kafka's
 byte for byte (library versions differ); framing and contents do.

@@ -24,7 +24,7 @@ from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import NONE, check_level, compress
 from keytail.kernels import encode as kernels
 
-MAX_BATCH_BYTES = 1 << 30  # before compression, since a batch is held in memory while it is built
+MAX_BATCH_BYTES = 1 << 30  # the size before compression, since a batch is in memory while it is built
 MAX_BATCH_RECORDS = 2**31 - 1
 BATCH_BYTES = 16384  # the default of a producer's `batch.size`
 PART_BYTES = 4 << 20
@@ -116,7 +116,7 @@ class Encoding:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes that a batch may have in the log."""
+        """The maximum size of a batch in the log."""
         return min(self.max_message_bytes, MAX_BATCH_BYTES)
 
 
@@ -126,10 +126,9 @@ def encode_batches(
     """Return an iterator of batches with consecutive offsets from `base_offset` on: bytes, and rows of BATCH_TABLE.
 
     Each step yields whole batches; the positions in its rows are relative to the first byte of that step. The caller
-    owns both arrays. Messages about rows call the first one row `first_row`.
-    Raises Refused for rows that no batch can contain, before any byte is yielded; Refused for a record that exceeds
-    `max_message_bytes` even when compressed, when it is reached; UsageProblem for an invalid offset; ValueError if
-    append times differ.
+    owns both arrays. In messages, the first row has the number `first_row`. Raises Refused for rows that no batch can
+    contain, before any byte is yielded; Refused for a record that exceeds `max_message_bytes` even when compressed,
+    when it is reached; UsageProblem for an invalid offset; ValueError if append times differ.
     """
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(

@@ -24,7 +24,7 @@ TXN_ENTRY = np.dtype(
         ("last_stable_offset", ">i8"),
     ]
 )
-MAX_RELATIVE_OFFSET = 2**31 - 1  # for all offsets of a segment, as in Kafka's LogSegment
+MAX_RELATIVE_OFFSET = 2**31 - 1  # the limit for all offsets of a segment, as in Kafka's LogSegment
 assert (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize, TXN_ENTRY.itemsize) == (8, 12, 34)
 
 

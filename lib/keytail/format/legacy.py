@@ -1,6 +1,6 @@
 """Reads messages of magic 0 and 1 as batches: fills their rows in the batch table, and converts records to version 2.
 
-LEGACY.md beside this file specifies their layout. Everything is checked, including inner checksums, because the
+LEGACY.md beside this file specifies their layout. Everything, including inner checksums, is checked, because the
 records are written with new checksums. The caller adds file and byte position to an error.
 """
 

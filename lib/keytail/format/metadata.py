@@ -19,7 +19,7 @@ from keytail.format.kafka_messages import METADATA
 from keytail.format.messages import Buffer
 
 FRAME_VERSION = 1
-MAX_NUMBER = 2**15 - 1  # the largest frame version, type or version
+MAX_NUMBER = 2**15 - 1  # the largest frame version, record type or record version
 _RESOURCE_TYPES = (2, 4, 8, 16, 32)  # topic, broker, broker logger, client metrics, group
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOPIC_ID_CHARACTERS = 22
@@ -107,7 +107,7 @@ class OtherRecord:
 
     @property
     def is_known(self) -> bool:
-        """Whether `kafka_messages.py` lists the type: then it is skipped because it does not concern topics."""
+        """Whether `kafka_messages.py` lists the type. A known type is skipped because it does not concern topics."""
         return self.record_type in METADATA
 
 
@@ -191,7 +191,7 @@ def _id(uuid: bytes) -> str:
     return base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
 
 
-# By type, the constructor of a record from its fields; all other types are OtherRecord.
+# The constructor of each type of record from its fields; all other types are OtherRecord.
 _MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
     2: lambda fields: TopicRecord(fields["name"], _id(fields["topicId"])),
     3: lambda fields: PartitionRecord(_id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"])),

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# The suffix for the content of a file. The number before SNAPSHOT is an end offset, before the others a base offset.
+# The suffix for the content of a file. The number before SNAPSHOT is an end offset, that before the others a base
+# offset.
 LOG = ".log"
 INDEX = ".index"
 TIME_INDEX = ".timeindex"
@@ -30,7 +31,7 @@ SCRATCH = ".clean"  # keytail's: brokers ignore it
 # State that a cleaning in several passes saves for the next pass; scratch only.
 SURVIVORS = ".survivors"
 PROOF = ".proof"
-CELLS = ".cells"  # of an import: records passed from the task that reads to the one that writes; scratch only
+CELLS = ".cells"  # records that a task of an import has read, for the task that writes them; scratch only
 PREPARED = ".prepared"  # the record of a prepared compaction (compact/prepared/PREPARED.md); scratch only
 
 # Files of a log dir.
@@ -45,15 +46,15 @@ HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 REMOTE_INDEX_CACHE_DIR = "remote-log-index-cache"
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 BOOTSTRAP_SNAPSHOT = "bootstrap.checkpoint"
-TEMPORARY = ".tmp"  # after the name of a checkpoint that is being written
+TEMPORARY = ".tmp"  # appended to the name of a checkpoint that is being written
 
 # Files of a partition directory that belong to no segment.
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 PARTITION_FILES = (LEADER_EPOCHS, PARTITION_METADATA)
 IMPORT_RECORD = "keytail-import"  # keytail's: brokers ignore it (import_/IMPORT.md)
-OUTPUT_RECORD = "keytail-output.json"  # likewise, of output out of place (compact/out_of_place/OUT_OF_PLACE.md)
-METADATA_SNAPSHOT = ".checkpoint"  # of the metadata log's partition only
+OUTPUT_RECORD = "keytail-output.json"  # keytail's, for output out of place (compact/out_of_place/OUT_OF_PLACE.md)
+METADATA_SNAPSHOT = ".checkpoint"  # only in the partition of the metadata log
 
 MAX_OFFSET = 2**63 - 1
 _OFFSET_DIGITS = 20
@@ -165,7 +166,7 @@ def parse_file_name(name: str) -> FileName:
             return FileName(name, kind, offset, match["suffix"])
     if name.endswith(METADATA_SNAPSHOT + DELETED):
         return FileName(name, "other")
-    if name.endswith(DELETED):  # any stem: a broker deletes it at startup
+    if name.endswith(DELETED):  # a broker deletes it at startup, whatever its stem
         return FileName(name, "deleted")
     if name.endswith((*CONTENT_SUFFIXES, SWAP, CLEANED)):
         return FileName(name, "fatal")

@@ -1,4 +1,4 @@
-"""Implements tasks of the strategy that bypasses the JVM: they read a slice of Parquet and divide it into cells.
+"""Implements the tasks of the strategy that bypasses the JVM: they read a slice of Parquet and divide it into cells.
 
 A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition, ordered by
 place, are its records. Cells are in scratch files in partition directories, one file per slice, where the tasks that
@@ -31,12 +31,12 @@ from keytail.log.fs import FileSystem
 PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
-PART_BYTES = 16 << 20  # of decoded records that are divided at a time
+PART_BYTES = 16 << 20  # bytes of decoded records that are divided at a time
 # Rows of Parquet that are decoded at a time, whatever their size: as many as in Spark's own reader.
 _MOST_ROWS = 4096
 _READ_BYTES = 1 << 20
 Numbers = tuple[np.ndarray, np.ndarray]  # partitions, and which of them are valid
-_NO_PARTITION = -1  # for numbers that do not fit into an int, and records to leave out
+_NO_PARTITION = -1  # for numbers that do not fit into an int, and for records to omit
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Piece:
     row_group: int
     first_row: int
     rows: int
-    decoded_bytes: int  # of the required columns, from Parquet's footer
+    decoded_bytes: int  # size of the required columns, from Parquet's footer
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where this run may write cells: partition directories, from which its scratch files are removed at its end."""
+    """The partition directories in which this run may write cells, and from which its scratch files are removed at its
+    end.
+    """
 
     folders: Sequence[str]
     run_id: str
@@ -110,7 +112,7 @@ def store_slice(
         finally:
             fs.close(fd)
     except BaseException:
-        with contextlib.suppress(OSError):  # otherwise the driver or the next run removes it
+        with contextlib.suppress(OSError):  # otherwise, the driver or the next run removes it
             fs.unlink(path)
         raise
     return stored
@@ -140,8 +142,8 @@ def pack_slice(
     """Yield task, place, partition and bytes of each cell of the slice, without records of the partitions in `skipped`.
     The bytes are valid until the next cell.
 
-    Records for a partition that the topic does not have are left out. They are reported by an empty cell with that
-    partition's number, before the other cells of its part, to the task with that number modulo `n_partitions`.
+    Records for a partition that the topic does not have are omitted. An empty cell with the number of that partition,
+    before the other cells of its part, reports them to the task with that number modulo `n_partitions`.
     """
     divider = cells.Divider(n_partitions)
     place = item.number << 32

@@ -143,7 +143,7 @@ class Request:
     import_id: ImportId = None
     execute: o.Execute = False
     master: o.Master = None
-    submitted: bool = False  # under spark-submit, which has chosen the master
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
 
     def __post_init__(self) -> None:
         if self.single_replica and self.replica_log_dirs:
@@ -171,7 +171,7 @@ class ImportRow(OfPartition):
     source_bytes: Annotated[int | None, "size of keys and values; only in a dry run"] = None
     log_bytes: Annotated[int | None, "size of the new segments, per replica"] = None
     segments: int | None = None
-    first_offset: Annotated[int | None, "of the imported records"] = None
+    first_offset: Annotated[int | None, "first offset of the imported records"] = None
     end_offset: Annotated[int | None, "exclusive"] = None
     replicas: int = 1
     import_id: str = ""

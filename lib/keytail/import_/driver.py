@@ -39,11 +39,11 @@ from keytail.log.owner import work_as_owner
 from keytail.log.partition import survey_partition
 from keytail.log.recover import recover, remove_lost_scratch
 from keytail.log.writer import Limits
-from keytail.run.delta import session_settings
 from keytail.run.ended import sweep
 from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.delta import session_settings
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 
 # Larger than a producer's 16 KiB: imported records are mostly read in bulk, and larger batches compress better.
@@ -51,21 +51,22 @@ BATCH_BYTES = 128 << 10
 
 
 def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
-    """Import the source; without `execute` make a dry run. Returns a row for each partition of the topic in the log
+    """Import the source or, without `execute`, make a dry run. Returns a row for each partition of the topic in the log
     dirs, ascending.
 
     A process that was started as root works as the owner of the log dirs from now on.
     """
     work_as_owner(fs, request.all_log_dirs)
     with contextlib.ExitStack() as run:
-        target = find_target(fs, request)  # reports mistakes in flags before any lock is taken
+        target = find_target(fs, request)  # invalid flags are reported before any lock is taken
         local = None if request.submitted else look(request.source)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.all_log_dirs)
             run.enter_context(hold(request.all_log_dirs, fs))
             target = find_target(fs, request, is_reported=True)
-        at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after this run's session has stopped
+        # Closed after this run's session has stopped, while locks are still held.
+        at_end = run.enter_context(contextlib.ExitStack())
         with Reporter("import", [(f"{request.topic}-{item.number}", 0) for item in target.partitions]) as reporter:
             if not request.submitted and is_on_this_host(request.master):
                 compile_kernels(["import"], reporter.note)
@@ -104,7 +105,9 @@ def _extra_settings(source: Source) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A partition with its plan (None in a dry run for a partition yet to be created), or why it has none."""
+    """A partition with its plan, or with the reason why it has none. The plan is None in a dry run if the partition
+    does not exist yet.
+    """
 
     partition: Partition
     plan: ImportPlan | None = None
@@ -139,7 +142,7 @@ def _plan(
             facts = survey_partition(fs, log_dir, entry)
             if request.execute and not entry.problems:
                 notes += _resolved(fs, facts)
-                if not facts.segments and target.topic_id is not None:  # its creation was interrupted
+                if not facts.segments and target.topic_id is not None:  # the creation of the partition was interrupted
                     complete_partition(fs, facts.path, target.topic_id)
                 facts = survey_partition(fs, log_dir, entry)
                 fs.refuse_unless_like(fs.stat(facts.path))

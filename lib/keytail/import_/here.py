@@ -1,4 +1,5 @@
-"""Implements the strategy of an import for small Parquet sources: in the command's own process, without Spark.
+"""Implements the strategy of an import for small Parquet sources: everything is done in the command's own process,
+without Spark.
 
 It does the same work as slices.py, with the same result: the records of each partition are packed into cells in scratch
 files, from which the partitions are written.
@@ -30,7 +31,7 @@ from keytail.run.tasks import Outcome, run_attempt
 _ATTEMPT = "h0"
 # A limit besides HERE_BYTES, since Parquet's dictionaries can store many records in few bytes.
 MOST_RECORDS = 1_000_000
-# The most footers that are read to find out whether the source is small.
+# The maximum number of footers that are read to find out whether the source is small.
 _MOST_FILES = 100
 
 

@@ -83,7 +83,7 @@ def finish(fs: FileSystem, plan: ImportPlan, run_id: str) -> None:
             _refuse_unfit(fs, replica)
             segments = tuple(_copied(fs, source.path, replica.path, base, run_id) for base in record.segment_bases)
             _commit(fs, plan, replica, segments, replace(record, progress="begun"), run_id)
-    # Only when all replicas have it: a committed offset must not be truncated by another leader.
+    # This is done only when all replicas have the import: another leader must not truncate a committed offset.
     for replica, state in pairs:
         if state != "done":
             _move_checkpoints(fs, replica.facts, record.end_offset)
@@ -105,7 +105,7 @@ def _commit(
 ) -> None:
     """Commit `segments`, in the order of IMPORT.md. Their scratch files are durable, in the replica's directory.
 
-    After a system error a replacement that has begun is finished or undone at once, if the disk permits.
+    After a system error, a replacement that has begun is finished or undone at once, if possible.
     """
     path, facts = replica.path, replica.facts
     if facts.log_end_offset != record.base_offset:
@@ -134,7 +134,7 @@ def _commit(
     try:
         commit_group(fs, path, GroupOutput((record.base_offset,), tuple(segments), tuple(snapshots)))
     except OSError:
-        with contextlib.suppress(OSError, KeytailError):  # otherwise the next run or a broker does it
+        with contextlib.suppress(OSError, KeytailError):  # otherwise, the next run or a broker does it
             recover(fs, path)
         raise
 

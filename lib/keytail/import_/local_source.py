@@ -1,7 +1,7 @@
 """Finds the format, the columns and the Parquet files of a source on this host, before Spark starts.
 
 Faults of the source are reported here if they are certain. If only Spark can read it (a URI, a pattern, a path on
-another file system, a file that pyarrow cannot read), nothing is decided, and Spark reports what is wrong.
+another file system, a file that pyarrow cannot read), Spark reports them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from keytail.import_.source import Source, SourceFileFacts, check_types, chosen_
 
 # With these, a plain path may be on another file system than this host's.
 _OTHER_FILE_SYSTEM = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
-# Characters of a path that Spark passes on as they are, except for spaces; the others it encodes, or treats as a
-# pattern.
+# Characters of a path that Spark does not change, except for spaces. Others are encoded, or treated as a pattern.
 _PLAIN_PATH = re.compile(r"[\w/.,=+@~ -]*", re.ASCII)
 _MOST_FILES = 100
 _MOST_JSON_BYTES = 16 << 20
-_PARQUET_STARTS = (b"PAR1", b"PARE")  # the second is encrypted
+_PARQUET_STARTS = (b"PAR1", b"PARE")  # the second is that of an encrypted file
 _TITLES = {"parquet": "Parquet", "delta": "a Delta table", "json": "JSON lines"}
 _KINDS = {
     "string": "string", "large_string": "string", "binary": "binary", "large_binary": "binary", "bool": "boolean",
@@ -106,7 +105,7 @@ def _check_format(source: Source) -> None:
 
 
 def _files(path: str) -> Iterator[str]:
-    """Yield the data files of the source that are not empty, without those that Spark ignores by their names."""
+    """Yield the data files of the source, except empty ones and those that Spark ignores by their names."""
     if not os.path.isdir(path):
         yield path
         return
@@ -154,7 +153,7 @@ def _types_of_delta(path: str) -> dict[str, str] | None:
 
     try:
         fields = deltalake.DeltaTable(path).schema().fields
-    except Exception:  # of any type: Spark may be able to read the table, or reports the fault
+    except Exception:  # an error of any type: Spark may be able to read the table, or reports the fault
         return None
     names = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
     kinds = {field.name: getattr(field.type, "type", "") for field in fields}
@@ -172,7 +171,7 @@ def _types_of_json(path: str) -> dict[str, str] | None:
         try:
             with open(file, encoding="utf-8") as lines:
                 objects = [parse_object(line) for line in lines if line.strip()]
-        except ValueError:  # compressed, in another encoding, or not what Python calls a JSON object
+        except ValueError:  # the file is compressed, has another encoding, or is not what Python calls a JSON object
             return None
         names |= {name: "" for item in objects for name in item}
     return names or None

@@ -1,9 +1,9 @@
 """One run of an import: a strategy reads the source, one task writes each target partition, the driver commits.
 
 There are three strategies to pass records to the tasks that write: in this process (here.py), on Spark bypassing the
-JVM (slices.py) and through Spark's rows (rows.py). Each passes to a task the records of its partition as columns, in
-the same order. Tasks write only scratch files, with names unique to the attempt; the driver renames them after every
-task has succeeded. The caller holds the locks.
+JVM (slices.py) and through Spark's rows (rows.py). With each of them, a task gets the records of its partition as
+columns, in the same order. Tasks write only scratch files, with names unique to the attempt; the driver renames them
+after every task has succeeded. The caller holds the locks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ImportOutcome:
 @as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
     """Return the source with the strategy that reads it. `frame` is the DataFrame that `source.opened` returned."""
-    rows = records_of(frame, source)  # in either strategy this detects faults of the columns
+    rows = records_of(frame, source)  # with either strategy, this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
     if isinstance(found, Slices):
         return found
@@ -85,7 +85,7 @@ class Import:
             if problem is None and is_empty and not any(plan.record for plan in self.plans):
                 what = "the source has no rows, so there is nothing to import"
                 raise Refused(what, remedy="Check the source", slug="empty-source")
-            # In a separate thread: signals are delivered to this one, so they do not interrupt a commit.
+            # Commits run in a separate thread: signals are delivered to this one, so they do not interrupt a commit.
             with Threads(1, "commits") as commits:
                 for plan in self.plans:
                     outcome = commits.submit(self._install, plan, answers.get(plan.partition), problem).result()
@@ -101,7 +101,8 @@ class Import:
         """Return the outcome of each task by partition. Partitions without records are absent."""
         if not self.tasks:
             return {}
-        # Skip only partitions that already have their records: tasks refuse records of partitions that do not exist.
+        # Only partitions that already have their records are skipped: tasks have to refuse records of partitions that
+        # do not exist.
         skipped = [plan.partition for plan in self.plans if plan.record is not None]
         scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
         write = partial(write_partition, tasks=dict(self.tasks), refused=dict(self.refused))

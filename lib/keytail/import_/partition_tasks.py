@@ -16,7 +16,7 @@ from keytail.import_.records import Unpack
 from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.log.fs import LOCAL
 from keytail.run.ended import text_of
-from keytail.run.spark_engine import attempt_name, name_jobs
+from keytail.run.spark.engine import attempt_name, name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.values import from_bytes
 
@@ -74,7 +74,7 @@ def write_on_spark(
             rows = rows.collect()
     except Exception as lost:
         lines = [line for line in text_of(lost).splitlines() if line.strip()]
-        own = (line for line in lines if line.startswith("keytail.errors."))  # raised by a task that reads
+        own = (line for line in lines if line.startswith("keytail.errors."))  # errors that a task that reads has raised
         text = next(own, None) or next(
             (line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__
         )
@@ -83,7 +83,7 @@ def write_on_spark(
             remedy="Nothing was imported. Check the source and the memory of the tasks, and run again",
             slug="import-job-failed",
         ) from lost
-    except BaseException:  # a signal: no task may write after scratch has been removed
+    except BaseException:  # after a signal, no task may write once scratch files have been removed
         spark.sparkContext.cancelAllJobs()
         raise
     return {row["partition"]: from_bytes(row["answer"]) for row in rows}

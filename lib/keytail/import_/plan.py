@@ -25,7 +25,7 @@ from keytail.log.import_record import ImportRecord, parse_record
 from keytail.log.partition import PartitionFacts, reasons_against_change
 from keytail.rebuild_index.epochs import Epoch
 
-FIRST_LEADER_EPOCH = 0  # which KRaft gives a new partition
+FIRST_LEADER_EPOCH = 0  # the epoch that KRaft gives a new partition
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -228,7 +228,7 @@ def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> 
     """Return the epoch entries of a replica that is about to get batches of `leader_epoch` from `base_offset` on."""
     if epochs and epochs[-1][0] >= leader_epoch:
         return tuple(epochs)
-    # As in a broker that assigns an epoch: an older one that begins at the same offset has no records.
+    # As when a broker assigns an epoch, an older one that begins at the same offset is removed: it has no records.
     return (*(entry for entry in epochs if entry[1] < base_offset), (leader_epoch, base_offset))
 
 

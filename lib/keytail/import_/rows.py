@@ -1,4 +1,4 @@
-"""Implements the strategy of an import through Spark's rows: any source that Spark reads, sorted by any columns.
+"""Implements the strategy of an import through Spark's rows, for any source that Spark reads, sorted by any columns.
 
 Spark reads, finds the partition of each record, shuffles and sorts; every record passes through the JVM as a row.
 slices.py avoids that, for Parquet only.
@@ -93,7 +93,7 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
 
 
 def with_partitions(records: Any, n_partitions: int) -> Any:
-    """Add the partition of each record: its own, else by its key, else round-robin."""
+    """Add the partition of each record: its own number, otherwise by its key, otherwise round-robin."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:

@@ -20,8 +20,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
-# Size of the data that is encoded at a time. The last batch is encoded again with later records; at this size that
-# costs little.
+# Size of the data that is encoded at a time. The last batch is encoded again with later records, which takes little
+# time with this size.
 PART_BYTES = 8 << 20
 _RECORD_BYTES = 16  # approximate size of a record without its key, value and headers
 
@@ -114,7 +114,7 @@ class SegmentsWriter:
                 self._append_batches(data[: -int(table["size_bytes"][-1])], table[:-1])
         self._next = end - left
         kept = columns.rows(len(columns) - left, len(columns))
-        self._pending = [joined([kept])] if left else []  # a copy, so that the other columns are released
+        self._pending = [joined([kept])] if left else []  # copied, so that the other columns are released
         self._pending_bytes = kept.data_bytes + _RECORD_BYTES * left
 
     def _with_timestamps(self, columns: RecordColumns) -> RecordColumns:
@@ -173,6 +173,6 @@ class SegmentsWriter:
             self._made += self._current.made
             self._current = None
         for path in self._made:
-            with contextlib.suppress(OSError):  # otherwise the driver or the next run removes it
+            with contextlib.suppress(OSError):  # otherwise, the driver or the next run removes it
                 self._fs.unlink(path)
         self._made.clear()

@@ -27,7 +27,7 @@ from keytail.import_.records import Load, Unpack
 from keytail.import_.segments import Written
 from keytail.import_.source import Source, chosen_columns
 from keytail.log.fs import LOCAL
-from keytail.run.spark_engine import attempt_name
+from keytail.run.spark.engine import attempt_name
 from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 
@@ -36,7 +36,7 @@ SLICE_BYTES = 64 << 20
 LEAST_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
 _SMALL, _LARGE = pyarrow.int32(), pyarrow.int64()
-_KINDS = (_SMALL, _LARGE, _SMALL, pyarrow.string(), _LARGE, _LARGE)  # of PLACES_SCHEMA
+_KINDS = (_SMALL, _LARGE, _SMALL, pyarrow.string(), _LARGE, _LARGE)  # the types of PLACES_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SourceFile:
     path: str
     size_bytes: int
     mtime_ns: int
-    columns: Mapping[str, Column]  # by role
+    columns: Mapping[str, Column]  # columns by role
     row_groups: tuple[RowGroup, ...]
 
 
@@ -159,7 +159,7 @@ def files_of(
         with Threads(_FOOTERS_AT_ONCE, "footers") as readers:
             paths = (unquote(urlsplit(uri).path) for uri in uris)
             files = list(readers.map(partial(_look_into, columns=columns), paths))
-    except Exception as problem:  # of any type: Spark may be able to read the files, or it reports what is wrong
+    except Exception as problem:  # an error of any type: Spark may be able to read the files, or reports the fault
         return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"
     why = rows_needed_by_types(files, types)
     return files if why is None else why

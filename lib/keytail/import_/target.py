@@ -1,4 +1,5 @@
-"""Finds the target of an import: the topic's partitions in the log dirs, their replicas, and the effective settings.
+"""Finds the target of an import: the partitions of the topic in the log dirs, their replicas, and the effective
+settings.
 
 Reads listings, checkpoints and the metadata log. Refuses imports that would leave replicas permanently different.
 """
@@ -26,7 +27,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 
 _LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
 _DEFAULT_CODEC = "none"
-# These decide whether a broker would accept the records, and how it would write them.
+# The settings that determine whether a broker would accept the records, and how it would write them.
 _SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "message.timestamp.type")
 
 
@@ -50,7 +51,7 @@ class Target:
     n_partitions: int
     partitions: tuple[Partition, ...]
     topic_id: str | None
-    known: Topic | None  # from the metadata log
+    known: Topic | None  # the topic in the metadata log, if it is there
     brokers_of: dict[int, tuple[int | None, ...]]  # by partition: ids of the brokers whose directories were given
 
     def check_replicas(self, partition: Partition) -> None:
@@ -127,7 +128,7 @@ def find_target(fs: FileSystem, request: Request, *, is_reported: bool = False) 
         places = found.get(number, [])
         if not places:
             _check_creatable(request, number, topic_id)
-        # Like a broker, which creates a new partition in the log dir with the fewest partitions.
+        # A new partition is created in the log dir with the fewest partitions, as by a broker.
         homes = tuple(facts for _, facts, _ in places) or (min(by_broker[0], key=lambda item: len(item.partitions)),)
         partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
         brokers_of[number] = tuple(broker_ids[broker] for broker, _, _ in places) or (broker_ids[0],)

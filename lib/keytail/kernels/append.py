@@ -24,8 +24,8 @@ def _put(a, i, value, n):
 def stamp(raw, n, offset, leader_epoch):
     """Assign consecutive offsets, from `offset` on, and `leader_epoch` to the batches of magic 2 in `raw[:n]`.
 
-    Does not check the batches: bytes that are not such a batch may be changed too. The next reader checks the batches
-    and refuses invalid ones. The checksum of magic 2 covers neither field.
+    Does not check the batches: bytes that are not such a batch may be changed, too. The next reader refuses invalid
+    batches. The checksum of magic 2 covers neither field.
     """
     p = 0
     while n - p >= v2.HEADER_BYTES:

@@ -19,7 +19,7 @@ BASE_SEQUENCE = 53
 RECORD_COUNT = 57
 HEADER_BYTES = 61
 
-LENGTH_PREFIX_BYTES = 12  # the base offset and the length, which the length does not count
+LENGTH_PREFIX_BYTES = 12  # the base offset and the length field, which the length does not include
 
 # Bits of the attributes.
 CODEC_MASK = 0x07

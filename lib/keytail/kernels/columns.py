@@ -1,4 +1,4 @@
-"""Gathers spans of many records into contiguous columns: bytes, and where each value begins.
+"""Gathers spans of many records into contiguous columns: the bytes, and the offset of each value.
 
 The buffers have the layout of Arrow's large binaries and lists, so a caller can pass them on without a copy. The spans
 were checked when the records were walked (`records.py`).

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import hashlib
 import io
@@ -32,7 +31,6 @@ import signal
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
@@ -46,13 +44,10 @@ from numba.core.compiler_lock import global_compiler_lock
 from keytail import console
 from keytail.acting_user import as_caller
 from keytail.kernels import native
+from keytail.kernels.compile_lock import CompileLock
 
 UNTRUSTED: list[str] = []  # the first folder or file that others may have written, if any
 _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# How long to wait for another process that is compiling the same kernel. Compiling takes seconds, on a busy machine
-# tens of seconds.
-MAX_WAIT_SECONDS = 60.0
-_RETRY_SECONDS = 0.05
 
 
 def _digest() -> str:
@@ -77,11 +72,13 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversabl
 
 
 def _cache_folder() -> tuple[str | None, bool, str]:
-    """Return a folder for the processes of this user, or None; whether this process can write to it; and why not."""
+    """Return a folder for the processes of this user, or None; whether this process can write to it; and the reason if
+    not.
+    """
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
-    if not os.path.isabs(base):  # no home directory: "~" is not expanded
+    if not os.path.isabs(base):  # "~" is not expanded if there is no home directory
         return None, False, f"the path {base} is not absolute" if base[:1] != "~" else "the user has no home directory"
     folder = os.path.join(base, _digest())
     for item, mode in ((base, 0o755), (folder, 0o700)):
@@ -159,7 +156,7 @@ class _TrustedFiles(caching.IndexDataCacheFile):
     def _load_data(self, name: str) -> Any:
         data = _read(self._data_path(name))
         if not data:
-            raise FileNotFoundError(name)  # Numba then compiles
+            raise FileNotFoundError(name)  # Numba then compiles the kernel
         return pickle.loads(data)
 
     @contextlib.contextmanager
@@ -188,72 +185,6 @@ class _Results(caching.CompileResultCacheImpl):
     _locator_classes = (_Folder, *caching.CompileResultCacheImpl._locator_classes[1:])
 
 
-class _Lock:
-    """The lock of one kernel among processes. It only saves time: if it cannot be taken, each process compiles.
-
-    Numba's `global_compiler_lock` covers only the threads of one process. This lock belongs to the process, not to the
-    open file: a forked process does not inherit it, and it ends with the process.
-    """
-
-    _can_wait = True  # shared by all locks: a process times out only once
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd: int | None = None
-
-    def acquire(self) -> bool:
-        """Return whether the lock was taken now: not if the process has it already, cannot get it, or timed out."""
-        if self._fd is not None:
-            return False
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return False
-        try:
-            taken = self._take(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        if not taken:
-            os.close(fd)
-            return False
-        self._fd = fd
-        return True
-
-    def _take(self, fd: int) -> bool:
-        end = time.monotonic() + MAX_WAIT_SECONDS
-        while True:
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except (BlockingIOError, PermissionError):  # POSIX allows both for a lock that another process holds
-                if not _Lock._can_wait or time.monotonic() > end:
-                    _Lock._can_wait = False
-                    return False
-                time.sleep(_RETRY_SECONDS)
-            except OSError:  # a file system without locks
-                return False
-
-    def is_taken(self) -> bool:
-        """Return whether another process has the lock now."""
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        except OSError:
-            return True
-        finally:
-            os.close(fd)
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-
 class _TrustedCache(caching.FunctionCache):
     """The cache of the user that started this process, also while the process acts as another user."""
 
@@ -263,7 +194,7 @@ class _TrustedCache(caching.FunctionCache):
         super().__init__(function)
         locator, base = self._impl.locator, self._impl.filename_base
         self._cache_file = _TrustedFiles(self._cache_path, base, locator.get_source_stamp())
-        self._lock = _Lock(os.path.join(self._cache_path, f"{base}.lock"))
+        self._lock = CompileLock(os.path.join(self._cache_path, f"{base}.lock"))
         if not _is_trusted_folder(self._cache_path):
             self.disable()
 
@@ -290,7 +221,7 @@ class _TrustedCache(caching.FunctionCache):
 
     @as_caller()
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # e.g. a full disk: this process can still use what was compiled
+        with contextlib.suppress(OSError):  # for example a full disk; this process can still use the compiled code
             super().save_overload(sig, data)
 
 
@@ -417,10 +348,11 @@ def names_in_cache() -> set[str]:
     """Return the kernels that have code in the cache, for any types and any CPU, as `module:name`."""
     found = set()
     for folder, _, files in os.walk(CACHE_FOLDER or os.devnull):
-        package = os.path.basename(folder).rpartition("_")[0]  # Numba's name: that of the source's folder, and a digest
+        # Numba's name of the folder: that of the source's folder, and a digest.
+        package = os.path.basename(folder).rpartition("_")[0]
         prefix = "" if package == "kernels" else f"{package}."
         for name in files:
-            if name.endswith(".nbi"):  # module.function-line.python.nbi
+            if name.endswith(".nbi"):  # the form is module.function-line.python.nbi
                 module, _, function = name.partition("-")[0].partition(".")
                 found.add(f"{prefix}{module}:{function}")
     return found

@@ -1,7 +1,7 @@
-"""Walks the records of opened batches for their keys alone: finds, hashes and numbers them a few at a time.
+"""Walks the records of opened batches and finds, hashes and numbers their keys, a few at a time.
 
-These few remain in the CPU cache between the steps. All spans of a chunk do not fit there: writing and rereading them
-took as long as the walk itself. A single loop of all steps was slower than either.
+A few keys remain in the CPU cache between the steps. The spans of a whole chunk do not: writing and rereading them took
+as long as the walk itself. A single loop of all steps was slower than either.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def scan_keys(
 
     Scans whole batches. The ordinal of a record without a key or below `from_offset` is -1. `first_ordinal` and
     `keyless` are as in `number_records`, `nulls` and `first_batch` as in `note_nulls`, `out` as in `scan_records`.
-    `records` holds the few records of a step; the scan stops before a batch that might not fit there, or into the rest
-    of `low`. `no_bits` is -1 for each row.
+    `records` contains the few records of a step; the scan stops before a batch that might not fit there, or into the
+    rest of `low`. `no_bits` is -1 for each row.
     """
     n = np.int64(0)
     row = row_from

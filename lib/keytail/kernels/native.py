@@ -2,7 +2,7 @@
 
 Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given. The wheels
 do not guarantee their C exports: each is looked up, called and compared with the wheel's Python binding before a kernel
-uses it; if one is missing or differs, that of `fallback.py` replaces it.
+uses it; one that is missing or differs is replaced by that of `fallback.py`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _native_crc() -> tuple[str, int] | None:
 
 def _native_hash() -> tuple[str, int] | None:
     """Return name and address of the wheel's seeded XXH3-128 if it agrees with its Python binding, else None."""
-    # Only on these architectures does the C calling convention return two words in registers, as declared below.
+    # The C calling convention returns two words in registers, as declared below, only on these architectures.
     if platform.machine().lower() not in {"x86_64", "amd64", "aarch64", "arm64"} or os.name != "posix":
         return None
     name = "XXH3_128bits_withSeed"
@@ -98,7 +98,8 @@ def _choose() -> tuple[str | None, str | None]:
     for symbol, found in ((_CRC_SYMBOL, _native_crc()), (_HASH_SYMBOL, _native_hash())):
         if found is not None:
             llvm.add_symbol(symbol, found[1])
-        # The process ends if the linker does not find a symbol that compiled code refers to: look it up first.
+        # The symbol is looked up first, because the process ends if the linker does not find a symbol that compiled
+        # code refers to.
         chosen.append(found[0] if found is not None and llvm.address_of_symbol(symbol) else None)
     return chosen[0], chosen[1]
 

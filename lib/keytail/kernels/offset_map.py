@@ -3,8 +3,8 @@
 A slot is free while its `value` is 0; used slots contain ordinal + 1. The home slot increases with the hash's high
 word, so that rehashing into a larger table is one nearly sequential sweep.
 
-An optional array `counts` (uint32, one per slot, or empty) contains how many records of the slot's key were put. A
-count that has reached MOST_COUNTED does not increase further.
+The array `counts` (uint32, one per slot, or empty) has the number of records of the slot's key that were put. A count
+that has reached MOST_COUNTED does not increase further.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keytail.kernels.native import prefetch
 SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
 MOST_COUNTED = 2**32 - 1
 SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records per key
-_PREFETCH_DISTANCE = 16  # probes in flight: about one memory latency's worth of work
+_PREFETCH_DISTANCE = 16  # probes in flight, whose work takes about as long as one access to memory
 
 
 @njit(inline="always")
@@ -101,8 +101,8 @@ def _may_be_present(present, low, mask):
 def get_all(slots, present, low, high, wanted, n, found):
     """Set `found[i]` to the ordinal of hash i, or to -1 if it is absent or `wanted[i]` is below 0.
 
-    `present` is the result of `note_present` for the slots. In a table this full, finding out that a hash is absent
-    takes a dozen slots, and most hashes of a clean section are absent.
+    `present` is the result of `note_present` for the slots. It saves searches: in a full table, a search for an absent
+    hash visits a dozen slots, and most hashes of a clean section are absent.
     """
     capacity = slots.shape[0]
     mask = np.uint64(8 * present.shape[0] - 1)
@@ -136,7 +136,7 @@ def rehash(old, old_counts, new, new_counts):
 def sum_by_size(counts, keys, records):
     """Count the keys with 1, 2, 3 to 4, 5 to 8 ... records, and their records (`keys`, `records`: int64[SIZES]).
 
-    A free slot has the count 0.
+    The count of a free slot is 0.
     """
     keys[:] = 0
     records[:] = 0

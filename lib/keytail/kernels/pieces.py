@@ -1,4 +1,4 @@
-"""Finds whole records in a part of a block: a block that is too large for memory is walked in pieces."""
+"""Finds whole records in a part of a block, since a block that is too large for memory is walked in pieces."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_VARINT_BYTES = 5
 def whole_records(data, end, most, up_to_delta, out):
     """Count the whole records in `data[:end]`: at most `most`, and none from the first one above `up_to_delta` on.
 
-    `out`: position after the last of them, their number, the first one's offset delta and the largest (-1: unreadable),
-    and how many bytes the next record takes: 0 if it is not a record, or if `most` or the delta ended the count; at
-    least 1 if bytes are missing. Other errors in a record are not reported here, but by the code that walks it; a
-    record without a length also ends the count.
+    `out`: the position after the last of them, their number, the offset delta of the first one, the largest offset
+    delta (-1: unreadable), and the bytes of the next record: 0 if it is not a record, or if `most` or the delta ended
+    the count; at least 1 if bytes are missing. Other errors in a record are not reported here, but by the code that
+    walks it; a record without a length also ends the count.
     """
     p, n, wanted = np.int64(0), np.int64(0), np.int64(0)
     first_delta, largest_delta = np.int64(-1), np.int64(-1)

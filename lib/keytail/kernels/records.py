@@ -17,7 +17,7 @@ from keytail.kernels.native import xxh3_128
 RECORD_TABLE = np.dtype(
     [
         ("offset", "i8"),
-        ("timestamp_ms", "i8"),  # as a consumer sees it
+        ("timestamp_ms", "i8"),  # the timestamp that a consumer sees
         ("key_start", "i8"),
         ("body_start", "i8"),  # from the key's length varint ...
         ("body_bytes", "i4"),  # ... to the end of the record

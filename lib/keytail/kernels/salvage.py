@@ -18,7 +18,7 @@ from keytail.kernels.verify.batches import check_block
 from keytail.kernels.verify.codes import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP
 from keytail.kernels.verify.columns import STATE_SIZE
 
-_LEAST_BYTES = 17  # up to the magic byte
+_LEAST_BYTES = 17  # bytes up to the magic byte
 _LEAST_V0_BYTES = 26
 _LEAST_RECORD_BYTES = 7
 _MOST_CODEC, _MOST_OLD_CODEC = 4, 3
@@ -196,7 +196,7 @@ def best_chain(base, last, below, touching, ranks, first_offset, keep):
     scores, rows = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
     score_ending_at, row_ending_at = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
     score, previous = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    batch_score = np.int64(n) + 2  # more than all bonuses together: the length decides first
+    batch_score = np.int64(n) + 2  # more than all bonuses together, so that the length decides first
     for j in range(n):
         score[j] = batch_score + (j == 0 or base[j] != first_offset)
         # A step over a gap in the offsets.

@@ -164,7 +164,7 @@ def read_record(a, p, end):
     if p < 0 or length < 1 or length > end - p:
         return NO_RECORD
     end = p + length
-    p += 1  # attributes, never used
+    p += 1  # the attributes are unused
     timestamp_delta, p = read_varlong(a, p, end)
     if p < 0:
         return NO_RECORD
@@ -178,7 +178,7 @@ def read_record(a, p, end):
     if p < 0:
         return NO_RECORD
     headers = p
-    if end - p != 1 or a[p] != 0:  # one zero byte: no headers
+    if end - p != 1 or a[p] != 0:  # one zero byte means no headers
         p = read_headers(a, p, end)
         if p < 0:
             return NO_RECORD
@@ -202,7 +202,7 @@ def same_headers(a, p, a_end, b, q, b_end):
     return True
 
 
-_SMALLEST_BYTES = (26, 34, v2.HEADER_BYTES)  # of the smallest batch, by its magic
+_SMALLEST_BYTES = (26, 34, v2.HEADER_BYTES)  # size of the smallest batch, by magic
 _UP_TO_MAGIC_BYTES = 17
 
 

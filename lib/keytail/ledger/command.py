@@ -75,7 +75,7 @@ class RunRow:
     start_ms: int | None
     end_ms: Annotated[int | None, "`null`: not recorded"]
     log_dirs: tuple[str, ...] = ()
-    partitions: Annotated[int | None, "their number"] = None
+    partitions: Annotated[int | None, "number of partitions"] = None
     counts: Annotated[Mapping[str, int], "by status"] = field(default_factory=dict)
     bytes_before: int | None = None
     bytes_after: int | None = None
@@ -256,7 +256,7 @@ def _downtime(run: RunRow) -> str:
 
 
 def extras_of_reader(command: str, master: str | None) -> Needs:
-    """Yield what a command that reads a ledger needs: the package deltalake, or else Spark with Delta."""
+    """Yield the extras that a command needs to read a ledger: the package deltalake, or else Spark with Delta."""
     if master is not None:
         yield "--master", DELTA
     elif HISTORY_EXTRA.missing() and DELTA.missing():

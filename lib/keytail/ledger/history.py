@@ -1,4 +1,4 @@
-"""Reads from a ledger what runs did. No log dir is read.
+"""Reads the results of runs from a ledger. No log dir is read.
 
 An intent without an outcome is reported as interrupted: its run was killed, or is still running.
 """
@@ -21,7 +21,7 @@ from keytail.ledger.of_run import LedgerFlags, needs_spark
 from keytail.ledger.read import read_rows
 from keytail.ledger.tables import DOWNTIME, INTENT, OUTCOME
 from keytail.run.engine import Engine
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 
 INTERRUPTED = "interrupted"
 
@@ -138,7 +138,7 @@ def maintain(
     assert flags.path is not None
     with _reader(flags, master, always=True) as engine:
         assert engine is not None
-        _read(flags, "runs", {"run_id": ""}, engine)  # checks that there is a ledger
+        _read(flags, "runs", {"run_id": ""}, engine)  # this checks that there is a ledger
         today = datetime.datetime.now(datetime.UTC).date()
         return maintain_tables(engine, flags.path, today, retain_days, execute=execute)
 
@@ -160,7 +160,7 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
     over one that another run found."""
     rows = list(rows)
     found = sorted((row for row in rows if row["event"] == DOWNTIME), key=lambda row: row["at"])
-    downtimes = {row["run_id"]: row for row in found}  # the one that was recorded last
+    downtimes = {row["run_id"]: row for row in found}  # the downtime that was recorded last
     made = []
     for intent, outcome in _pairs(rows, ("run_id",)):
         known = outcome or intent or {}
@@ -183,7 +183,7 @@ def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
     columns |= {name: tuple(known[name] or ()) for name in ("log_dirs", "arguments")}
     columns |= {name: dict(known[name] or {}) for name in ("counts", "versions", "config")}
-    columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs did not mask them
+    columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs stored them unmasked
     return columns
 
 
@@ -201,7 +201,7 @@ def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
         made.append(
             PartitionRow(
                 **_plain(PartitionRow, known, "status", "error", "at_ms", "command"),
-                command=known["command"] or "",  # null in older ledgers
+                command=known["command"] or "",  # the column is null in older ledgers
                 status=outcome["status"] if outcome else INTERRUPTED,
                 error=_error(outcome, "started, but no outcome was recorded"),
                 at_ms=_ms(known),

@@ -13,12 +13,12 @@ from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.ledger.command import MaintainRow
 from keytail.ledger.tables import TABLES
 from keytail.ledger.write import Ledger, again
-from keytail.run.delta import alone, changed_settings
 from keytail.run.ended import first_line
 from keytail.run.engine import Engine
-from keytail.run.spark_engine import name_jobs
+from keytail.run.spark.delta import alone, changed_settings
+from keytail.run.spark.engine import name_jobs
 
-# Delta's own default. It refuses less, because a reader or writer may still be using the files.
+# Delta's own default. Delta refuses a shorter time, because a reader or writer may still be using the files.
 VACUUM_HOURS = 168
 # Spark's 200 tasks per shuffle, and Delta's for each step of a VACUUM, suit tables of terabytes.
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}

@@ -1,8 +1,8 @@
 """Implements `--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however it ends.
 
 The ledger is written by Spark if the run has a session anyway, otherwise by the deltalake package. A session is started
-only for the ledger if that package is not installed, and for paths that are not on this host, because the credentials
-and the way to commit are then settings of Spark.
+only for the ledger if that package is not installed, or if the path is not on this host: the credentials and the way to
+commit are then settings of Spark.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from keytail.cli.stopping import Stopped
 from keytail.errors import ErrorText
 from keytail.extras import DELTA, HISTORY, Extra, installed
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.run.delta import require_delta, session_settings
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
+from keytail.run.spark.delta import require_delta, session_settings
 
 if TYPE_CHECKING:
     from keytail.cli.configuration import Configuration
@@ -144,7 +144,7 @@ class Recording:
             self.ledger.intend(1, [_as_result(row) for row in rows])
 
     def end(self, rows: Sequence[Any], exit_status: int, made: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Record what such a command did; `made` is the parameter of `Ledger.conclude`."""
+        """Record the results of such a command; `made` is the parameter of `Ledger.conclude`."""
         self.rows, self.exit_status = [_as_result(row) for row in rows], exit_status
         if self.ledger is not None:
             self.ledger.conclude(1, self.rows, made)

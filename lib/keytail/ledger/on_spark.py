@@ -1,11 +1,11 @@
-"""Writes one of the ledger's tables by Spark, in the session of a run."""
+"""Writes one of the ledger's tables with Spark, in the session of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from keytail.run.spark_engine import name_jobs
+from keytail.run.spark.engine import name_jobs
 
 
 class SparkTable:

@@ -1,6 +1,6 @@
 """Reads rows of a ledger, with the deltalake package if it is installed, otherwise with Spark.
 
-The package needs no JVM. Both return the same rows as plain values: those of each table's latest commit.
+The package needs no JVM. Both return the same rows, those of each table's latest commit, as plain values.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Adds missing outcomes to the ledger: those of bundles and runs that were killed, or whose outcomes could not be
-written.
+"""Adds missing outcomes to the ledger, for bundles and runs that were killed or whose outcomes could not be written.
 
 The locks of the log dirs are held, so a run with an intent for these log dirs and no outcome is no longer running. Its
 result is determined from the disk, and the row names the run that did this.
@@ -19,7 +18,7 @@ from keytail.ledger.write import Ledger
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.rows import ResultRow
-from keytail.run.spark_engine import name_jobs
+from keytail.run.spark.engine import name_jobs
 
 _KNOWN_BEFORE = ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")
 _OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]

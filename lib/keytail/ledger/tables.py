@@ -21,13 +21,13 @@ from keytail.run.rows import ResultRow
 VERSION = 1
 INTENT, OUTCOME, DOWNTIME = "intent", "outcome", "downtime"
 
-# Type names are Spark's. A column that is added later must be one that older rows may lack.
+# Type names are Spark's. A column may be added later only if older rows may lack it.
 _KEY = {
     "day": ("date", "UTC day of `at`, by which the table is partitioned"),
-    "run_id": ("string", "of the run"),
+    "run_id": ("string", "id of the run"),
     "at": ("timestamp", "when the row was created, by the driver's clock"),
-    "host": ("string", "of the driver"),
-    "command": ("string", "of the run"),
+    "host": ("string", "host of the driver"),
+    "command": ("string", "command of the run"),
 }
 _EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done")}
 _REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined it from the disk")}
@@ -44,23 +44,23 @@ RUNS = {
     **_KEY,
     **_EVENT,
     "arguments": ("array<string>", "command line"),
-    "log_dirs": ("array<string>", "of the run"),
-    "versions": ("map<string,string>", "of keytail, Python, Spark, Delta, numba"),
+    "log_dirs": ("array<string>", "log dirs of the run"),
+    "versions": ("map<string,string>", "versions of keytail, Python, Spark, Delta, numba"),
     "now_ms": ("bigint", "time on which decisions were based, in ms"),
     "config": ("map<string,string>", "settings that were given, by Kafka's names; no secrets are read"),
     "status": ("string", "done, partly, failed or interrupted"),
     "error": ("string", "why the run failed or ended early"),
     "partitions": ("bigint", "number of chosen partitions"),
     "counts": ("map<string,bigint>", "partitions by status"),
-    "bytes_before": ("bigint", "of .log files of the compacted partitions"),
+    "bytes_before": ("bigint", "size of the .log files of the compacted partitions"),
     "bytes_after": ("bigint", ""),
-    "records_before": ("bigint", "of the compacted partitions"),
+    "records_before": ("bigint", "records of the compacted partitions"),
     "records_after": ("bigint", ""),
     **_REPAIRED,
-    "broker": ("string", "of a downtime: whose it is"),
-    "down_at_ms": ("bigint", "of a downtime: when its stop began"),
-    "reachable_at_ms": ("bigint", "of a downtime: when it answered again; null: not known"),
-    "in_sync_at_ms": ("bigint", "of a downtime: when all replicas were in sync again; null: not known"),
+    "broker": ("string", "for a downtime: the broker that was down"),
+    "down_at_ms": ("bigint", "for a downtime: when the stop of the broker began"),
+    "reachable_at_ms": ("bigint", "for a downtime: when the broker answered again; null: not known"),
+    "in_sync_at_ms": ("bigint", "for a downtime: when all replicas were in sync again; null: not known"),
 }
 PARTITIONS = {
     **_KEY,
@@ -69,7 +69,7 @@ PARTITIONS = {
     "log_dir": ("string", ""),
     "topic": ("string", ""),
     "partition": ("int", ""),
-    "status": ("string", "of the result row; of an intent: begun"),
+    "status": ("string", "status of the result row; for an intent: begun"),
     "error": ("string", ""),
     **_NUMBERS,
     **_REPAIRED,
@@ -82,14 +82,14 @@ SEGMENTS = {
     "partition": ("int", ""),
     "base_offset": ("bigint", ""),
     "next_offset": ("bigint", "offset after its last batch"),
-    "log_bytes": ("bigint", "of the .log file"),
-    "records": ("bigint", "of producers"),
-    "tombstones": ("bigint", "of them with a key and a null value"),
+    "log_bytes": ("bigint", "size of the .log file"),
+    "records": ("bigint", "number of records of producers"),
+    "tombstones": ("bigint", "number of these with a key and a null value"),
     "min_timestamp_ms": ("bigint", ""),
     "max_timestamp_ms": ("bigint", ""),
     "batches_by_codec": ("map<string,bigint>", ""),
     "batches_by_magic": ("map<int,bigint>", ""),
-    "xxh3_128": ("string", "of the .log file"),
+    "xxh3_128": ("string", "digest of the .log file"),
     "index_status": ("string", "good, missing or bad"),
     "error": ("string", "why the other columns are not known"),
     **_REPAIRED,

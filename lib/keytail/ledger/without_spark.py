@@ -1,4 +1,5 @@
-"""Writes one of the ledger's tables by the deltalake package, without a JVM: the same table as on_spark.py writes.
+"""Writes one of the ledger's tables with the deltalake package, without a JVM. The table is the same as that of
+on_spark.py.
 
 The package's threads keep the rights of the thread that first called it, so every call is made as the caller
 (acting_user.py).
@@ -57,9 +58,9 @@ class DeltalakeTable:
             table,
             rows,
             mode="append",
-            schema_mode="merge" if is_newer else None,  # null in the columns of a newer keytail
+            schema_mode="merge" if is_newer else None,  # columns of a newer keytail are null
             commit_properties=CommitProperties(
-                custom_metadata={"isBlindAppend": True},  # otherwise Spark's DELETE considers it a conflict
+                custom_metadata={"isBlindAppend": True},  # otherwise, Spark's DELETE considers the append a conflict
                 app_transactions=[Transaction(app_id, number, time.time_ns() // 1_000_000)],
             ),
         )

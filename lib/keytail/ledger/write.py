@@ -33,10 +33,10 @@ from keytail.ledger.tables import (
 )
 from keytail.ledger.without_spark import DeltalakeTable
 from keytail.run.contents import SegmentPlace, read_contents
-from keytail.run.delta import alone
 from keytail.run.ended import first_line, text_of
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
+from keytail.run.spark.delta import alone
 
 _VERSION_PROPERTY = "keytail.ledger.version"
 # Delta's errors for concurrent writers, after which a retry mostly succeeds; CommitFailedError is that of deltalake.
@@ -78,9 +78,9 @@ class LedgerTable:
     """One table to which one run appends: by Spark if the run has a session, otherwise by the deltalake package. Rows
     that threads add during an append are written together by the next one.
 
-    Appends are numbered, and Delta is given the number: if an append that succeeded in spite of an error is retried by
-    `append`, it adds nothing. Rows for which `append` failed and that a caller appends again have a new number: if the
-    first append succeeded after all, they are there twice.
+    Appends are numbered, and Delta is given the number: if `append` retries an append that succeeded in spite of an
+    error, nothing is added. If `append` fails and its caller appends the rows again, they have a new number: if the
+    first append succeeded after all, the table has them twice.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
@@ -230,7 +230,7 @@ class Ledger:
         partition's name. Rows that cannot be written are kept, and retried by `end`."""
         stamp = self._stamp()
         self._reported.update((row.log_dir, row.name) for row in rows)
-        # Segments first: an outcome implies that the rows of its segments exist.
+        # Segments are written first, because an outcome implies that the rows of its segments exist.
         self._append_or_keep("segments", self._segments(stamp, bundle, rows, made or {}, more))
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 

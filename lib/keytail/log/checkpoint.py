@@ -29,7 +29,7 @@ _PLAIN_EPOCHS = re.compile(rb"0\n([0-9]{1,9})\n((?:[0-9]{1,9} [0-9]{1,18}\n)*)")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _SPACE = re.compile(r"[ \t\n\x0b\f\r]+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_MOST_DIGITS = 19  # of 2^63, without leading zeros
+_MOST_DIGITS = 19  # digits of 2^63, without leading zeros
 
 
 @dataclass(eq=False)
@@ -54,7 +54,9 @@ _changing: dict[str, _Changing] = {}
 
 
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
-    """Return the offsets in a file by (topic, partition); none if it is missing or empty. The last duplicate counts."""
+    """Return the offsets in a file by (topic, partition); none if it is missing or empty. Of duplicates, the last one
+    counts.
+    """
     offsets: Offsets = {}
     for number, line in _lines(_read(fs, path), path):
         if plain := _PLAIN_ENTRY.fullmatch(line):
@@ -130,8 +132,8 @@ def update_offsets(
     Other entries are removed if their partition is not in `hosted` (None: none is removed). Durable on return.
 
     May be called from several threads; the log dir's lock excludes other processes. Writing a file with many entries
-    takes long. Changes that other threads request meanwhile wait, and the first of these threads writes them all in one
-    step. If a write fails, the error is raised in the thread that wrote, and the next thread retries.
+    takes long. Changes that other threads request meanwhile are collected, and the first of these threads writes all of
+    them in one step. If a write fails, the error is raised in the thread that wrote, and the next thread retries.
     """
     change = _Change(entries, hosted)
     file = _changing.setdefault(path, _Changing())
@@ -142,7 +144,7 @@ def update_offsets(
         together = list(file.waiting)
         try:
             write_offsets(fs, path, _changed(read_offsets(fs, path), together), like)
-        except BaseException:  # also for a signal: another thread must not write a change that was abandoned
+        except BaseException:  # also after a signal: another thread must not write an abandoned change
             file.waiting.remove(change)
             raise
         del file.waiting[: len(together)]
@@ -181,7 +183,9 @@ def _read(fs: FileSystem, path: str) -> bytes:
 
 
 def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of every entry. Makes all checks that Kafka makes, in its order; the count is last."""
+    """Yield line number and text of every entry. Makes the checks that Kafka makes, in its order, with that of the
+    count last.
+    """
     try:
         lines = _LINE_END.split(data.decode("utf-8"))
     except UnicodeDecodeError as error:

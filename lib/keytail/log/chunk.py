@@ -120,7 +120,7 @@ class SegmentReader:
                 break
             if needed == 0 or position + needed > log_bytes:
                 break
-            wanted = needed  # one batch that is larger than a chunk
+            wanted = needed  # the batch is larger than a chunk
         rows, consumed = int(out[kernels.ROWS]), int(out[kernels.CONSUMED])
         old_problem: LegacyProblem | None = None
         if (buffers.rows["magic"][:rows] < 2).any():

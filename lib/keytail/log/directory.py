@@ -30,11 +30,11 @@ class Directory:
         self._changed_ns: int | None = None  # the directory's modification time that the names correspond to
         self._there: set[str] = set()
         self._unfinished: dict[str, FileName] = {}
-        self._bases: list[int] = []  # of live `.log` files, ascending
+        self._bases: list[int] = []  # base offsets of live `.log` files, ascending
 
     def refresh(self) -> None:
         """List the directory again if something else has changed it since `keep`."""
-        changed_ns = self.fs.stat(self.path).mtime_ns  # before the listing, to detect a change during it
+        changed_ns = self.fs.stat(self.path).mtime_ns  # read before the listing, to detect a change during it
         if changed_ns == self._changed_ns:
             return
         files = named_files(self.fs, self.path)

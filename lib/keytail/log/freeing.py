@@ -12,7 +12,7 @@ from types import TracebackType
 
 from keytail.log.fs import FileSystem
 
-LARGE_BYTES = 8 << 20  # takes about 2 ms to free
+LARGE_BYTES = 8 << 20  # freeing this takes about 2 ms
 
 
 class Freeing:
@@ -40,7 +40,7 @@ class Freeing:
         try:
             if self._fs.stat(path).size_bytes >= LARGE_BYTES:
                 fd = self._fs.open_read(path)
-        except OSError:  # the file is unlinked nevertheless, and freed at once
+        except OSError:  # the file is still unlinked, and freed at once
             pass
         if fd is None:
             self._fs.unlink(path)

@@ -5,11 +5,11 @@ descriptor of its directory, without following links below a log dir (`files/pat
 relative to that. Thus the owner of a log dir cannot redirect an operation of root to another place. New files and
 directories get the owner of an existing one, and new files are never executable.
 
-Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks, one for
-operations that change something and one for the others, so that a subclass can record it, stop before it, drop it or
-make it fail. Errors are the system's own OSError with the path and a description of the operation. `Refused` is raised
-only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was replaced before it
-got them. The callers decide which operations to perform, and in which order.
+Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks: one for
+operations that change something, and one for the others. A subclass can thus record it, stop before it, drop it or make
+it fail. Errors are the system's own OSError with the path and a description of the operation. `Refused` is raised only
+if a new file or directory cannot be given its owner, mode or labels, or if a new directory was replaced before it got
+them. The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from keytail.acting_user import User, current
 from keytail.errors import SymbolicLink, is_denied
 from keytail.log import meter
 from keytail.log.files import existing, new
@@ -32,6 +31,7 @@ from keytail.log.files.attributes import (
     FileStat,
     Sizes,
     file_stat,
+    owner_and_user,
     scan,
     scan_names,
     scan_sizes,
@@ -74,24 +74,6 @@ _DESCRIPTIONS = {
 }
 
 
-def _whose(path: Any) -> str:
-    """Return the end of an access error: the owner and mode of the file, and the user that this process works as.
-
-    If the file is absent or cannot be reached, the nearest directory above it is described; empty if nothing is known.
-    """
-    at = path if isinstance(path, str) else ""
-    while at and at != os.path.dirname(at):
-        try:
-            found = os.lstat(at)
-        except OSError:
-            at = os.path.dirname(at)
-            continue
-        what = "it" if at == path else f"the directory {os.path.basename(at)}"
-        owner = User(found.st_uid, found.st_gid, ())
-        return f": {what} belongs to {owner}, mode {found.st_mode & 0o7777:04o}, and keytail works as {current()}"
-    return ""
-
-
 class FileSystem:
     """The real file system. Paths are strings; descriptors are plain integers."""
 
@@ -99,11 +81,11 @@ class FileSystem:
         self._path_of: dict[int, str] = {}
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook of every operation that changes something; `action` performs it."""
+        """Hook for every operation that changes something; `action` performs it."""
         return self._with_error_details(operation, arguments, action)
 
     def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook of every operation that changes nothing; `action` performs it."""
+        """Hook for every operation that changes nothing; `action` performs it."""
         return self._with_error_details(operation, arguments, action)
 
     def _with_error_details(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
@@ -115,14 +97,14 @@ class FileSystem:
             subject = arguments[0]
             if isinstance(subject, int):
                 error.filename = error.filename or self._path_of.get(subject)
-            elif not isinstance(error, SymbolicLink):  # which already has the path of the link
+            elif not isinstance(error, SymbolicLink):  # SymbolicLink already has the path of the link
                 error.filename = subject  # the system received a descriptor and the last name
                 if error.filename2 is not None:
                     error.filename2 = arguments[1]
             if error.strerror:
                 error.strerror = f"{error.strerror} while {_DESCRIPTIONS[operation]}"
                 if is_denied(error):
-                    error.strerror += _whose(error.filename)
+                    error.strerror += owner_and_user(error.filename)
             raise
 
     # Reading
@@ -337,7 +319,7 @@ class FileSystem:
             finally:
                 self.close(fd)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to report
+            with contextlib.suppress(OSError):  # only the first error is reported
                 self.unlink(path)
             raise
 
@@ -350,7 +332,7 @@ class FileSystem:
         try:
             self.rename(temporary, path)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to report
+            with contextlib.suppress(OSError):  # only the first error is reported
                 self.unlink(temporary)
             raise
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of glibc's mallopt
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
 _LARGEST_KEPT_BYTES = 32 << 20  # the maximum that glibc accepts
 _KEPT_BYTES = 256 << 20
 

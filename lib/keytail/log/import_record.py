@@ -1,4 +1,4 @@
-"""Encodes and parses the record that an import writes to a partition's directory for later runs."""
+"""Encodes and parses the record that an import writes to the directory of a partition for later runs."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _ATTEMPTS = 20
 
 LockName = Literal[".lock", ".keytail-prepare.lock"]
 
-# Descriptors and lock file paths of each log dir that this process holds, by every path that names the log dir.
+# Descriptors and lock file paths of each log dir whose lock this process holds, by every path that names the log dir.
 _held: dict[str, list[tuple[int, str]]] = {}
 
 
@@ -166,13 +166,13 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
     for _ in range(_ATTEMPTS):
         like = fs.stat(log_dir)
         if not fs.exists(path):
-            fs.refuse_unless_like(like)  # before a file is created
+            fs.refuse_unless_like(like)  # checked before a file is created
         try:
             fd, _ = fs.open_lock_file(path, like)
-        except FileExistsError:  # created since the check above
+        except FileExistsError:  # the file was created since the check above
             continue
         except PermissionError as error:
-            fs.refuse_unless_like(like)  # names the user to run as
+            fs.refuse_unless_like(like)  # its error names the user to run as
             raise Refused(
                 "the lock of the log dir cannot be opened for writing",
                 path=path,
@@ -242,6 +242,6 @@ def _holder(fd: int, wanted: bytes) -> str:
         return "a broker or keytail run that has just ended"
     if pid == _OF_A_DESCRIPTION:
         return "another keytail run"
-    if pid <= 0:  # as seen from another PID namespace, or from another host
+    if pid <= 0:  # the process is in another PID namespace, or on another host
         return "a process in another container or on another host, with a lock like that of a running broker"
     return f"process {pid}, with a lock like that of a running broker"

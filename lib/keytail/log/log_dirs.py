@@ -25,7 +25,7 @@ CHECKPOINTS = (
 )
 _LOG_DIR_FILES = {names.META_PROPERTIES, *CHECKPOINTS}
 
-# A name in a log dir, and the partition that it stands for.
+# A name in a log dir, and the partition of that name.
 _Named: TypeAlias = tuple[DirName, PartitionDir | None]
 
 

@@ -1,4 +1,4 @@
-"""Finds the end of a log file by reading batch headers, from the last one in its index on. Reads no records."""
+"""Finds the end of a log file by reading batch headers, from the last index entry on. Reads no records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LogEnd:
     next_offset: int
     end_position: int
     tail_bytes: int  # bytes after the last whole batch
-    last_position: int = field(default=-1, compare=False)  # of the last whole batch; -1 if there is none
+    last_position: int = field(default=-1, compare=False)  # position of the last whole batch; -1 if there is none
 
 
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:

@@ -23,7 +23,7 @@ _meter: contextvars.ContextVar[Meter | None] = contextvars.ContextVar("meter", d
 
 @contextmanager
 def metered() -> Iterator[Meter]:
-    """Yield a meter for what this thread, and threads that it starts, read within the block."""
+    """Yield a meter of the bytes that this thread, and threads that it starts, read within the block."""
     before, meter = _meter.get(), Meter()
     _meter.set(meter)
     try:

@@ -31,7 +31,7 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
     """If started as root, make the whole process work as the user that owns `log_dirs`, and print a message about it.
 
     Nothing changes for a process of another user, or if root owns the log dirs. `also_read` are directories that are
-    only read; some of them may belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if
+    only read; they may also belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if
     there are several owners, or if the owner cannot read a directory.
     """
     if not acting_user.is_root():
@@ -183,7 +183,7 @@ def refuse_unreachable(path: str, user: User) -> None:
             remedy="Allow that user to search all directories above it (chmod o+x or setfacl) and to read it",
             slug="unreadable-directory",
         ) from error
-    except OSError:  # reported by the caller
+    except OSError:  # the caller reports this error
         return
 
 

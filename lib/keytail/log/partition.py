@@ -43,7 +43,7 @@ class SegmentFacts(NamedTuple):
     index_bytes: int | None
     time_index_bytes: int | None
     txn_index_bytes: int | None
-    largest_timestamp_ms: int  # of the last time index entry; the log's mtime where that is missing or negative
+    largest_timestamp_ms: int  # that of the last time index entry or, if it is missing or negative, the log's mtime
     first_batch_timestamp_ms: int  # max timestamp of the first batch; -1 if there is none
 
 
@@ -65,8 +65,9 @@ class PartitionFacts:
     cleaner_checkpoint: int | None
     problems: tuple[ErrorText, ...]
     leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not problems by themselves
-    tail_bytes: int = 0  # of the active segment, after its last whole batch: an incomplete write
-    without_log: tuple[tuple[int, str], ...] = ()  # after a clean shutdown: `names.left_by_missing_segments`
+    tail_bytes: int = 0  # bytes of the active segment after its last whole batch: an incomplete write
+    # Only after a clean shutdown: the result of `names.left_by_missing_segments`.
+    without_log: tuple[tuple[int, str], ...] = ()
     unread: tuple[str, ...] = ()  # the checkpoint files of the log dir that cannot be read; each is a problem, too
 
 
@@ -93,7 +94,7 @@ class LogDirFacts:
     recovery_points: Offsets
     log_starts: Offsets
     high_watermarks: Offsets
-    problems: tuple[ErrorText, ...] = ()  # of the whole log dir; every partition in it has them too
+    problems: tuple[ErrorText, ...] = ()  # problems of the log dir itself; every partition in it has them, too
     unread: tuple[str, ...] = ()  # checkpoint files that cannot be read; each is a problem, too
 
 

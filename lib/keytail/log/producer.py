@@ -14,7 +14,7 @@ import numpy as np
 from keytail.format.batch import NO_SEQUENCE, TRANSACTIONAL
 from keytail.format.producers import ProducerEntry
 
-SEQUENCES = 2**31  # 0 follows the largest int32
+SEQUENCES = 2**31  # the sequence after the largest int32 is 0
 
 
 @dataclass(frozen=True)

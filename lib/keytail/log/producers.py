@@ -27,8 +27,8 @@ from keytail.log.producer import Producer, not_idle
 class ProducerStates:
     """All producers of a partition up to some offset, and the transactions completed up to there."""
 
-    states: dict[int, Producer] = field(default_factory=dict)  # by producer id; with the latest batch of each
-    completed: list[tuple[int, int]] = field(default_factory=list)  # first offset, marker's offset
+    states: dict[int, Producer] = field(default_factory=dict)  # by producer id, each with its latest batch
+    completed: list[tuple[int, int]] = field(default_factory=list)  # pairs of first offset and offset of the marker
 
     @classmethod
     def of(cls, entries: Iterable[ProducerEntry]) -> ProducerStates:
@@ -76,7 +76,7 @@ def _rows_that_count(rows: np.ndarray) -> np.ndarray:
     begins = np.ones(len(rows), bool)
     begins[1:] = (producer[1:] != producer[:-1]) | is_control[1:] | is_control[:-1]
     transactional = (rows["attributes"][order] & TRANSACTIONAL) != 0
-    counts = np.append(begins[1:], True)  # the last of its run
+    counts = np.append(begins[1:], True)  # the last row of each run counts
     counts |= transactional & (begins | ~np.append(False, transactional[:-1]))
     return np.sort(order[counts])
 
@@ -97,7 +97,7 @@ def newest_snapshot(
 
 
 class Log(Protocol):
-    """The fields of PartitionFacts, and of tasks, that loading a log depends on."""
+    """The fields of PartitionFacts and of tasks on which loading a log depends."""
 
     @property
     def segments(self) -> Sequence[SegmentFacts]: ...
@@ -130,7 +130,7 @@ def load_producers(
     segments, log_end_offset = log.segments, log.log_end_offset
     found = newest_snapshot(fs, partition_path, log.snapshots, log_end_offset)
     if found is None and log.clean_shutdown:
-        return ProducerStates()  # as a broker does, whatever the log contains
+        return ProducerStates()  # as in a broker, whatever the log contains
     start, entries = found if found is not None else (log.log_start_offset, [])
     producers = ProducerStates.of(not_idle(entries, expiration_ms=expiration_ms, now_ms=now_ms))
     for number, segment in enumerate(segments):

@@ -1,8 +1,9 @@
 """Reads and writes beside a running broker: keeps the page cache as it was, and gives way to other disk requests.
 
 A broker serves most fetches from the page cache. A preparation reads each segment several times, and would replace the
-pages that the broker's consumers need by pages of old segments. So pages that were not cached before a read are dropped
-after it, and the pages of written files once the files are durable; each pass then reads from the disk again.
+pages that the broker's consumers need by pages of old segments. Therefore, pages that were not cached before a read are
+dropped after it, and pages of written files are dropped once the files are durable. Each pass then reads from the disk
+again.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class QuietFileSystem(PacedFileSystem):
 def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
     """Return for each page of a file that contains some of these bytes whether it is in the page cache (bool).
 
-    Pages beyond the end of the file are not. All pages count as cached if the system does not report it: mincore(2)
-    does so only for users who may write to the file.
+    Pages beyond the end of the file are not cached. All pages count as cached if the system does not report it:
+    mincore(2) reports it only to users who may write to the file.
     """
     start = position - position % PAGE_BYTES
     end = min(position + size_bytes, os.fstat(fd).st_size)
@@ -60,7 +61,7 @@ def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
         return found.astype(bool)
     within = -(-(end - start) // PAGE_BYTES)
     with mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start) as mapping:
-        view = np.frombuffer(mapping, np.uint8)  # its address only: its bytes are not read
+        view = np.frombuffer(mapping, np.uint8)  # only its address is used: its bytes are not read
         status = ctypes.CDLL(None, use_errno=True).mincore(
             ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(end - start), ctypes.c_void_p(found.ctypes.data)
         )

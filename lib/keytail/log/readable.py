@@ -23,9 +23,9 @@ class Readable:
 
 
 def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end: bool, now_ms: int) -> Readable:
-    """Return the end of the readable range: the high watermark in the broker's checkpoint, or with `log_end` the log
-    end; with `committed` at most the last stable offset, where the earliest open transaction begins (`now_ms` is used
-    to report its age).
+    """Return the end of the readable range: the high watermark in the broker's checkpoint or, with `log_end`, the log
+    end. With `committed`, it is at most the last stable offset, at which the earliest open transaction begins; its age
+    at `now_ms` is reported.
 
     Raises Refused if there is no high watermark and `log_end` is not set, and if segments are being replaced or a
     replacement was interrupted: the listed segments may then not be the whole log. Raises CorruptLog if the log ends

@@ -43,9 +43,9 @@ def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> 
     _refuse_unresolvable(files, partition_path)
     swapped = _committed(fs, partition_path, files)
     scratch = [file for file in files if file.kind == "scratch" and file.name not in keep]
-    done = _remove(fs, partition_path, scratch)  # frees space for the rest
+    done = _remove(fs, partition_path, scratch)  # this frees space for the rest
     done += _discard(fs, partition_path, files)
-    for left in reversed(swapped):  # the guard of one makes all above it void
+    for left in reversed(swapped):  # the guard of one replacement makes all replacements above it void
         done += _finish_left(fs, partition_path, left)
     done += _finish_lone_indexes(fs, partition_path)
     done += _sweep(fs, partition_path)
@@ -259,7 +259,7 @@ def _sweep(fs: FileSystem, path: str) -> list[str]:
             fs.unlink(os.path.join(path, file.name))
             done.append(f"removed {file.name}: its segment was replaced")
     if done:
-        fs.fsync_dir(path)  # the `.deleted` files, which identify these, are removed next
+        fs.fsync_dir(path)  # durable before the `.deleted` files, which identify these files, are removed
     # A `.deleted` without a number belongs neither to Kafka nor to keytail.
     return done + _remove(fs, path, [f for f in files if f.kind == "deleted" and f.base_offset is not None])
 

@@ -22,7 +22,7 @@ from keytail.log.swap import NEEDED, finish
 
 @dataclass(frozen=True, slots=True)
 class CleanFile:
-    """One finished scratch file: the suffix of the segment file that it becomes, its name, size and digest."""
+    """One finished scratch file: the suffix of the segment file that it becomes, its name, its size and its digest."""
 
     suffix: str
     name: str
@@ -72,9 +72,9 @@ def commit_group(
 ) -> None:
     """Replace the group's sources by its outputs. Unlinking the guard (SWAP.md) is the commit.
 
-    An output after the first that begins at the base offset of a source begins a new part; the parts are committed one
-    after the other, the outputs of a part together. The scratch files must be durable and proven. Raises KeytailError
-    or Refused, before anything is changed, if the directory or a scratch file is not as expected; and, before the next
+    An output after the first whose base offset is that of a source begins a new part. The parts are committed one after
+    the other, the outputs of a part together. The scratch files must be durable and proven. Raises KeytailError or
+    Refused, before anything is changed, if the directory or a scratch file is not as expected; and, before the next
     part begins, if the lock of the log dir is lost. A later OSError leaves a state that `recover` resolves. `unlink`
     removes the `.deleted` files of sources; by default it is that of `fs`. For many groups of one partition pass the
     same `directory`: it is listed for the first one only.

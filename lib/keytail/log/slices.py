@@ -158,8 +158,8 @@ def _index(
 def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
 ) -> list[int] | None:
-    """Return the last offset of the batch at each position, from the header there. Return None if no batch begins at
-    one of them, or one begins above the offset of its entry (which may be that of a later batch: format/INDEX.md, 8).
+    """Return the last offset of the batch at each position, from its header; None if no batch begins at one of them, or
+    a batch begins above the offset of its entry (which may be that of a later batch: format/INDEX.md, 8).
     """
     found: list[int] = []
     if not len(offsets):

@@ -15,7 +15,7 @@ def replace_file(fs: FileSystem, path: str, data: bytes, like: FileStat) -> None
     directory = os.path.dirname(path)
     refuse_lost(fs, directory)
     temporary = path + names.TEMPORARY
-    if fs.exists(temporary):  # left by a run that was killed here
+    if fs.exists(temporary):  # a run that was killed here has left the file
         fs.unlink(temporary)
     fs.put_file(path, data, like, temporary)
     fs.fsync_dir(directory)

@@ -10,7 +10,7 @@ from keytail.format.names import FileName
 from keytail.log.directory import Directory
 from keytail.log.fs import NO_LINKS
 
-NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)  # of every output
+NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)  # the files that every output has
 
 
 def finish(
@@ -55,7 +55,7 @@ def _set_sources_aside(directory: Directory, bases: Sequence[int], outputs: Sequ
         if base not in late:
             set_aside(directory, base, names.SEGMENT_SUFFIXES)
     directory.fsync()
-    for base in late:  # the log first, and alone: while it is live, its indexes must be too
+    for base in late:  # the log is renamed first: while it is live, its indexes must be live, too
         set_aside(directory, base, (names.LOG,))
         directory.fsync()
         set_aside(directory, base, names.INDEX_SUFFIXES)

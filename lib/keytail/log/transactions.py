@@ -173,12 +173,12 @@ class TransactionTracker:
             can_be &= (aborts[at, kernels.BEHIND] < first) & (first <= data[at])
             can_be &= ~self._named_offsets.are_occupied(first, known["producer_id"])
             which = np.flatnonzero(can_be)[::-1]
-            entry_of[at[which]] = which  # the first of several
+            entry_of[at[which]] = which  # the first of several entries counts
         is_known = entry_of >= 0
         known_of = np.zeros(len(aborts), NATIVE_ENTRY)
         known_of[is_known] = known[entry_of[is_known]]
         first = np.where(is_known, known_of["first_offset"], data)
-        # A transaction that ends after a marker and began before it was open there.
+        # A transaction that began before a marker and ends after it was open at the marker.
         still_open = int(self._state[: len(self._number_of), kernels.FIRST_DATA].min(initial=kernels.NO_OFFSET))
         earliest = np.minimum(aborts[:, kernels.SINCE], first)
         later = np.append(earliest[1:], min(still_open, int(self._cursor[kernels.EARLIEST])))[: len(aborts)]

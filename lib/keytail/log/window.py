@@ -15,7 +15,7 @@ from keytail.log.fs import FileSystem
 from keytail.threads import Threads
 
 WINDOW_BYTES = 2 << 20
-_HEADROOM_BYTES = 256 << 10  # before the prefetched bytes: room for the rest of the previous window
+_HEADROOM_BYTES = 256 << 10  # room before the prefetched bytes for the rest of the previous window
 
 
 class Window:
@@ -29,7 +29,7 @@ class Window:
         self._prefetched = np.empty(0, dtype=np.uint8)
         self._reader: Threads | None = None
         self._coming: Future[int] | None = None
-        self._coming_at = 0  # byte position in the file
+        self._coming_at = 0  # its byte position in the file
         self._coming_bytes = 0
         self._fd = -1
         self.path = ""
@@ -45,7 +45,7 @@ class Window:
 
     def close(self) -> None:
         if self._coming is not None:
-            self._coming.exception()  # only wait for it: the bytes are not used
+            self._coming.exception()  # only waits for the thread: the bytes are not used
             self._coming = None
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
@@ -59,7 +59,7 @@ class Window:
     @property
     def bytes(self) -> np.ndarray:
         view = self._buffer[self._begin :]
-        view.flags.writeable = False  # so that windows and decompressed blocks have one type
+        view.flags.writeable = False  # read-only, so that windows and decompressed blocks have the same type
         return view
 
     def advance(self, used: int, wanted_bytes: int) -> None:

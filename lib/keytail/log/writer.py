@@ -96,7 +96,7 @@ class SegmentWriter:
         return fd
 
     def _close(self, fd: int) -> None:
-        self._open.discard(fd)  # first: closing releases the descriptor even if it raises an error
+        self._open.discard(fd)  # done first, because closing releases the descriptor even if it raises an error
         self._fs.close(fd)
 
     def append(self, data: np.ndarray, table: np.ndarray) -> int:
@@ -159,7 +159,7 @@ class SegmentWriter:
 
     def _seal_file(self, fd: int, suffix: str, mtime_ms: int, size_bytes: int, digest: str) -> CleanFile:
         path = self._path_of(suffix)
-        # The time first: fsync makes it durable together with the contents.
+        # The time is set first, so that fsync makes it durable together with the contents.
         self._fs.set_mtime_ns(path, mtime_ms * 1_000_000)
         self._fs.fsync(fd)
         self._close(fd)
@@ -204,12 +204,12 @@ class OutputWriter:
         self._txn_index = txn_index
         self._current: SegmentWriter | None = None
         self._coming: SegmentWriter | None = None  # the output that is being split off the current one
-        self._sources: list[Source] = []  # of the current output
-        self._mark: Mark | None = None  # the start of the last of them, unless it is the first
+        self._sources: list[Source] = []  # sources of the current output
+        self._mark: Mark | None = None  # the start of the last source, unless it is the first
         self._shares_source = False  # the current output continues the source in which the previous one ended
         self._groups: list[tuple[list[int], list[OutputSegment]]] = []
         self._made: dict[str, None] = {}  # paths in the order of creation
-        self._closed_bytes = 0  # of all files of closed outputs
+        self._closed_bytes = 0  # bytes of all files of closed outputs
         self._before = (0, 0, 0, 0)  # the counters below, and closed bytes, at the start of the current group
         self.splits = 0
         self.size_bytes = 0
@@ -257,7 +257,7 @@ class OutputWriter:
         self._mark = None
 
     def start_source(self, source: Source) -> None:
-        """Treat the batches appended from now on as those of `source`."""
+        """Start `source`: the batches appended from now on are its batches."""
         assert self._current is not None
         self._mark = self._current.mark()
         self._sources.append(source)
@@ -359,7 +359,7 @@ class OutputWriter:
                 self._made.update(dict.fromkeys(writer.made))
         self._current = self._coming = None
         for path in self._made:
-            with contextlib.suppress(OSError):  # also for a file that is already removed
+            with contextlib.suppress(OSError):  # the file may already have been removed
                 self._fs.unlink(path)
         self._made.clear()
 

@@ -19,8 +19,8 @@ from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
-_LATEST_MS = 253_402_300_800_000  # the year 10000, which datetime does not have
-_PREVIEW_CHARACTERS = 60  # of a key or value in a table
+_LATEST_MS = 253_402_300_800_000  # the year 10000, which datetime does not support
+_PREVIEW_CHARACTERS = 60  # characters of a key or value in a table
 
 Offset = Annotated[int | None, o.run_flag(
     "--offset N", "Find the first record at or after this offset.", parser=o.within(0, o.LONG_MAX)
@@ -58,14 +58,14 @@ class LookupRow(OfPartition):
     leader_epoch: int | None = None
     batch_base_offset: int | None = None
     batch_last_offset: int | None = None
-    byte_position: Annotated[int | None, "of the batch in the segment file"] = None
+    byte_position: Annotated[int | None, "byte position of the batch in the segment file"] = None
     batch_bytes: int | None = None
     codec: str | None = None
-    segment: Annotated[int | None, "its base offset"] = None
+    segment: Annotated[int | None, "base offset of the segment"] = None
     key: Annotated[str | None, "the whole key as text; `null` if it is null or not UTF-8"] = None
     key_base64: Annotated[str | None, "the whole key in base64 if it is not UTF-8; otherwise `null`"] = None
-    value: Annotated[str | None, "as `key`"] = None
-    value_base64: Annotated[str | None, "as `key_base64`"] = None
+    value: Annotated[str | None, "like `key`"] = None
+    value_base64: Annotated[str | None, "like `key_base64`"] = None
     control: Annotated[str | None, "the type of a marker, such as `COMMIT` or `ABORT`"] = None
     reason: Annotated[str, "why nothing, or another offset, was found"] = ""
     notes: Annotated[tuple[str, ...], "what is wrong with the indexes, and what a broker returns"] = ()

@@ -46,7 +46,7 @@ class FoundRecord:
     value: bytes | None
     control: str  # the type of a control record, such as COMMIT or ABORT; empty for a record of a producer
     segment: int  # base offset of the segment
-    byte_position: int  # of the batch in its file
+    byte_position: int  # position of the batch in its file
     batch_bytes: int
     batch_base_offset: int
     batch_last_offset: int

@@ -76,7 +76,7 @@ def _exit_with(run: Callable[[], object]) -> NoReturn:
     try:
         run()
     except SystemExit as ended:
-        if isinstance(ended.code, int):  # help or wrong usage: commands have ended their output
+        if isinstance(ended.code, int):  # after help or wrong usage; commands have ended their output themselves
             ended.code = end_of_output(ended.code, changes=False)
         raise
     sys.exit(0)
@@ -125,7 +125,7 @@ def _separate_standard_error(parent: int) -> None:
 def run_as_job(command: str) -> NoReturn:
     """Run the command with the flags of this process, in the Spark session of spark-submit. Usage lines name the
     job's file."""
-    parent = os.getppid()  # read once: the parent may end at any moment
+    parent = os.getppid()  # read only once, because the parent may end at any moment
     _separate_standard_error(parent)
     stop_with_parent(parent)
     group: Any = typer.main.get_command(app)

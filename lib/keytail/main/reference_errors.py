@@ -57,7 +57,7 @@ class ListedError:
     text: str
     remedy: str
     slug: str
-    is_raised: bool  # else a reason in a row
+    is_raised: bool  # otherwise, it is a reason in a row
 
 
 def page() -> str:
@@ -93,7 +93,7 @@ def errors(home: Path = _HOME) -> Iterator[ListedError]:
             texts, remedies, slugs = (found.of(item) for item in (node.args[0], given.get("remedy"), given.get("slug")))
             slugs = [slug for slug in slugs if slug not in ("", _VARIES)] or [default]
             is_copy = ast.unparse(given.get("slug", node)).endswith(".slug")
-            if is_copy or (path.name == "errors.py" and not slugs[0]):  # errors.py has the code for all errors
+            if is_copy or (path.name == "errors.py" and not slugs[0]):  # errors.py has the code that all errors share
                 continue
             if not kind or not slugs[0]:
                 raise ValueError(f"{path}:{node.lineno}: show the class and the slug of the error in this call")
@@ -115,7 +115,7 @@ def _subclasses(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
 def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, str, ast.Call]]:
     """Yield each call that creates an error with a text: its innermost function, the name of the class, the call."""
     inside: dict[ast.AST, tuple[ast.AST, str]] = {}
-    for scope in ast.walk(tree):  # outer ones first
+    for scope in ast.walk(tree):  # outer scopes come first
         if isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef):
             of_class = scope.name if isinstance(scope, ast.ClassDef) else inside.get(scope, (tree, ""))[1]
             inside |= dict.fromkeys(ast.walk(scope), (scope, of_class))

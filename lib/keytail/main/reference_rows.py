@@ -41,11 +41,11 @@ _END = """\
 | 143 | stopped by SIGTERM; the rows that were known are printed |
 | 141 | of a command that changes nothing: the process that read its output (`head`) has ended |
 
-Output that cannot be written (a full disk, a reader that has ended) does not change what was done: a run with
-`--execute` has the exit status of the table above, and standard error reports once that output is missing. A command
-that only reads ends with 1 instead of 0 (141 if a reader has ended), since the requested output is missing. A closed
-standard output (`>&-`) is treated like `/dev/null`: the exit status is that of the run, as it is if standard error
-cannot be written. Closed descriptors 0 to 2 are opened on `/dev/null` first, so that no output is written into a file.
+Output that cannot be written (a full disk, a closed pipe) does not change what was done: a run with `--execute` has the
+exit status of the table above, and standard error reports once that output is missing. A command that only reads ends
+with 1 instead of 0 (with 141 if the pipe was closed), since the requested output is missing. A closed standard output
+(`>&-`) is treated like `/dev/null`: the exit status is that of the run, as it is if standard error cannot be written.
+Closed descriptors 0 to 2 are opened on `/dev/null` first, so that no output is written into a file.
 
 An interrupted `compact` or `export` prints a row for each partition, including those that were not begun; other
 commands print rows for the completed partitions.

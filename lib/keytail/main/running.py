@@ -65,7 +65,9 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
     `given` are values of the request that are not flags.
     """
     as_json = flags.get("output") == "json"
-    with stoppable():  # also while an error message is printed: that message or the one about the signal is complete
+    # Stoppable also while an error message is printed: that message, or the one about the signal, is printed
+    # completely.
+    with stoppable():
         try:
             try:
                 request_of(MessageFlags, flags).apply()

@@ -79,7 +79,7 @@ class Group(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as problem:
-            if not hasattr(problem, "possibilities"):  # only errors about flags have it
+            if not hasattr(problem, "possibilities"):  # only errors about flags have this attribute
                 if (flag := f"--{args[0]}") in ("--help", "--version"):
                     text = _did_you_mean([f"keytail {flag}"])
                 else:

@@ -46,7 +46,7 @@ class PreparedRow(OfPartition):
     prepared_ms: Annotated[int | None, "the time on which its decisions are based"] = None
     end_dirty_offset: Annotated[int | None, "the end of the compacted offsets, exclusive"] = None
     bytes_before: Annotated[int | None, "size of the partition's `.log` files when it was prepared"] = None
-    bytes_after: Annotated[int | None, "their size after the commit"] = None
+    bytes_after: Annotated[int | None, "size of the `.log` files after the commit"] = None
     disk_bytes: Annotated[int | None, "size of the new segments, until they are committed or discarded"] = None
 
 

@@ -16,7 +16,7 @@ from keytail.kernels.batch_header import CONTROL, TRANSACTIONAL, TRANSACTIONAL_O
 from keytail.kernels.transactions import ABORT, COMMIT
 from keytail.log.transactions import Contradiction, TransactionTracker, sorted_entries
 
-# If more rows are buffered, those that later rows have made unnecessary are removed.
+# If more rows are buffered, rows that later ones have made unnecessary are removed.
 _MANY_ROWS = 1 << 16
 
 
@@ -26,10 +26,10 @@ def asked_offsets(entries: np.ndarray) -> np.ndarray:
 
 
 class Needed:
-    """Selects the batches of a part of a log that show which transactions were aborted there, or that contain one of
+    """Selects the batches of a part of a log that show which transactions were aborted in it, or that contain one of
     the `asked` offsets.
 
-    From the data between two markers of a producer these are the first batch, and the first that reaches the log start
+    Of the data between two markers of a producer, these are the first batch, and the first that reaches the log start
     offset. Without an abort in the part, batches between a producer's first and last marker are omitted: they do not
     affect entries of other parts.
     """
@@ -46,14 +46,14 @@ class Needed:
         if len(self._asked) and len(table):
             first, end = np.searchsorted(self._asked, [table["base_offset"][0], table["last_offset"][-1] + 1])
             if first < end:
-                wanted |= self._holds_asked(table)
+                wanted |= self._contains_asked(table)
         if not wanted.any():
             return
         self._parts.append(self._first_of_runs(table[wanted]))
         self._rows += len(self._parts[-1])
         if self._rows > _MANY_ROWS:
             rows = self._first_of_runs(np.concatenate(self._parts))
-            self._parts, self._rows = [rows], len(rows) // 2  # counted half: delays the next removal
+            self._parts, self._rows = [rows], len(rows) // 2  # only half are counted, so that the next removal is later
 
     def rows(self) -> np.ndarray:
         """Return the needed batches, in order."""
@@ -63,7 +63,7 @@ class Needed:
             return rows
         return self._first_and_last(rows, is_marker)
 
-    def _holds_asked(self, rows: np.ndarray) -> np.ndarray:
+    def _contains_asked(self, rows: np.ndarray) -> np.ndarray:
         first = np.searchsorted(self._asked, rows["base_offset"])
         return first < np.searchsorted(self._asked, rows["last_offset"], side="right")
 
@@ -76,7 +76,7 @@ class Needed:
         again &= reaches[:-1] | ~reaches[1:]
         needed = np.ones(len(rows), bool)
         needed[order[1:][again]] = False
-        return rows[needed | self._holds_asked(rows)]
+        return rows[needed | self._contains_asked(rows)]
 
     def _first_and_last(self, rows: np.ndarray, is_marker: np.ndarray) -> np.ndarray:
         """Return the rows without the batches of each producer between its first and its last marker."""
@@ -88,7 +88,7 @@ class Needed:
         last = np.full(producer.max() + 1, -1)
         np.minimum.at(first, producer[is_marker], number[is_marker])
         np.maximum.at(last, producer[is_marker], number[is_marker])
-        return rows[(number <= first[producer]) | (number >= last[producer]) | self._holds_asked(rows)]
+        return rows[(number <= first[producer]) | (number >= last[producer]) | self._contains_asked(rows)]
 
 
 def _is_marker(rows: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def right_entries(
 
     `parts` are the needed batches of its parts, in order; `known` the entries on disk, by first offset; `first_offset`
     the base offset of its first segment. Entries below the log start offset are not served, and a cleaned log contains
-    less evidence for them; but the log start offset may be lost, so they are kept as well.
+    less evidence for them. They are retained nevertheless, because the log start offset may be lost.
     """
     rows = np.concatenate([*parts, np.empty(0, BATCH_TABLE)])
     entries = _entries(rows, known, log_start_offset)

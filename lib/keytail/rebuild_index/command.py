@@ -55,7 +55,7 @@ class Request:
     master: o.Master = None
     shared_storage: o.SharedStorage = False
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
-    submitted: bool = False  # under spark-submit, which has chosen the master
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class SegmentRow:
     log_bytes: int
     batches: int | None = None
     index: Annotated[str, "`sound`, `missing`, `wrong`, or empty"] = ""
-    time_index: Annotated[str, "as `index`"] = ""
-    txn_index: Annotated[str, "as `index`"] = ""
+    time_index: Annotated[str, "like `index`"] = ""
+    txn_index: Annotated[str, "like `index`"] = ""
     error: str = ""
 
 
@@ -93,9 +93,9 @@ class RebuildRow(OfPartition):
     notes: Annotated[tuple[str, ...], "other findings and actions, a sentence each"] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
-    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # of the damage that was found
-    recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error whose text is in `error`
+    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # places of the damage that was found
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks the row
 
 
 def exit_status(rows: Sequence[RebuildRow], request: Request | None = None) -> int:
@@ -135,7 +135,7 @@ def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
         for row in shown for segment in row.segments if segment.status != "sound"
     ]  # fmt: skip
     print_below(rows, [*notes_of(shown), *segments])
-    if shown or not rows:  # otherwise the line above has the same sum
+    if shown or not rows:  # otherwise, the line above has the same sum
         print_line(f"\n{total(rows)}")
 
 

@@ -35,7 +35,7 @@ from keytail.run.engine import Engine, ThisProcess
 from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
 
@@ -46,7 +46,7 @@ def rebuild(
     """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
     examined partition, as it ends."""
     with contextlib.ExitStack() as run:
-        choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
+        choose(fs, request.choice)  # invalid flags are reported before any lock is taken
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
         engine: Engine = ThisProcess()
         if request.submitted:

@@ -33,8 +33,8 @@ def why_wrong(
     index_interval_bytes: int,
     is_in_use: bool,
 ) -> tuple[str, str]:
-    """Return what is wrong with each of the two files, according to the segment's batches; "" if nothing is. `reader`
-    reads `chunks`.
+    """Return what is wrong with each of the two files, according to the batches of the segment; "" for a valid file.
+    `reader` reads `chunks`.
 
     `is_in_use`: a broker writes to the segment. Its files have room after their entries, and its time index lacks the
     entry that closes it.
@@ -93,7 +93,7 @@ class _Batches:
         """Return the row that contains or follows each offset, at most the last row; and whether the offset is inside
         the batch, not at its end.
 
-        In a message of magic 0 and 1 the only offset that an entry names is the last.
+        Of a message of magic 0 or 1, an entry names only the last offset.
         """
         rows = np.minimum(np.searchsorted(self.last, offsets), len(self.last) - 1)
         is_inside = (self.first[rows] <= offsets) & (offsets < self.last[rows])
@@ -110,7 +110,8 @@ class _Batches:
             for opened in reader.open_rows(self.chunk, wanted):
                 for portion in scanner.portions(self.chunk, opened):
                     at = portion.records["offset"] - self._base_offset
-                    self._last_record[portion.records["row"]] = at  # the batch's last record remains
+                    # Of several records of a batch, the last one is stored.
+                    self._last_record[portion.records["row"]] = at
                     named = np.isin(at, offsets)
                     found.append(at[named])
                     times_ms.append(portion.records["timestamp_ms"][named])
@@ -151,7 +152,7 @@ class _Entries:
         falls = np.zeros(len(self.keys), bool)
         for column in (self.keys, self.values):
             falls |= np.diff(column, prepend=-1) <= 0
-        # The first entry may name relative offset 0 or timestamp 0.
+        # The first entry may have relative offset 0 or timestamp 0.
         return f"entry {int(np.argmax(falls))} is not in ascending order" if falls.any() else ""
 
     def _advance(self, last_key: int) -> None:

@@ -1,8 +1,9 @@
 """Compares the `leader-epoch-checkpoint` of a partition with its log (format/NAMES.md, "Leader epochs").
 
-A batch shows the latest offset at which its epoch can begin. Missing batches do not show that there was no such epoch:
-a cleaned log has epochs without batches. So entries below the log end are retained, newer epochs are added as a
-recovering broker adds them, and entries at or above the log end are removed. The caller reads the log and the file.
+A batch shows the latest offset at which its epoch can begin. A lack of batches does not show that there was no such
+epoch, because a cleaned log has epochs without batches. Therefore, entries below the log end are retained, newer epochs
+are added as by a recovering broker, and entries at or above the log end are removed. The caller reads the log and the
+file.
 """
 
 from __future__ import annotations

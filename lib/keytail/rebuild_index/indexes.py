@@ -28,8 +28,8 @@ from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
 
-# Half of a core's own cache. Not prefetched: passing a chunk to another thread takes longer than processing its headers
-# and checksums.
+# Half of a core's own cache. Chunks are not prefetched: passing one to another thread takes longer than processing its
+# headers and checksums.
 CHUNK_BYTES = 512 << 10
 _NO_LIMIT_BYTES = 1 << 40
 
@@ -172,8 +172,10 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
-    """Append the pass over the next slice. Its entries are valid from the point where the chain of entries that starts
-    at the segment's first batch meets them: at once, if the index used for slicing is what a recovery would write."""
+    """Append the result of reading the next slice. Its entries are valid from the first one on that the chain of
+    entries from the segment's first batch reaches. That is the first entry of the slice if the index used for slicing
+    is the one that a recovery would write.
+    """
     if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)
     else:
@@ -199,7 +201,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         if not found.batches:
             found.first_offset = int(table["base_offset"][0])
             if part.start and found.first_offset > part.entry_offset:
-                return found  # a scan without batches cannot be joined: the index was wrong
+                return found  # a scan without batches cannot be joined, so the index was wrong
         _refuse_range(task, chunk)
         _add(task, indexer, chunk)
         needed.add(table)

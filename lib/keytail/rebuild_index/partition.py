@@ -96,11 +96,11 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class Rest:
-    """Sentences about snapshots and leader epochs: what is wrong or was repaired, and what cannot be repaired."""
+    """Sentences about snapshots and leader epochs: what is wrong, what was repaired, and what cannot be repaired."""
 
     wrong: tuple[str, ...] = ()
     refused: tuple[ErrorText, ...] = ()
-    files: int = 0  # missing or wrong files
+    files: int = 0  # number of missing or wrong files
 
 
 def plan_partition(fs: FileSystem, facts: PartitionFacts, settings: RebuildSettings) -> PartitionPlan:
@@ -286,7 +286,7 @@ def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) ->
     if epochs.problem:
         why = f"{names.LEADER_EPOCHS} contradicts the log and is not changed: {epochs.problem}"
         return replace(rest, refused=(*rest.refused, refusal(why, slug="epochs-contradict-log")))
-    # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves such an entry.
+    # A broker that stops cleanly may leave an entry for an epoch that begins at the log end, and has no batch yet.
     retained = result.log_end_offset if plan.facts.clean_shutdown else -1
     behind = [epoch for epoch in epochs.dropped if epoch[1] != retained]
     if not epochs.added and not behind:

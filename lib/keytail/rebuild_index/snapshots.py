@@ -28,8 +28,8 @@ class SnapshotSurvey:
     """The snapshots of a partition by offset, ascending."""
 
     good: tuple[int, ...]
-    missing: tuple[int, ...]  # a broker would have one there
-    damaged: tuple[int, ...]  # only those that a broker would have
+    missing: tuple[int, ...]  # offsets at which a broker would have a snapshot
+    damaged: tuple[int, ...]  # only at offsets at which a broker would have a snapshot
 
     @property
     def to_make(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class SnapshotRow:
 
     offset: int
     was: Literal["missing", "damaged"]
-    source: int | None  # the older snapshot; None: the log alone
+    source: int | None  # the older snapshot that it is rebuilt from; None: only the log
     producers: int = 0
     problem: str = ""
 
@@ -125,7 +125,7 @@ class _Replay:
         self._fs, self._reader, self._path = fs, reader, path
         self._segments, self._log_start_offset = segments, log_start_offset
         self._at = self._first = segments[0].base_offset
-        self._gap: int | None = None  # the first offset from 0 on that no record has
+        self._gap: int | None = None  # the first offset from 0 on without a record
         self._next = 0
         self.producers = ProducerStates()
         self.source: int | None = None

@@ -24,7 +24,7 @@ from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, SegmentFacts
 
 _MAGIC_AT, _CRC_AT, _LEGACY_CRC_AT = 16, 17, 12
-_LEAST_BYTES = _MAGIC_AT + 1  # of a batch whose magic can be read
+_LEAST_BYTES = _MAGIC_AT + 1  # minimum size of a batch whose magic can be read
 _NOT_TRUNCATED_REMEDY = f"Nothing was changed. {CORRUPT_HELP['re-fetch']}. {CORRUPT_HELP['salvage']}"
 
 
@@ -38,7 +38,7 @@ class TornTail:
 
     base_offset: int
     byte_position: int  # valid batches end here
-    next_offset: int  # after the last valid batch; the base offset if there is none
+    next_offset: int  # offset after the last valid batch; the base offset if there is none
     log_bytes: int
     what: str
     broker_truncates: bool
@@ -58,7 +58,7 @@ class Truncation:
     removed_segments: tuple[int, ...]
     cleaner_checkpoint: int | None
     high_watermark: int | None
-    acknowledged_until: int | None  # lost offsets below this one lay below the high watermark
+    acknowledged_until: int | None  # lost offsets below this one were below the high watermark
 
     @property
     def next_offset(self) -> int:
@@ -170,12 +170,12 @@ def truncate_tail(
     if torn.high_watermark is not None:  # the file also has entries of future replicas, so all entries are kept
         path = os.path.join(facts.log_dir, names.HIGH_WATERMARK_CHECKPOINT)
         update_offset(fs, path, key, torn.high_watermark, hosted=None)
-    # Remove the logs durably first: a broker that starts reads the epochs of a log without an index before those of the
-    # logs below it.
+    # The logs are removed durably first: a broker that starts reads the epochs of a log without an index before those
+    # of the logs below it.
     for is_log in (True, False):
         _unlink(fs, facts.path, (name for name in reversed(torn.removed) if name.endswith(names.LOG) == is_log))
-    # Only now: a broker that finds no index rebuilds it, truncates the log in the process, and then keeps later
-    # segments.
+    # The indexes are removed last: a broker that finds no index rebuilds it, truncates the log in the process, and then
+    # retains later segments.
     _unlink(fs, facts.path, (names.segment_file(torn.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))
     refuse_lost(fs, log_path)
     fd = fs.open_write(log_path)

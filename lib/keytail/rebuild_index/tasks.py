@@ -45,7 +45,8 @@ from keytail.run.tasks import Outcome, as_problem, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.threads import Threads
 
-# The most in one bundle: large enough to use all cores of a cluster, small enough that a killed run loses little work.
+# The maximum size of a bundle: large enough to use all cores of a cluster, small enough that a killed run loses little
+# work.
 BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
 # Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
@@ -118,7 +119,7 @@ class Rebuild:
                     for outcome in future.result():
                         done[outcome.plan.facts.path] = outcome
                         self.on_outcome(outcome)
-            except BaseException:  # a signal: an installation in progress is completed, nothing else starts
+            except BaseException:  # after a signal, an installation in progress is completed, and nothing else starts
                 self._stopped = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 end_tasks(self.engine, lambda: any(future.running() for future in started))

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-WIDTH = 317  # in units of the SVG, in which text is 10 high; the page scales the chart to its own width
+WIDTH = 317  # in units of the SVG, whose text has a height of 10; the page scales the chart to its own width
 _TEXT, _GAP = 10, 4
 _INK, _FAINT = "var(--ink)", "var(--faint)"
 # Widths of characters in DejaVu Sans, one of the widest fonts that browsers use for system-ui, as shares of the height.
@@ -28,7 +28,7 @@ class Axis:
     scale: Callable[[float], float] = float
 
     def share(self, value: float) -> float:
-        """Return where the value is on this axis, from 0 to 1."""
+        """Return the position of the value on this axis, from 0 to 1."""
         first, last = self.scale(self.first), self.scale(self.last)
         return (self.scale(value) - first) / (last - first)
 

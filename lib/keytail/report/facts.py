@@ -120,5 +120,5 @@ class Report:
     ended_early: str = ""
     next_step: str = ""
     notes: tuple[str, ...] = ()
-    runs: tuple[Mapping[str, str], ...] = ()  # only from a ledger
-    downtimes: tuple[Downtime, ...] = ()  # the same
+    runs: tuple[Mapping[str, str], ...] = ()  # only in a report from a ledger
+    downtimes: tuple[Downtime, ...] = ()  # only in a report from a ledger

@@ -66,7 +66,7 @@ def _held_by(row: Any) -> str:
 
 
 def _findings(row: Any) -> Iterator[Finding]:
-    for item in getattr(row, "findings", ()):  # of verify
+    for item in getattr(row, "findings", ()):  # a row of verify
         yield Finding(
             item["severity"],
             item["what"],
@@ -75,14 +75,14 @@ def _findings(row: Any) -> Iterator[Finding]:
             item["remedy"] or "",
             item["start_loses"],
         )
-    for segment in _segments(row):  # of rebuild-index
+    for segment in _segments(row):  # a row of rebuild-index
         if segment.status != "sound":
             severity = "error" if segment.status == "damaged" else "warning"
             where = os.path.join(row.name, f"{segment.base_offset:020d}.log")
             yield Finding(severity, f"index files {segment.status}: {segment.error}", where)
     for text in getattr(row, "notes", ()):
         yield Finding("note", text)
-    for name, count in (getattr(row, "divergences", None) or {}).items():  # of audit
+    for name, count in (getattr(row, "divergences", None) or {}).items():  # a row of audit
         offsets = ", ".join([str(item["offset"]) for item in row.examples if item["kind"] == name][:_MOST_EXAMPLES])
         where = f"{count:,}, for example at offset {offsets}" if offsets else f"{count:,}"
         yield Finding("error", f"{name}: {WHAT[name]}", where)

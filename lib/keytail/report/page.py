@@ -24,9 +24,9 @@ from keytail.report.facts import Partition, Report
 HERE = Path(__file__).parent
 TOPICS_DRAWN = 20
 MAPS_DRAWN = 6
-MOST_ROWS = 500  # in a table; the raw rows include all
+MOST_ROWS = 500  # rows in a table; the raw rows include all
 MOST_REASONS = 100
-MOST_NAMES = 2000  # in one reason
+MOST_NAMES = 2000  # names in one reason
 MOST_SLOWEST = 15
 
 
@@ -385,5 +385,6 @@ def _time(time_ms: int | None) -> str:
         return ""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):  # delete.retention.ms may be 2^63 - 1
+    # A horizon may be far in the future: delete.retention.ms may be 2^63 - 1.
+    except (OverflowError, ValueError, OSError):
         return "never" if time_ms > 0 else ""

@@ -70,7 +70,7 @@ def verdict(report: Report) -> tuple[Level, str]:
 
 
 def next_step(report: Report) -> str:
-    """Return the run's own next step, or where on the page the remedies are."""
+    """Return the next step of the run, or the place of the remedies on the page."""
     if report.next_step:
         return report.next_step
     if any(partition.kind == "bad" for partition in report.partitions):

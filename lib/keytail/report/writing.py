@@ -94,7 +94,7 @@ def _write(path: str, reported: Page, start_ms: int, exit_status: int, ended_ear
     """Write the page and return whether that succeeded. A failure is only reported."""
     try:
         write_page(path, report_of(reported, start_ms, exit_status, ended_early))
-    except Exception as problem:  # no error of the page may end the run
+    except Exception as problem:  # an error of the page must not end the run
         what = repr(problem)
         if isinstance(problem, KeytailError):
             what = in_words(problem)
@@ -127,7 +127,7 @@ def report_of(page: Page, start_ms: int, exit_status: int | None, ended_early: s
         versions=_versions(),
         exit_status=exit_status,
         ended_early=ended_early,
-        next_step=page.next_step.replace("given above", "given below") or again,  # on a page the reasons follow
+        next_step=page.next_step.replace("given above", "given below") or again,  # on a page, the reasons follow
     )
 
 

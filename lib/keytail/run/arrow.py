@@ -1,4 +1,4 @@
-"""Convert columns of bytes to Arrow arrays, and group Arrow batches into sizes that suit Spark's workers."""
+"""Converts columns of bytes to Arrow arrays, and merges or splits Arrow batches for Spark's workers."""
 
 from __future__ import annotations
 

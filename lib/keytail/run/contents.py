@@ -1,4 +1,4 @@
-"""Read the contents of segments in tasks: a few segments per task, one answer per segment."""
+"""Reads the contents of segments in tasks: a few segments per task, one answer per segment."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def _parts(places: Sequence[SegmentPlace], fs: FileSystem) -> Iterator[list[Segm
 def _size(place: SegmentPlace, fs: FileSystem) -> int:
     try:
         return fs.stat(os.path.join(place.partition_path, names.segment_file(place.base_offset, names.LOG))).size_bytes
-    except OSError:  # the task reports it
+    except OSError:  # the task reports the error
         return 0

@@ -13,8 +13,8 @@ import sys
 import tempfile
 
 from keytail.errors import KeytailError
-from keytail.run.delta import session_settings
-from keytail.run.session import end_jvm, local_session
+from keytail.run.spark.delta import session_settings
+from keytail.run.spark.session import end_jvm, local_session
 
 
 def fetch(folder: str, repository: str | None = None) -> list[str]:

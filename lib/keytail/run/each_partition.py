@@ -1,7 +1,7 @@
-"""Call a function for each chosen partition: in this process for a few partitions, in child processes for many.
+"""Calls a function for each chosen partition: in this process for a few partitions, in child processes for many.
 
-Listing a partition needs as much CPU time as disk time, so threads would wait for each other. On distant storage
-processes mostly wait, so more of them than there are cores run at the same time.
+Listing a partition needs as much CPU time as disk time, so threads would wait for each other. On remote storage,
+processes mostly wait, so more processes than cores run at the same time.
 """
 
 from __future__ import annotations

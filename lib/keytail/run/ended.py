@@ -1,7 +1,7 @@
-"""Handle the end of Spark during a run: its JVM is killed or receives a signal, or its session is stopped.
+"""Handles the end of Spark during a run: its JVM is killed or receives a signal, or its session is stopped.
 
-The driver's later calls of Spark then fail with many different errors. All are replaced by one, SparkEnded: in
-run/spark_engine.py where a job is lost, and in run/session.py, when the session is closed, for any other call.
+The driver's later calls of Spark then fail with many different errors. All are replaced by SparkEnded: in
+run/spark/engine.py if a job is lost, and in run/spark/session.py, when the session is closed, for any other call.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from keytail.errors import KeytailError
 
-# A JVM that receives a signal first stops its session, which a driver notices, and ends only then.
+# A JVM that receives a signal first stops its session, which the driver notices, and ends only afterwards.
 _LONGEST_END_S = 20.0
-# Delay of the JVM's output while it runs: afterwards it is known whether a stop has begun.
+# The JVM's output is delayed by this time, after which it is known whether a stop has begun.
 HELD_BACK_S = 0.2
 _LONGEST_SWEEP_S = 3.0
 _PY4J_CALL = "An error occurred while calling "
@@ -58,7 +58,9 @@ def is_of_spark(problem: BaseException | None) -> bool:
 
 
 def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the signal that caused `problem`: calls of Spark can fail after a signal has interrupted one of them."""
+    """Return the signal that caused `problem`, if any: after a signal has interrupted a call of Spark, later calls can
+    fail.
+    """
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem
@@ -109,7 +111,7 @@ def silence_py4j() -> None:
     import pyspark.accumulators as of_accumulators  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    root = logging.getLogger()  # some tracebacks are logged there
+    root = logging.getLogger()  # some tracebacks are logged by the root logger
     if _is_not_of_py4j not in root.filters:
         root.addFilter(_is_not_of_py4j)
     for server in (of_accumulators.AccumulatorTCPServer, of_accumulators.AccumulatorUnixServer):

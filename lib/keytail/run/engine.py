@@ -1,7 +1,8 @@
-"""Engines, which run the tasks of a run: Spark (run/spark_engine.py), child processes (run/processes.py), this process.
+"""The protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), this
+process.
 
-Drivers and commands are written for the protocol `Engine`, and do not ask which engine they have. Spark's DataFrames
-are an exception: code that needs them takes the session from the engine.
+Drivers and commands use the protocol `Engine`, whatever the engine is. Code that needs Spark's DataFrames is an
+exception: it takes the session from the engine.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Engine(Protocol):
 
     @property
     def concurrent_tasks(self) -> int:
-        """How many tasks share one host at a time."""
+        """The number of tasks that share one host at a time."""
 
     @property
     def parallel_tasks(self) -> int:
-        """How many tasks run at a time on all hosts together, as far as this is known."""
+        """The number of tasks that run at a time on all hosts together, as far as it is known."""
 
     @property
     def driver_address(self) -> DriverAddress:
@@ -57,15 +58,15 @@ class Engine(Protocol):
         `attempt` differs between any two runs of a task, so files named by it never collide. `function` is a
         module-level function of an installed package (or picklable); it runs where the files are mounted. If a worker
         dies, its payload is run again, after `before_again(payload)` is called: the earlier attempt may have left
-        scratch files. Once `stopped()` is true it is not run again. `name` is shown where the engine shows jobs. Raises
-        SparkEnded if no more jobs can be run.
+        scratch files. Once `stopped()` is true, it is not run again. `name` is the name of the job. Raises SparkEnded
+        if no more jobs can be run.
         """
 
     def cancel(self) -> None:
         """End the running tasks, as far as the engine can. Raises no error if the engine has ended."""
 
     def has_ended(self) -> bool:
-        """Return whether the engine can no longer run tasks, although nothing in this program ended it."""
+        """Return whether the engine can no longer run tasks, although this program has not ended it."""
 
 
 class ThisProcess:
@@ -90,7 +91,7 @@ class ThisProcess:
 
 
 def end_tasks(engine: Engine, is_one_alive: Callable[[], bool]) -> None:
-    """Cancel all tasks until no thread waits for one, at most for 20 s; waiting threads must not start another."""
+    """Cancel all tasks until no thread waits for one, at most for 20 s. Waiting threads must not start other tasks."""
     last_s = time.monotonic() + _LONGEST_STOP_S
     engine.cancel()
     while is_one_alive() and time.monotonic() < last_s:

@@ -29,7 +29,8 @@ def run_every(
     size_of: Callable[[P], int],
 ) -> None:
     """Run `function(task, attempt)` for each task; call `on_result` in this thread, in the order of the bundles.
-    `size_of` returns the bytes that a task reads, `name` is shown where the engine shows jobs."""
+    `size_of` returns the bytes that a task reads; `name` is the name of the jobs.
+    """
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:
@@ -41,7 +42,7 @@ def run_every(
             for bundle, job in zip(bundles, jobs, strict=True):
                 for task, outcome in zip(bundle, job.result(), strict=True):
                     on_result(task, outcome)
-        except BaseException:  # a signal, or Spark has ended: start no other bundle
+        except BaseException:  # after a signal, or when Spark has ended, no other bundle is started
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             end_tasks(engine, lambda: any(job.running() for job in jobs))

@@ -1,7 +1,7 @@
-"""Check that all hosts of a run see the same files at the same paths.
+"""Checks that all hosts of a run see the same files at the same paths.
 
-Another host may have other files at a path: none, if a mount is missing; an older copy; or a copy that cannot be
-distinguished by names, sizes and times, into which it then writes. Cleaning and index tasks check each of their sources
+Another host may have other files at a path: none, if a mount is missing; an older copy; or a copy with the same names,
+sizes and times, into which it would write. Cleaning and index tasks check each of their sources
 (log/partition.refuse_changed); the remaining checks are here.
 """
 
@@ -22,11 +22,11 @@ _MOUNT = "Mount the log dirs on that host as on all others, or exclude it from t
 
 @dataclass(frozen=True)
 class SeenLogs:
-    """The `.log` files of a partition as one host sees them: a summary of their listing."""
+    """A summary of the listing of a partition's `.log` files on one host."""
 
     segments: int
     size_bytes: int
-    digest: bytes  # of names, sizes and modification times
+    digest: bytes  # digest of names, sizes and modification times
 
     def __str__(self) -> str:
         return f"{self.segments} segments of {self.size_bytes} bytes"

@@ -1,8 +1,8 @@
-"""Compiles the kernels that a command needs before its tasks, side by side in processes, once for each host and user.
+"""Compiles the kernels of a command before its tasks run, in parallel processes, once for each host and user.
 
-`kernels.json` lists the kernels that each command calls, with the types of their arguments, slowest first, and what
-compiling each one took; `python -m tests.run.list_kernels` creates it by running the steps of doctor/warm.py. Kernels
-listed as RARE are needed by few logs: they are compiled when they are called, or by `doctor --warm`.
+`kernels.json` lists the kernels that each command calls, slowest first, with the types of their arguments and the time
+that compiling each one took; `python -m tests.run.list_kernels` creates it by running the steps of doctor/warm.py.
+Kernels listed as RARE are needed by few logs: they are compiled when they are called, or by `doctor --warm`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _listed() -> tuple[Listed, ...]:
 
 
 def kernels_of(commands: Collection[str] | None) -> list[Listed]:
-    """Return the kernels that these commands need, all if None, slowest first."""
+    """Return the kernels that these commands need (None: all commands), slowest first."""
     return [item for item in _listed() if commands is None or not {*commands}.isdisjoint(item.commands)]
 
 
@@ -70,7 +70,7 @@ def type_of(spec: Any) -> Any:
 
 
 def _missing(listed: Iterable[Listed]) -> list[tuple[Any, tuple[Any, ...], float]]:
-    """Return kernel, types and seconds of what this process can neither run nor load."""
+    """Return kernel, types and seconds of each listed kernel that this process can neither run nor load."""
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
     found = []
@@ -83,7 +83,7 @@ def _missing(listed: Iterable[Listed]) -> list[tuple[Any, tuple[Any, ...], float
 
 
 def expected_seconds(commands: Collection[str] | None = None) -> float:
-    """Return about how long compiling the kernels that have no file in the cache takes on this host.
+    """Return about how many seconds it takes on this host to compile the kernels that have no file in the cache.
 
     Only file names are compared, so that no kernel is loaded. Code for another CPU counts as compiled.
     """
@@ -119,7 +119,7 @@ def is_on_this_host(master: str | None) -> bool:
 
 
 def note_on_standard_error(line: str) -> None:
-    """The `note` of a command that has no other display of progress."""
+    """Print a line; the `note` of a command that has no other display of progress."""
     print_message(f"keytail: {line}")
 
 
@@ -140,7 +140,7 @@ def compile_kernels(
     if not jit.IS_WRITABLE:
         _warn_of_no_cache(_seconds([seconds for *_, seconds in missing]))
         jit.use_cache_of_this_run()
-        missing = _missing(kernels_of(commands))  # those of a cache that can only be read too
+        missing = _missing(kernels_of(commands))  # the kernels in a read-only cache are not missing
         where = "for this run only"
     else:
         where = f"which later runs load from {jit.CACHE_FOLDER}"
@@ -187,22 +187,24 @@ def compile_kernels(
 
 
 def _left_s(expected: Sequence[float], ended: int, workers: int, elapsed_s: float) -> float:
-    """Return about how many seconds are left, after `ended` kernels, by how long those took that have begun. `expected`
-    are the seconds of all kernels, in the order in which they begin; of those in progress half is taken as done."""
+    """Return about how many seconds are left after `ended` kernels, from the time that these took. `expected` are the
+    seconds of all kernels, in the order in which they begin; kernels in progress count as half done.
+    """
     begun = expected[ended : ended + workers]
     done_s = sum(expected[:ended]) + sum(begun) / 2
     return elapsed_s * max(sum(expected) - done_s, 0.0) / done_s if done_s else 0.0
 
 
 def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:
-    """Compile in a process that does nothing else."""
-    gc.disable()  # a tenth of the time
+    """Compile a kernel in a process that does nothing else."""
+    gc.disable()  # garbage collection would take a tenth of the time
     kernel.compile(types)
 
 
 def compile_on_worker(command: str) -> None:
-    """Compile what is missing in this process, a Spark worker, together with the other workers of its host: each takes
-    a kernel that no other one is compiling, and in the end waits for the others."""
+    """Compile missing kernels in this process, a Spark worker, together with the other workers of its host: each
+    compiles kernels that no other one is compiling, and in the end waits for the others.
+    """
     if command in _done_here:
         return
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
@@ -221,7 +223,7 @@ _done_here: set[str] = set()
 def _warn_of_no_cache(seconds: float) -> None:
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
-    if jit.UNTRUSTED:  # reported when it was found
+    if jit.UNTRUSTED:  # this was reported when it was found
         return
     print_message(
         f"keytail: compiled kernels cannot be stored ({jit.WHY_NOT_WRITABLE}), so each run compiles them itself: about "

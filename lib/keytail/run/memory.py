@@ -1,4 +1,4 @@
-"""Limit the memory of one task's offset map on this host."""
+"""Limits the memory of one task's offset map on this host."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def map_memory_bytes(tasks_a_host: int) -> int:
 
 
 def cores() -> int:
-    """Return how many tasks run at a time on this host, as with Spark's `local[*]`; it limits the memory of each."""
+    """Return how many tasks run at a time on this host, as with Spark's `local[*]`."""
     return len(os.sched_getaffinity(0))

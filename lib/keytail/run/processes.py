@@ -1,4 +1,4 @@
-"""Child processes that run tasks in place of Spark's Python workers, where the work does not justify a session.
+"""Child processes that run tasks in place of Spark's Python workers, for work that does not justify a session.
 
 They are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that dies,
 for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the driver,
@@ -31,7 +31,7 @@ from keytail.threads import inheriting
 P = TypeVar("P")
 R = TypeVar("R")
 
-_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+_SET_PARENT_DEATH_SIGNAL = 1  # an operation of prctl(2)
 _FORK, _END = b"f", b"e"
 _PID_BYTES = 8
 _LONGEST_END_S = 10.0
@@ -170,7 +170,7 @@ class Processes:
                     break
                 except (EOFError, OSError) as error:
                     if worker is None:
-                        job.error = error  # of the driver: the worker could not be started
+                        job.error = error  # an error of the driver, which could not start the worker
                     else:
                         job.error = None  # the worker has died
                         worker.close()
@@ -184,7 +184,7 @@ class Processes:
             worker.close()
 
     def _new_worker(self) -> Connection:
-        """Have a worker forked, and return the connection to it. Raises OSError if that is not possible."""
+        """Have a worker forked, and return the connection to it. Raises OSError if that fails."""
         ours, theirs = socket.socketpair()
         with ours, theirs, self._lock:
             try:
@@ -225,7 +225,8 @@ def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         _end_with_parent(parent)
-        for number in (signal.SIGINT, signal.SIGTERM):  # they are sent to the whole group; the driver handles them
+        # They are sent to the whole process group, and the driver handles them.
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # the collector skips the driver's objects, so that their pages stay shared
         main()

@@ -1,10 +1,10 @@
-"""Estimate how long work takes from the sizes in listings, and whether it is worth starting Spark.
+"""Estimates from the sizes in listings how long work takes, and whether starting Spark is worthwhile.
 
-Pure, and deliberately rough. All rates are defined here. They were measured on one core of the benchmark machine, with
-files in the page cache (`python -m tests.bench.run`, figure 2, and with `--batch-records 1`, with `--codec zstd`). The
-codec and the batch size, which no listing shows, make a factor of ten between the fastest and the slowest log:
-estimates may be off by a factor of three either way, and a slow disk adds to that. They serve to order the work and to
-choose a strategy, and guarantee nothing.
+Pure functions, and rough on purpose. All rates are defined here. They were measured on one core of the benchmark
+machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with `--batch-records 1` and with
+`--codec zstd`). Depending on the codec and the batch size, which no listing shows, the fastest log takes a tenth of the
+time of the slowest one: estimates may be off by a factor of three either way, and more on a slow disk. They are used
+only to order the work and to choose a strategy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEGMENT_S = 0.002
 
 
 def commit_seconds(segments: int) -> float:
-    """Return the time in which a prepared partition is committed, without reading it (tests/bench/prepared.py)."""
+    """Return the time that the commit of a prepared partition takes; it reads no records (tests/bench/prepared.py)."""
     return PARTITION_S + SEGMENT_S * segments
 
 
@@ -36,7 +36,7 @@ def run_seconds(each_s: Iterable[float], cores: int) -> float:
 # A command that reads a few small partitions, from its start to its end: Python, its modules and compiled kernels
 # (`python -m tests.bench.start`).
 COMMAND_S = 1.0
-# From the command to the first task, less the time that a run without Spark needs (`python -m tests.bench.start`).
+# From the command to the first task, minus the time that a run without Spark needs (`python -m tests.bench.start`).
 SPARK_START_S = 4.0
 # In a run ten times as long the start of Spark is negligible, and Spark's UI shows the progress.
 SPARK_FROM_S = 10 * SPARK_START_S

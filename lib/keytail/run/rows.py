@@ -1,6 +1,6 @@
 """The result row of commands that change a partition: what was done to it, or why nothing was.
 
-A value with no behaviour except its exit status rule; its presentation belongs to the app.
+Rows are plain values; cli/ prints them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", no failure.
+# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", it is no
+# failure.
 NOT_BEGUN = "not-begun"
 DONE = frozenset({"compacted", "prepared", "clean", "skipped", NOT_BEGUN, "would-compact"})
 _LEFT = ("skipped", NOT_BEGUN)
@@ -32,13 +33,14 @@ class OfPartition:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What `plan --measure` or `--estimate` found for a partition that is due. After an estimate the truth is between
-    each `low` and `high`, in at least 95 of 100 partitions, and the figures of the row are in between; after a
-    measurement all three are equal."""
+    """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, the true number is
+    between each `low` and `high` for at least 95 of 100 partitions, and the figure of the row is in between; after a
+    measurement, all three are equal.
+    """
 
     method: Annotated[str, "`measured`, or `estimated` from a sample"]
     reclaimed_bytes: Annotated[int, "`bytes_before` less `bytes_after`"]
-    tombstones_after: Annotated[int, "in the segments that are cleaned"]
+    tombstones_after: Annotated[int, "tombstones in the cleaned segments after the compaction"]
     prepare_s: Annotated[float, "seconds that `compact --prepare` is expected to take"]
     commit_s: Annotated[float, "seconds that its commit is expected to take"]
     bytes_after_low: int
@@ -58,23 +60,23 @@ class ResultRow(OfPartition):
     log_dir: str
     status: str
     error: ErrorText = NO_ERROR
-    first_dirty_offset: Annotated[int | None, "where the section to clean begins"] = None
-    end_dirty_offset: Annotated[int | None, "where it ends, not included"] = None
+    first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
+    end_dirty_offset: Annotated[int | None, "offset at which it ends, exclusive"] = None
     segments_before: int | None = None
     segments_after: int | None = None
-    bytes_before: Annotated[int | None, "of `.log` files"] = None
+    bytes_before: Annotated[int | None, "size of the `.log` files"] = None
     bytes_after: int | None = None
-    records_before: Annotated[int | None, "of the segments that were read"] = None
+    records_before: Annotated[int | None, "records of the segments that were read"] = None
     records_after: int | None = None
     tombstones_removed: int | None = None
     markers_removed: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
-    way: Annotated[str | None, "in a plan, if it is due: how it would be compacted"] = None
-    expected_s: Annotated[float | None, "in a plan, if it is due: seconds"] = None
-    expected_scratch_bytes: Annotated[int | None, "in a plan, if it is due: space for new files"] = None
+    way: Annotated[str | None, "in a plan, if a round is due: the strategy"] = None
+    expected_s: Annotated[float | None, "in a plan, if a round is due: expected seconds"] = None
+    expected_scratch_bytes: Annotated[int | None, "in a plan, if a round is due: expected space for new files"] = None
     removal_limit_offset: Annotated[
-        int | None, "with `--replica`: from which tombstones and markers are retained"
+        int | None, "with `--replica`: the offset from which tombstones and markers are retained"
     ] = None
     removal_limit_replica: Annotated[
         str | None, "with `--replica`: the replica that has not been cleaned further"
@@ -86,15 +88,17 @@ class ResultRow(OfPartition):
     active_segment: Annotated[
         str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` and why"
     ] = None
-    measured: Annotated[Measured | None, "of `plan --measure` and `--estimate`"] = None
-    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
-    recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
-    detail: object = field(default=None, compare=False, repr=False)  # of the command, for its report
-    shown: str | None = field(default=None, compare=False, repr=False)  # in the table, instead of `error`
+    measured: Annotated[Measured | None, "the result of `plan --measure` or `--estimate`"] = None
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error whose text is in `error`
+    # False: the ledger lacks the row, which affects the exit status.
+    recorded: bool = field(default=True, compare=False, repr=False)
+    detail: object = field(default=None, compare=False, repr=False)  # details that a command adds for its report
+    shown: str | None = field(default=None, compare=False, repr=False)  # the text in the table, instead of `error`
 
     def __reduce__(self) -> tuple:
-        """Pickle the fields only: rows come from other processes by the hundred thousand, and dataclasses' own method
-        takes twice as long."""
+        """Pickle only the fields: hundreds of thousands of rows may come from other processes, and the default method
+        of dataclasses takes twice as long.
+        """
         return ResultRow, _values_of(self)
 
     def unchanged(self, status: str, error: ErrorText) -> ResultRow:
@@ -124,7 +128,7 @@ def status_of(problem: KeytailError) -> str:
 
 
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
-    """Return 0 when every row is done, 3 when some are or the ledger lacks what was done, 1 when none is.
+    """Return 0 if every row is done, 3 if some are or the ledger lacks a row, 1 if none is.
 
     `named` are partitions that the user named: one of them that was skipped or not begun counts as refused.
     """

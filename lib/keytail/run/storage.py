@@ -13,8 +13,9 @@ from keytail.errors import Refused
 from keytail.log.fs import FileSystem
 from keytail.sizes import human_bytes
 
-# Mounted by one host, which then sees every lock. Files of any other type may be on other hosts: network file systems,
-# those of a hypervisor (9p, virtiofs), and all of FUSE, whose types do not show what is behind them.
+# File systems that only one host mounts, which therefore sees every lock. Those of any other type may be shared:
+# network file systems, those of a hypervisor (9p, virtiofs), and all of FUSE, whose types do not show where the files
+# are.
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "nilfs2", "reiserfs"}
     | {"tmpfs", "ramfs", "overlay", "aufs"}
@@ -58,8 +59,8 @@ class ScratchSpace:
     """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
 
     Without `limit_bytes`, at most half of the space that was free on a file system when it was first queried is used. A
-    partition that needs more is written in passes (`for_passes`). With `output_stays`, bytes that tasks have written
-    count after the tasks have ended, and so do bytes that others have written meanwhile: the free space does not fall
+    partition that needs more is written in passes (`for_passes`). With `output_stays`, bytes that tasks have written,
+    and bytes that others have written meanwhile, still count after the tasks have ended: the free space does not fall
     below the space that was free at the start minus the limit.
     """
 
@@ -129,9 +130,8 @@ class ScratchSpace:
         if self.output_stays and need <= free:
             limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
             return Refused(
-                f"{what} needs up to {human_bytes(need)} of scratch space, and of the {human_bytes(limit)} that may be "
-                f"used {human_bytes(max(0, self._free_at_start[device] - free))} are in use; {human_bytes(free)} are "
-                "free",
+                f"{what} needs up to {human_bytes(need)} of scratch space; of the limit of {human_bytes(limit)}, "
+                f"{human_bytes(max(0, self._free_at_start[device] - free))} are in use; {human_bytes(free)} are free",
                 path=path,
                 remedy="Raise --max-scratch-bytes, or leave the partition to `compact --execute`, which replaces it in "
                 "several passes",

@@ -53,7 +53,7 @@ def run_attempt(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
         value = function(payload, attempt)
     except KeytailError as expected:
         problem = expected
-    except (OSError, MemoryError) as error:  # an error of the machine, not of this program: no traceback
+    except (OSError, MemoryError) as error:  # an error of the machine, not of this program, needs no traceback
         problem = as_problem(error)
     except Exception as error:
         problem, trace = as_problem(error), traceback.format_exc()

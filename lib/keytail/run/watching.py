@@ -1,4 +1,5 @@
-"""Report the progress of running tasks to the driver: which partition each processes, and how many bytes it has read.
+"""Reports the progress of running tasks to the driver: the partition that each processes, and how many bytes it has
+read.
 
 Spark reports a task only when it has ended. Tasks therefore send a small datagram twice a second to a port that the
 driver opens for the duration of the run: on 127.0.0.1, or on a cluster on the address where Spark has the driver
@@ -29,7 +30,7 @@ _EVERY_S = 0.5
 # A shorter task is reported only by its answer.
 _SHORT_S = 0.2
 _LONGEST_BYTES = 4096
-_KEY_BYTES = _CODE_BYTES = 32  # of HMAC-SHA-256
+_KEY_BYTES = _CODE_BYTES = 32  # bytes of HMAC-SHA-256
 LOOPBACK = "127.0.0.1"
 
 
@@ -83,7 +84,7 @@ class Channel:
         with metered() as meter, contextlib.ExitStack() as held:
             meter.phase = phase
             try:
-                family, address = _address(self.host, self.port)  # once: a name may take seconds to look up
+                family, address = _address(self.host, self.port)  # looked up once, because that may take seconds
                 out = held.enter_context(socket.socket(family, socket.SOCK_DGRAM))
                 out.setblocking(False)
                 out.connect(address)
@@ -130,7 +131,7 @@ class Watch:
         _channel.set(self._before)
         self._over.set()
         with contextlib.suppress(OSError), socket.socket(self._socket.family, socket.SOCK_DGRAM) as out:
-            out.sendto(b"", self._socket.getsockname())  # wakes the thread
+            out.sendto(b"", self._socket.getsockname())  # this wakes the thread
         self._thread.join(timeout=1.0)
         self._socket.close()
 

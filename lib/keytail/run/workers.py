@@ -1,8 +1,8 @@
-"""Choose what runs the tasks of a run: Spark or, for small work, child processes.
+"""Chooses the engine of a run: Spark or, for small work, child processes.
 
 The tasks and the handling of their answers are the same in both cases. Spark is used if it was requested, by
-spark-submit or `--master`, or if the work is of a kind that requires it; and, where it is installed, if the work takes
-long (run/rates.py).
+spark-submit or `--master`, or if the work requires it; and, if it is installed, for work that takes long
+(run/rates.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.memory import cores
 from keytail.run.processes import Processes
 from keytail.run.rates import is_worth_spark, run_seconds
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from keytail.run.watching import DriverAddress
 
 

@@ -76,15 +76,15 @@ class SalvageRow(OfPartition):
     error: ErrorText = NO_ERROR
     to: Annotated[str, "the new directory"] = ""
     segments: int = 0
-    segments_kept: Annotated[int, "in the new directory"] = 0
+    segments_kept: Annotated[int, "number of segments in the new directory"] = 0
     bytes: Annotated[int, "size of the `.log` files"] = 0
     bytes_kept: int = 0
-    batches: Annotated[int, "in the new directory"] = 0
-    records: Annotated[int, "in the new directory"] = 0
+    batches: Annotated[int, "number of batches in the new directory"] = 0
+    records: Annotated[int, "number of records in the new directory"] = 0
     log_start_offset: int | None = None
     last_batch_end: Annotated[int | None, "the offset after the last intact batch"] = None
-    log_end_offset: Annotated[int | None, "of the new log"] = None
-    gaps: Annotated[int, "between adjacent intact batches"] = 0
+    log_end_offset: Annotated[int | None, "log end offset of the new log"] = None
+    gaps: Annotated[int, "number of gaps between adjacent intact batches"] = 0
     gap_offsets: Annotated[int, "offsets in these gaps"] = 0
     left_out: Annotated[
         int,

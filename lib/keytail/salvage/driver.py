@@ -68,7 +68,7 @@ def salvage(
 def _log_bytes(fs: FileSystem, path: str) -> int:
     try:
         return sum(size for _, size, _ in fs.scan_sizes(path, names.LOG).sized)
-    except OSError:  # the partition's row has the reason
+    except OSError:  # the row of the partition has the reason
         return 0
 
 

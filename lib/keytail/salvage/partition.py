@@ -42,8 +42,9 @@ class Settings:
 
 @dataclass
 class Salvage:
-    """What was found and, if `to` is set, written. The log starts at the first segment kept, or later if the log start
-    checkpoint is higher."""
+    """What was found and, if `to` is set, what was written. The log starts at the first saved segment, or later if the
+    log start checkpoint is higher.
+    """
 
     losses: list[Loss] = field(default_factory=list)
     transactions: list[OpenTransaction] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Salvage:
     bytes_kept: int = 0
     batches: int = 0
     records: int = 0
-    gaps: int = 0  # between adjacent batches
+    gaps: int = 0  # gaps between adjacent batches
     gap_offsets: int = 0
     left_out: int = 0  # batches that are or may be readable, but were not saved
     log_start_offset: int | None = None
@@ -82,7 +83,7 @@ def salvage_partition(
     """
     refuse_unreadable(fs, entry.path)
     for problem in entry.problems:
-        if PERMISSION_DENIED in problem.slugs:  # of a checkpoint, by which the end of the log is determined
+        if PERMISSION_DENIED in problem.slugs:  # access to a checkpoint, which is needed for the end of the log
             raise Refused(problem, slug="permission-denied")
     sources = find_sources(fs, entry.path)
     result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
@@ -108,7 +109,7 @@ def _known_end(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, sour
     checkpoints = (log_dir.high_watermarks, log_dir.recovery_points, log_dir.log_starts)
     known = [offsets.get(key, 0) for offsets in checkpoints]
     known += [log.base_offset for log in sources.logs[-1:]] + [*sources.lost_bases, *sources.snapshots]
-    with contextlib.suppress(KeytailError, OSError):  # the new partition's epochs are then built from the log
+    with contextlib.suppress(KeytailError, OSError):  # the epochs of the new partition are then derived from the log
         known += [start for _, start in read_epochs(fs, os.path.join(entry.path, names.LEADER_EPOCHS))]
     return max(offset for offset in [0, *known] if offset <= _LARGEST_PLAUSIBLE_OFFSET)
 
@@ -141,7 +142,7 @@ class _Salvaged:
             if not is_loss(problem) and not is_link:
                 raise
             why = problem.strerror or str(problem)
-            result.left_out += is_link  # what it leads to may be readable
+            result.left_out += is_link  # the target of the link may be readable
             hole = Hole(0, source.size_bytes, None, None, f"the file cannot be read: {why}")
             scan = FileScan(np.empty(0, np.uint8), np.empty(0, BATCH_TABLE), (hole,))
         result.left_out += scan.left_out + scan.gave_up
@@ -195,7 +196,7 @@ class _Salvaged:
         if hole.is_empty and hole.first_after in (None, first):
             kind, end = "repeated", first
         elif hole.why == ZEROS and end is None:
-            kind = "zeros"  # a preallocated file
+            kind = "zeros"  # the file was preallocated
         nothing = end is not None and end <= first
         certain = kind == "damaged" and not nothing
         return Loss(kind, source.name, hole.start, hole.end, first, end, certain, hole.why)

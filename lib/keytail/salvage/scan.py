@@ -74,7 +74,7 @@ class FileScan:
     table: np.ndarray
     holes: tuple[Hole, ...]
     left_out: int = 0  # batches with a valid CRC that are not intact, except repeated ones
-    gave_up: bool = False  # the search ended before the file, at its limit of bytes
+    gave_up: bool = False  # the search ended at its limit of bytes, before the end of the file
 
     def runs(self) -> Iterator[np.ndarray]:
         """Yield the bytes of the intact batches, adjacent ones together."""
@@ -226,7 +226,7 @@ def _kept(
         if any(kept[at][name] != row[name] for name in ("base_offset", "last_offset", "crc", "size_bytes")):
             text = f"offsets {row['base_offset']} to {row['last_offset']} are out of order, or in another batch too"
         elif position < kept["position"][at] and (at == 0 or position > kept["position"][at - 1]):
-            position = int(kept["position"][at])  # of two equal batches the first is kept
+            position = int(kept["position"][at])  # of two equal batches, the first is retained
             kept[at] = row
         problems.append((position, text))
     return kept
@@ -289,7 +289,7 @@ def _packed_problem(raw: np.ndarray, row: np.void) -> str:
             base_timestamp_ms=int(row["base_timestamp_ms"]), max_timestamp_ms=int(row["max_timestamp_ms"]),
             attributes=int(row["attributes"]), state=np.zeros(STATE_SIZE, np.int64),
         )  # fmt: skip
-    except Refused:  # too large to be checked; the CRC is right
+    except Refused:  # the batch is too large to be checked, but its CRC is right
         return ""
     except ValueError as problem:
         return f"its records cannot be decompressed: {problem}"

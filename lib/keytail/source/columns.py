@@ -1,4 +1,4 @@
-"""Builds the columns of the `kafka-log` data sources from records and from batches, as Arrow arrays."""
+"""Builds the columns of the `kafka-log` data sources as Arrow arrays, from records and from batches."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Share(InputPartition):
     """The slices that one task reads."""
 
     pieces: tuple[Piece, ...]
-    user: User  # a task that runs as root reads as this user
+    user: User  # the user that a task which runs as root becomes
 
     def __init__(self, pieces: tuple[Piece, ...], user: User) -> None:
         super().__init__(None)

@@ -1,4 +1,5 @@
-"""Parses the options of the `kafka-log` data sources. Options that Spark's own Kafka source also has have its names.
+"""Parses the options of the `kafka-log` data sources. Their names are those of Spark's own Kafka source, if it has such
+an option.
 
 No file is read. SOURCE.md has the table for users.
 """
@@ -14,7 +15,7 @@ from typing import Any
 from keytail.errors import UsageProblem
 from keytail.format.json_object import parse_object
 
-SLICE_BYTES = 128 << 20  # of log per task, as in Spark's own sources
+SLICE_BYTES = 128 << 20  # bytes of log per task, as in Spark's own sources
 EARLIEST, LATEST = -2, -1  # as in Spark's JSON of offsets
 
 _OTHER_NAMES = {
@@ -113,7 +114,7 @@ def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
         known = spelled.get(name.lower())
         if known is None:
             if name.lower().startswith("kafka."):
-                continue  # settings of a Kafka client, which is not used
+                continue  # a setting of a Kafka client, which is not used
             near = get_close_matches(name.lower(), spelled, n=1)
             raise UsageProblem(
                 f"unknown option {name}",

@@ -1,1 +1,1 @@
-"""Names that pages of earlier versions gave; the modules are in `keytail.run` and `keytail.source` now."""
+"""Module names of earlier versions; the modules are in `keytail.run` and `keytail.source` now."""

@@ -23,7 +23,7 @@ from keytail.log.fs import NO_LINKS, FileStat, FileSystem
 from keytail.log.replace import GroupOutput
 from keytail.undo.manifest import MANIFEST, BackupFile, Manifest, parts_of, read_manifest, write_manifest
 
-MARKER = "keytail-backup"  # in the directory of a run
+MARKER = "keytail-backup"  # a file in the directory of a run
 
 _BUFFER_BYTES = 4 << 20
 _NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
@@ -105,9 +105,9 @@ def keep(
             files=tuple(_keep_file(fs, backup, partition_path, path, name) for name in files),
             parts=parts_of(groups),
         )
-        write_manifest(fs, path, manifest)  # also makes the other names in its directory durable
+        write_manifest(fs, path, manifest)  # this also makes the other names in the directory durable
     except BaseException:
-        with contextlib.suppress(OSError, KeytailError):  # the first error is the one to be reported
+        with contextlib.suppress(OSError, KeytailError):  # only the first error is reported
             forget(fs, path)
         raise
     return path
@@ -177,7 +177,7 @@ def _keep_file(fs: FileSystem, backup: Backup, partition_path: str, path: str, n
                     slug="no-hard-links",
                 ) from error
             raise
-        # Synced, because its writer may not have made it durable, and it loses its name in the log.
+        # The file is synced, because its writer may not have made it durable, and it loses its name in the log.
         size_bytes, digest_hex = digest_file(fs, source, sync=True)
     if size_bytes != facts.size_bytes:
         raise Refused(
@@ -211,7 +211,7 @@ def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple
                     fs.write(to_fd, part)
                     digest.update(part)
                     position += count
-                fs.set_mtime_ns(target, like.mtime_ns)  # fsync makes it durable together with the contents
+                fs.set_mtime_ns(target, like.mtime_ns)  # fsync makes the time durable together with the contents
                 fs.fsync(to_fd)
             finally:
                 fs.close(to_fd)
@@ -273,9 +273,10 @@ def _entry(fs: FileSystem, path: str) -> Entry:
 
 
 def refuse_foreign(fs: FileSystem, path: str) -> None:
-    """Raise Refused unless `keep` has created the entry at `path`: neither it nor any directory above it is a log dir,
-    the directory of its run has the marker (or the entry a manifest of this run and partition, if an older keytail
-    created it), and it contains only files that `keep` creates."""
+    """Raise Refused unless `keep` has created the entry at `path`. Neither the entry nor any directory above it may be
+    a log dir. The directory of its run must have the marker or, if an older keytail created it, the entry must have a
+    manifest of this run and partition. It may contain only files that `keep` creates.
+    """
     _refuse_below_log_dir(fs, path)
     if not _has_marker(fs, os.path.dirname(path)) and not _has_own_manifest(fs, path):
         raise Refused(

@@ -168,7 +168,7 @@ def _check(manifest: Manifest, path: str) -> None:
         parsed = names.parse_file_name(file.name)
         if parsed.kind != "live" or parsed.base_offset is None:
             raise ValueError("it lists a file that does not belong to a segment")
-    os.fsencode(manifest.log_dir)  # a ValueError for characters that no path can have
+    os.fsencode(manifest.log_dir)  # this raises ValueError for characters that no path can have
     optional = (manifest.cleaner_checkpoint, manifest.log_start_checkpoint, manifest.undone_ms)
     numbers = [manifest.partition, manifest.kept_ms, manifest.end_offset, manifest.next_checkpoint]
     numbers += [number for number in optional if number is not None]

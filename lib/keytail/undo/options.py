@@ -68,8 +68,8 @@ def announce_backup(backup: Backup) -> None:
     """Print to standard error where a run would keep its backup."""
     _print_backup(backup, "A backup would be", "ID")
     if not backup.copies:
-        text = "So a partition that is replaced in several passes (because of --max-scratch-bytes, or for lack of "
-        text += "space) frees nothing between them: it needs space for all its new files, regardless of "
+        text = "Therefore, a partition that is replaced in several passes (because of --max-scratch-bytes, or for lack "
+        text += "of space) frees nothing between them: it needs space for all its new files, regardless of "
         text += "--max-scratch-bytes."
         show.print_note(escape(text))
 

@@ -231,7 +231,7 @@ def read_state(fs: FileSystem, manifest: Manifest) -> PartitionState:
         if parsed.kind != "live" or parsed.base_offset is None or parsed.base_offset >= manifest.end_offset:
             continue
         if parsed.suffix == names.SNAPSHOT and entry.name not in known:
-            continue  # where no segment begins, a broker creates and removes snapshots
+            continue  # a snapshot where no segment begins may be created or removed by a broker
         where = os.path.join(path, entry.name)
         if not entry.is_regular:
             raise Refused(
@@ -293,7 +293,7 @@ def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, 
         for part in decision.parts:
             _put_back(directory, manifest, entry, part)
     except (KeytailError, OSError):
-        with contextlib.suppress(KeytailError, OSError):  # the first error is the one to be reported
+        with contextlib.suppress(KeytailError, OSError):  # only the first error is reported
             recover(fs, manifest.partition_path)
         raise
     write_manifest(fs, entry, replace(manifest, undone_ms=now_ms))

@@ -1,4 +1,4 @@
-"""Reads the batches of a partition's segments: the kernel checks them, and this module adds the findings.
+"""Reads the batches of a partition's segments, which the kernel checks, and adds the findings.
 
 Valid batches are passed to the caller, which compares the log with other files.
 """
@@ -48,9 +48,10 @@ OnBatches = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 class BatchWalk:
-    """Reads and checks the segments of one partition, in the order of their base offsets. `only_ends`: of each segment
-    only the batches from its last offset index entry on, unless a broker that starts reads it all, or a finding about
-    its end must be placed."""
+    """Reads and checks the segments of one partition, in the order of their base offsets. `only_ends`: of each segment,
+    only the batches from its last offset index entry on are read, unless a broker that starts reads all of it, or the
+    place of a finding at its end must be determined.
+    """
 
     def __init__(self, scope: Scope, on_result: OnBatches, *, only_ends: bool = False) -> None:
         self.scope = scope
@@ -99,8 +100,9 @@ class BatchWalk:
             self._inspect(bounds, entries)
 
     def _has_good_end(self, bounds: tuple[int, int], entries: Entries) -> bool:
-        """Check only the batches from the last offset index entry on. If anything is found there, return False, with
-        everything as it was before: where it is, and what it is, is known only once the whole segment is read."""
+        """Check only the batches from the last offset index entry on. If anything is found there, restore the state
+        before and return False: the finding and its place are known only after the whole segment is read.
+        """
         scope, state, on_batches, bytes_read = self.scope, self._state.copy(), self._on_batches, self.bytes_read
         passed: list[tuple[int, np.ndarray, np.ndarray]] = []
         self.scope, self.scope.findings = self._trial, Findings(scope.path)
@@ -135,7 +137,7 @@ class BatchWalk:
             self._window.open(f"{self.scope.path}/{log}", size_bytes, min(position, size_bytes))
             whole = self._walk(log, entries)
             self.bytes_read += size_bytes
-        except KeytailError as problem:  # the file became shorter: a broker truncates its active segment
+        except KeytailError as problem:  # the file became shorter, because a broker truncated its active segment
             if not self.scope.live:
                 self.scope.findings.add("shrunk", log, problem.byte_position)
         except OSError as problem:
@@ -220,7 +222,7 @@ class BatchWalk:
         else:
             (size,) = struct.unpack(">i", window.bytes[at + 8 : at + 12].tobytes())
             zeros = size == 0 and not window.bytes[at : window.filled].any()
-            if zeros and self.scope.live and active:  # a preallocated file
+            if zeros and self.scope.live and active:  # the file is preallocated
                 return
             self._add(log, "zeros" if zeros else "size", at, size=size, left=left)
 

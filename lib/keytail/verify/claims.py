@@ -16,7 +16,7 @@ from keytail.kernels.verify import columns
 from keytail.log.checkpoint import read_epochs
 from keytail.verify.scope import Scope
 
-_FIRST_LINE = 3  # of a checkpoint's entries, after version and count
+_FIRST_LINE = 3  # line number of the first entry of a checkpoint, after version and count
 
 
 class EpochCheck:

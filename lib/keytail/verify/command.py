@@ -22,7 +22,7 @@ OnlyEnds = Annotated[bool, o.run_flag(
     "Read index files and the end of each segment, not every batch: what a broker reads when it starts, and a little "
     "more.",
 )]
-_NAMED = 5  # at most so many partitions in the last line
+_NAMED = 5  # maximum number of partitions in the last line
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Request:
     _: KW_ONLY
     only_ends: OnlyEnds = False
     master: o.Master = None
-    submitted: bool = False  # under spark-submit, which has chosen the master
+    submitted: bool = False  # the run is a job of spark-submit, which has the master
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class VerifyRow:
     live: Annotated[bool, "a broker runs there: the end of the active segment was not checked"] = False
     only_ends: Annotated[bool, "index files and the ends of segments were read (`--only-ends`)"] = False
     segments: int = 0
-    bytes: Annotated[int, "of `.log` files"] = 0
+    bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None
     records: int | None = None
     findings: Annotated[
@@ -58,7 +58,7 @@ class VerifyRow:
     ] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error of `error`
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error whose text is in `error`
 
     @property
     def name(self) -> str:

@@ -55,7 +55,9 @@ class VerifyTask:
 
     @property
     def read_bytes(self) -> int:
-        """About how many bytes are read; for the end of a segment, as many as take the same time."""
+        """The approximate number of bytes that are read; the end of a segment counts as the number of bytes that take
+        the same time.
+        """
         ends = self.seen.segments * _END_BYTES if self.only_ends and self.seen is not None else self.size_bytes
         return min(ends, self.size_bytes)
 
@@ -131,7 +133,7 @@ def _tasks(fs: FileSystem, chosen: Chosen, only_ends: bool) -> list[VerifyTask]:
     for facts, entry in chosen.partitions:
         claims = claims_of(facts, entry.topic, entry.partition)
         seen = None
-        with contextlib.suppress(OSError):  # the task will report it
+        with contextlib.suppress(OSError):  # the task reports it
             seen = seen_logs(fs, entry.path)
         size_bytes = seen.size_bytes if seen is not None else 0
         tasks.append(

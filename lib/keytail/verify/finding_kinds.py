@@ -1,6 +1,5 @@
-"""Lists the kinds of findings about a segment: its batches and its indexes. A kind has a text, a severity, what a
-
-broker does about it, and the remedy.
+"""Lists the kinds of findings about a segment: its batches and its indexes. A kind has a text, a severity, the reaction
+of a broker, and the remedy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collects the findings of an inspection: one problem each, with its place, what a broker does, and the remedy.
+"""Collects the findings of an inspection: one problem each, with its place, the reaction of a broker, and the remedy.
 
 The kinds are listed in `finding_kinds.py`. The number of findings per file is limited, so that one bad file does not
 hide the others.
@@ -15,7 +15,7 @@ from keytail.verify.finding_kinds import KINDS
 from keytail.verify.finding_kinds_whole import Kind, Severity
 
 MOST_A_FILE = 100
-_DIGITS = 20  # of the base offset that a segment's files begin with
+_DIGITS = 20  # digits of the base offset with which the names of a segment's files begin
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Findings:
     unindexed: frozenset[str] = frozenset()
     found: list[Finding] = field(default_factory=list)
     _by_file: Counter[str] = field(default_factory=Counter)
-    _losing: set[str] = field(default_factory=set)  # files with such findings that were only counted
+    # Files with findings that were only counted and of which one is such a loss.
+    _losing: set[str] = field(default_factory=set)
 
     def add(
         self,

@@ -63,14 +63,16 @@ class MissingSegments:
         return self._scope.claims.recovery_point is not None and self._scope.is_recovered(base)
 
     def _was_never_compacted(self, below: int) -> bool:
-        """Return whether the partition has no cleaner checkpoint (a copy of some directories has none), each segment
-        has a record at every offset, and below the offset `below` there is a record that a cleaner would have removed.
+        """Return whether all of this holds: the partition has no cleaner checkpoint (neither has a copy of some
+        directories); each segment has a record at every offset; below the offset `below`, there is a record that a
+        cleaner would have removed.
         """
         return self._scope.claims.cleaner is None and self._are_dense and self._has_removable(below)
 
     def _has_removable(self, below: int) -> bool:
         """Return whether a record in a segment with a base offset below `below` has no key, or the key of another
-        record. For most logs a few keys decide this; at most _MOST_KEYS are compared."""
+        record. For most logs, a few keys suffice; at most _MOST_KEYS are compared.
+        """
         seen: set[bytes] = set()
         reader = LogReader(self._scope.fs)
         for base in self._scope.bases:

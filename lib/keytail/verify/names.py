@@ -78,7 +78,7 @@ def check_owners(scope: Scope) -> None:
     for entry in sorted(scope.files.values(), key=lambda entry: entry.name):
         if not entry.is_regular or (entry.uid, entry.gid, entry.mode) in seen:
             continue
-        facts: dict[str, Any] = {"owner": _who(entry.uid, entry.gid), "user": _who(directory.uid, directory.gid)}
+        facts: dict[str, Any] = {"owner": _owner(entry.uid, entry.gid), "user": _owner(directory.uid, directory.gid)}
         if not _may_use(directory, entry):
             scope.findings.add("access", entry.name, mode=f"{entry.mode:04o}", **facts)
         elif entry.uid != directory.uid:
@@ -97,7 +97,7 @@ def _may_use(directory: FileStat, entry: DirEntry) -> bool:
     return entry.mode & 0o006 == 0o006
 
 
-def _who(uid: int, gid: int) -> str:
+def _owner(uid: int, gid: int) -> str:
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:

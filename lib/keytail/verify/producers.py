@@ -34,7 +34,8 @@ class ProducerChecks:
         self._ids: list[int] = []
         self._state = np.full((16, kernels.STATE_COLUMNS), -1, dtype=np.int64)
         self._markers: list[np.ndarray] = []
-        self._highest_stable: tuple[int, str, int] | None = None  # of the entries so far: value, file, byte position
+        # The highest last stable offset of the entries so far: value, file, byte position.
+        self._highest_stable: tuple[int, str, int] | None = None
         self.index_entries = 0
 
     def on_batches(self, base: int, rows: np.ndarray) -> None:
@@ -80,7 +81,7 @@ class ProducerChecks:
             "transaction", names.segment_file(base, names.LOG), int(row[columns.ROW_POSITION]),
             int(row[columns.ROW_BASE]), producer=self._ids[number], first=int(state[kernels.OPEN_FROM]),
         )  # fmt: skip
-        state[kernels.OPEN_FROM] = -1  # reported once
+        state[kernels.OPEN_FROM] = -1  # report it only once
 
     def _number(self, producer_id: int) -> int:
         number = self._numbers.setdefault(producer_id, len(self._ids))

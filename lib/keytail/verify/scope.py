@@ -50,8 +50,8 @@ class Scope:
     claims: Claims
     listing: Sequence[DirEntry]
     findings: Findings
-    files: dict[str, DirEntry] = field(init=False)  # by name; no directories
-    bases: list[int] = field(init=False)  # of the segments, ascending
+    files: dict[str, DirEntry] = field(init=False)  # files by name, without directories
+    bases: list[int] = field(init=False)  # base offsets of the segments, ascending
 
     def __post_init__(self) -> None:
         self.files = {entry.name: entry for entry in self.listing if not entry.is_dir}

@@ -22,12 +22,12 @@ from typing import Any
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import execution as compaction
-from keytail.compact import running
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
+from keytail.compact.running import installing
 from keytail.log.fs import FileSystem
-from keytail.run.settings import CORRECTNESS
+from keytail.run.spark.settings import CORRECTNESS
 from tests.import_.speculating import DUPLICATES
 from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 
@@ -71,7 +71,7 @@ def main() -> None:
         stage, _, kind = item.partition(":")
         setattr(stages, stage, partial(BADLY[stage], notes, kind, getattr(stages, stage)))
     sizes = Sizes(slice_bytes=4000, shards=3)
-    running.fan_out_on_spark = lambda *given, **more: fan_out_on_spark(*given, **more, sizes=sizes)  # type: ignore
+    installing.fan_out_on_spark = lambda *given, **more: fan_out_on_spark(*given, **more, sizes=sizes)  # type: ignore
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = compaction.Request(
         Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka", fan_out="always",

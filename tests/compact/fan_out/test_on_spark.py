@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from keytail.compact import running
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
+from keytail.compact.running import installing
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.passes import least_scratch_bytes
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from keytail.run.storage import ScratchSpace
 from tests.compact.test_driver import checkpoint, compaction, make
 
@@ -48,7 +48,7 @@ def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[Cl
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small slices and few keys per shard wherever the driver chooses fan-out."""
     real = fan_out_on_spark
-    monkeypatch.setattr(running, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
+    monkeypatch.setattr(installing, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
 
 
 @pytest.mark.parametrize("bound", [None, 1])

@@ -15,16 +15,17 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.selection import Choice
-from keytail.compact import running, steps
+from keytail.compact import steps
 from keytail.compact.command import Request
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.fan_out.stages import Sizes
 from keytail.compact.out_of_place import driver as out_of_place
 from keytail.compact.out_of_place.plan import PlannedPartition
 from keytail.compact.out_of_place.target import Target
+from keytail.compact.running import installing
 from keytail.config.resolve import from_command_line
 from keytail.run.rows import ResultRow
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.engine import SparkEngine
 from tests.compact.out_of_place.s3_server import s3_server
 from tests.compact.out_of_place.test_command import RECORD, files_of
 from tests.compact.test_command import CONFIG, KEYTAIL
@@ -69,7 +70,7 @@ def test_many_tasks_leave_what_one_task_leaves(
     item, many = tmp_path / "one", tmp_path / "many"
     run(spark, monkeypatch, log_dir, item, fan_out="never")
     real = fan_out_on_spark
-    monkeypatch.setattr(running, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
+    monkeypatch.setattr(installing, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
     rows = run(spark, monkeypatch, log_dir, many, fan_out="always")
     assert {name: row.status for name, row in rows.items()} == {"orders-0": "compacted", "users-0": "skipped"}
     assert files_of(many) == files_of(item)

@@ -18,8 +18,8 @@ import pytest
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import execution
-from keytail.compact.bundles import MOST_COMMITS
 from keytail.compact.prepared import driver
+from keytail.compact.running.bundles import MOST_COMMITS
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem

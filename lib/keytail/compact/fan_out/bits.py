@@ -1,4 +1,4 @@
-"""The surviving records of a shard, in a scratch file of which each rewriting task reads a part.
+"""The surviving records of a shard, in a scratch file; each rewriting task reads a part of it.
 
 A file consists of blocks, then an index with one row per block: the numbers within their segment of surviving records
 (4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/saved_state.py it belongs
@@ -36,7 +36,7 @@ _ROW = np.dtype(
 @dataclass(frozen=True)
 class ShardBits:
     """The file of one shard, its number of blocks, its number of keys in the dirty section, and per slice the counts of
-    records without a key: (number of those to be mapped, their first offset, number of the others, their first offset).
+    records without a key: (number in the mapped range, first offset of these, number of others, first offset of these).
     `counted`, if requested, are the record counts of its keys.
     """
 
@@ -94,7 +94,7 @@ class BitsWriter:
         self._size_bytes += len(part)
 
     def close(self) -> tuple[CleanFile, int]:
-        """Finish and return the file, and its number of blocks."""
+        """Finish the file; return it and its number of blocks."""
         self._flush()
         rows = np.array(self._rows, _ROW)
         data = rows.tobytes()
@@ -106,7 +106,7 @@ class BitsWriter:
         return CleanFile(names.SURVIVORS, self.name, self._size_bytes + len(data), digest), len(rows)
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # the first error is the one reported
+        with contextlib.suppress(OSError):  # only the first error is reported
             if self._fd >= 0:
                 self._fs.close(self._fd)
         with contextlib.suppress(OSError):
@@ -116,7 +116,9 @@ class BitsWriter:
 def load_survivors(
     fs: FileSystem, task: CleaningTask, shards: Sequence[ShardBits], slices: Sequence[SliceFacts], part: tuple[int, int]
 ) -> Survivors:
-    """Return the survivors of segments `part[0]` .. `part[1]`: bits decide all their records, and there is no map."""
+    """Return the survivors of segments `part[0]` .. `part[1]`: bits decide about all their records, and there is no
+    map.
+    """
     first, end = part
     survivors = Survivors(OffsetMap(0), first, latest_offset=task.first_uncleanable_offset - 1)
     for number in range(first, end):

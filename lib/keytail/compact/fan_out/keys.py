@@ -32,12 +32,12 @@ from keytail.run.shuffle import Cell
 from keytail.values import from_bytes, to_bytes
 
 MOST_SHARDS = 1 << 14
-_PUTS, _FACTS, _PROBES = 0, 1, 2  # upper part of a cell's order
+_PUTS, _FACTS, _PROBES = 0, 1, 2  # the upper bits of a cell's order
 _KIND_SHIFT = 60
 _SLICE_SHIFT = 32
-_KEYS_AT_ONCE = 1 << 20  # divided among shards at a time: 24 MiB, and as much again for the result
+_KEYS_AT_ONCE = 1 << 20  # keys that are divided among the shards at a time: 24 MiB, and as much again for the result
 _LEAST_KEYS_AT_ONCE = 1 << 10
-_DEDUP_BYTES = 12 << 20  # fits into a cache, so that keys that occur once in a slice cost little
+_DEDUP_BYTES = 12 << 20  # fits into the processor's cache, so that keys that occur once in a slice cost little
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ScanPart:
 
 
 def shards_for(task: CleaningTask, slices: Sequence[SliceFacts]) -> int:
-    """Return a number of shards such that the keys of each fit into a map even if all records have distinct keys.
+    """Return a number of shards such that the keys of each shard fit into a map even if all records have distinct keys.
 
     The keys of the proof, whose table is larger, and the survivors of a shard before the dirty section fit as well.
     """
@@ -77,7 +77,7 @@ class _Run:
         self._filled = 0
 
     def take(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> Iterator[Cell]:
-        """Add items; those with an ordinal below 0 are skipped."""
+        """Add items, except those with an ordinal below 0; yield the cells of each full buffer."""
         i = 0
         while True:
             i, self._filled = kernels.gather(low, high, ordinals, n, i, *self._arrays, self._filled)
@@ -99,7 +99,7 @@ class _Run:
             yield from self.give()
 
     def give(self) -> Iterator[Cell]:
-        """Yield a cell for each shard that has any of the keys so far."""
+        """Yield a cell for each shard that owns any of the keys so far."""
         sorted_arrays: list[np.ndarray] = [*self._sorted, self._sorted_times]
         shards = len(self._starts) - 1
         kernels.split(*self._arrays, self._times, self._filled, shards, self._starts, *sorted_arrays)
@@ -146,7 +146,8 @@ class _Scan:
         done = 0
         while True:
             low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
-            done += self._map.put_all(high, low, ordinals, n - done)  # swapped: drained in another order than a shard's
+            # The words are swapped, so that this map is drained in another order than that of a shard.
+            done += self._map.put_all(high, low, ordinals, n - done)
             if done == n:
                 break
             yield from self._puts.drain(self._map)
@@ -159,7 +160,9 @@ class _Scan:
 
 
 def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
-    """Yield the key runs of a slice and, for one shard, the nulls and keyless counts of its batches; write nothing."""
+    """Yield the key runs of a slice and, to one shard, the null values and keyless records of its batches; write
+    nothing.
+    """
     task, facts = part.task, part.facts
     settled: Settled = load_state(fs, task, part.settled)
     reader, scanner = SegmentReader(fs), RecordScanner()
@@ -238,7 +241,9 @@ def _item_bytes(*, counting: bool) -> int:
 
 
 def _columns(data: bytearray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Split a cell of `n` items: both words of the hashes, ordinals, and the records each stands for, if included."""
+    """Split a cell of `n` items into both words of the hashes, ordinals, and the number of records of each key, if
+    included.
+    """
     words = np.frombuffer(data, np.uint64, 3 * n)
     times = np.frombuffer(data, COUNT, -1, SLOT_BYTES * n) if len(data) > SLOT_BYTES * n else np.zeros(0, COUNT)
     return words[:n], words[n : 2 * n], words[2 * n :].view(np.int64), times

@@ -1,7 +1,8 @@
-"""Runs the stages of a fan-out as Spark jobs: a Spark shuffle transfers the cells between two of them.
+"""Runs the stages of a fan-out as Spark jobs; a Spark shuffle transfers the cells from one stage to the next.
 
 The stages are defined in compact/fan_out/stages.py and its neighbours; this module sends payloads to tasks, cells to
-shards, and errors back. Exceptions of a task are returned as values, so a bad batch never reruns a task.
+shards, and errors back. A task returns its exceptions as values, so that Spark does not retry it because of a bad
+batch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.memory import map_memory_bytes
 from keytail.run.shuffle import Cell
-from keytail.run.spark_engine import answer_schema, attempt_name, lost, name_jobs
+from keytail.run.spark.engine import answer_schema, attempt_name, lost, name_jobs
 from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.run.watching import Channel, current_channel, send_to, sending_progress
 from keytail.values import from_bytes, to_bytes
@@ -39,10 +40,10 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 _CELL_SCHEMA = "shard int, place bigint, data binary"
-_PROBLEM = -1  # the place of an error, before all cells of shard 0
-_BATCH_BYTES = 4 << 20  # of cells that are sent together: few calls, little memory
+_PROBLEM = -1  # the order of an error, before all cells of shard 0
+_BATCH_BYTES = 4 << 20  # bytes of cells that are sent together: few calls, little memory
 _SETTINGS = {
-    # Rows have megabytes; without a limit one Arrow batch would contain 10,000 of them.
+    # A row can have megabytes, and without a limit an Arrow batch would contain 10,000 rows.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
 }
 
@@ -113,7 +114,7 @@ class StagesOnSpark:
                 raise lost(problem, "once") from problem
             raise_if_ended(self.engine, problem)
             try:
-                outcomes = job()  # a worker that dies ends its job if Spark runs on one host
+                outcomes = job()  # on one host, a worker that dies ends its Spark job
             except Exception as again:
                 raise_if_ended(self.engine, again)
                 raise lost(again, "twice") from again
@@ -129,7 +130,7 @@ class StagesOnSpark:
         take: Merging[R],
         context: Any,
     ) -> list[Outcome[R]]:
-        session = self.engine.session.newSession()  # of the same application, with its own settings
+        session = self.engine.session.newSession()  # a session of the same application, with its own settings
         for key, value in _SETTINGS.items():
             session.conf.set(key, value)
         sc = session.sparkContext
@@ -149,7 +150,7 @@ class StagesOnSpark:
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
         """Return the values, or raise the first error. Raises Refused if a host has written files that are not visible
-        here: the next stage would fail to find them, on hosts that are not at fault.
+        here: otherwise the next stage would fail on other hosts, which are not at fault.
         """
         values = []
         for outcome in outcomes:
@@ -179,7 +180,7 @@ def fan_out_on_spark(
     stages = StagesOnSpark(engine, workers, label, on_trace, stopped)
 
     def work(payload: CleaningTask, attempt: str) -> CleaningResult:
-        if not payload.map_memory_bytes:  # each host's own share: one host's value is used for all
+        if not payload.map_memory_bytes:  # a share of each host's memory: one host's value is used for all
             [memory] = stages.run("memory", _memory, [cores])
             payload = replace(payload, map_memory_bytes=memory)
         return fan_out(LOCAL, payload, stages, sizes)
@@ -276,14 +277,14 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
 
         context = TaskContext.get()
         assert context is not None
-        shard = context.partitionId()  # repartitionById: each shard is the partition of its number
+        shard = context.partitionId()  # after repartitionById, the number of the partition is that of the shard
         cells = _arrived(batches)
         first = next(cells, None)
         problems: list[tuple[int, Outcome[Any]]] = []
         while first is not None and first[0] == _PROBLEM:
             problems.append(from_bytes(first[1]))
             first = next(cells, None)
-        if problems:  # of the previous tasks: returned instead of an answer
+        if problems:  # problems of the previous stage's tasks are returned instead of an answer
             answer = min(problems, key=lambda item: item[0])[1]
         else:
             some = iter(()) if first is None else itertools.chain([first], cells)

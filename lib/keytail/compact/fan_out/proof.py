@@ -1,9 +1,9 @@
 """Stages 6, 8 and 9 of a fan-out: every group is proven by a separate task, and latest records by shards of keys.
 
-The walk is that of compact/proof/prove.py, over one group and its sources. The keys that it notes go into a table; a
-full table, and the rest at the end, is split into shards. A shard merges entries of all groups and reports whether a
-key has lost its latest record. Markers of transactions are collected first, with the start of their data: a group does
-not contain the data of earlier groups.
+The walk is that of compact/proof/prove.py, over one group and its sources. The keys that it notes are put into a table;
+when the table is full, and at the end, it is split into shards. A shard merges the entries of all groups and reports
+whether a key has lost its latest record. Transaction markers are collected first, with the start of their data, because
+that may be in an earlier group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from keytail.threads import inheriting
 
 _WORDS = proof_table.SLOT_WORDS
 _CELL_ENTRIES = 1 << 17
-_TABLE_BYTES = 64 << 20  # of one group: larger tables merge fewer entries per key, but have more cache misses
+_TABLE_BYTES = 64 << 20  # the table of one group: a larger one sends fewer entries per key, but has more cache misses
 _FIRST_SLOTS = 1 << 14
 _LOAD = 0.75
 
@@ -58,8 +58,7 @@ class ProofPart:
 
 @dataclass(frozen=True)
 class ProofContext:
-    """The input of all shards. `proofs` are their tables after the previous pass, `continues`: another pass
-    follows."""
+    """The input of all shards. `proofs` are their tables after the previous pass; `continues`: another pass follows."""
 
     task: CleaningTask
     proofs: tuple[CleanFile, ...]
@@ -79,9 +78,9 @@ class Verdict:
 
 
 def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
-    """Write the table of all markers of the log, with the first data of each, to a scratch file of this attempt.
+    """Write the table of all markers of the log, with the first data offset of each, to a scratch file of this attempt.
 
-    Two passes over the headers of the log, in order, by one task: only a log with transactions needs them.
+    One task reads the headers of the log twice, in order; only a log with transactions needs this.
     """
     limit_bytes = task.map_memory_bytes // 2
     markers = collect_markers(fs, task.partition_path, task.segments, max(limit_bytes, 1 << 20))
@@ -137,7 +136,7 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
 def settle_proof(
     fs: FileSystem, context: ProofContext, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> Verdict:
-    """Merge the keys of one shard, in any order, with the shard's table after the previous pass."""
+    """Merge the keys of one shard, which arrive in any order, into the shard's table of the previous pass."""
     task = replace(context.task, attempt=attempt)
     table = _Table(task.map_memory_bytes, task.partition_path)
     if context.proofs:
@@ -150,7 +149,7 @@ def settle_proof(
 
 
 class _Table:
-    """The key entries of one shard, within `memory_bytes`, growth included."""
+    """The key entries of one shard; the table takes at most `memory_bytes`, also while it grows."""
 
     def __init__(self, memory_bytes: int, path: str) -> None:
         self._memory_bytes, self._path = memory_bytes, path

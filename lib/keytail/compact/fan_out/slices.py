@@ -1,7 +1,7 @@
-"""Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of the transactions.
+"""Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of transactions.
 
 A slice is a byte range of a segment. It begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads one
-and passes on its transactional and control batches; `settle` processes those of all slices in the order of the log, as
+and yields its transactional and control batches; `settle` processes those of all slices in the order of the log, as
 compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
 """
 
@@ -44,7 +44,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class SliceFacts:
-    """Bytes `start` .. `end` of a segment: the number of batches and records, and of those before it in the segment."""
+    """Bytes `start` .. `end` of a segment: the numbers of batches and records in it, and before it in the segment."""
 
     segment: int
     start: int
@@ -69,7 +69,7 @@ class SurveyPart:
 
 @dataclass(frozen=True)
 class AbortedToMap:
-    """Data that the map treats as aborted: per producer, from one base offset to below another (CLEANING.md 11.4).
+    """Data that the map treats as aborted: ranges of base offsets of a producer, end excluded (CLEANING.md 11.4).
 
     Sorted by producer and first offset.
     """
@@ -87,7 +87,7 @@ class AbortedToMap:
 
 @dataclass(frozen=True)
 class Settled:
-    """The results for the whole log; large if it has many transactions, so they are passed as a file."""
+    """The results for the whole log. They are passed as a file, because they are large if it has many transactions."""
 
     transactions: Transactions
     aborted_to_map: AbortedToMap
@@ -98,7 +98,8 @@ class Settled:
 class Survey:
     """The slices of the whole log, in order, and the file with the Settled.
 
-    `contradicting`: the transaction index entries that the log requires instead; then the other fields are unset.
+    `contradicting`: if not empty, the transaction index entries that the log requires instead; then the other fields
+    are unset.
     """
 
     slices: tuple[SliceFacts, ...] = ()
@@ -118,7 +119,7 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 
 
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
-    """Return the first byte of the slice and of the next one, by the offset index, so that adjacent slices agree.
+    """Return the first byte of the slice and of the next one, by the offset index, so that adjacent slices meet.
 
     Returns the whole segment if it has no index. Does not check whether a batch begins there. Raises CorruptLog if the
     index is not sorted.
@@ -146,7 +147,7 @@ def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
 def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
     """Check every batch of a slice; all cells go to shard 0. Raises CorruptLog and Refused as with one task.
 
-    Passes on the batches of transactions, and those that contain an offset named by a transaction index.
+    Yields the batches of transactions, and those that contain an offset named by a transaction index.
     """
     task, piece = part.task, part.slice
     segment = task.segments[piece.segment]
@@ -197,7 +198,7 @@ def settle(
     mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
     from_position = map_position(fs, task, task.segments[first])
     runs: list[np.ndarray] = []
-    tables: list[np.ndarray] = []  # of the slice whose facts are still to come
+    tables: list[np.ndarray] = []  # tables of the current slice, whose facts come last
     slices: list[SliceFacts] = []
     has_transactions = False
     for _, data in cells:
@@ -212,7 +213,7 @@ def settle(
                 skipped = int(np.searchsorted(table["position"], from_position)) if value.segment == first else 0
                 runs.append(_runs(table[skipped:], mapping.follow(table[skipped:])))
         tables = []
-        slices.append(_behind(task, slices, value))
+        slices.append(_with_counts_before(task, slices, value))
     try:
         transactions = tracker.finish()
     except Contradiction as contradiction:
@@ -225,7 +226,7 @@ def settle(
     return Survey(tuple(slices), save_state(fs, task, names.SURVIVORS, settled), has_transactions)
 
 
-def _behind(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> SliceFacts:
+def _with_counts_before(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> SliceFacts:
     """Return the slice with the counts before it in its segment."""
     before = slices[-1] if slices else None
     if before is None or before.segment != facts.segment:

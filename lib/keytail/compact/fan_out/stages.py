@@ -52,7 +52,7 @@ class Stages(Protocol):
     """Runs stages. An exception of a function is raised by the method that runs it; `attempt` differs between any two
     runs.
 
-    A function may run twice, also concurrently: the result of only one of the runs is used. `name` is for display.
+    A function may run twice, even concurrently; only one of the results is used. `name` is for display.
     """
 
     def run(self, name: str, function: Callable[[FileSystem, P, str], R], payloads: Sequence[P]) -> list[R]:
@@ -69,13 +69,14 @@ class Stages(Protocol):
     ) -> list[R]:
         """Return `take(fs, context, shard, cells, attempt)` of each shard, in their order.
 
-        `cells` are the (order, data) of all cells that `emit(fs, payload, attempt)` yields for the shard, by order.
+        `cells` are the (order, data) of all cells that `emit(fs, payload, attempt)` yields for the shard, sorted by
+        order.
         """
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a slice; number of shards, None to derive it from the memory of a map."""
+    """Bytes of a slice, and number of shards; None: it is derived from the memory of a map."""
 
     slice_bytes: int = SLICE_BYTES
     shards: int | None = None
@@ -83,7 +84,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Found:
-    """The results of the first stages, for all passes."""
+    """The results of the first stages, which all passes use."""
 
     ranges: tuple[tuple[int, int], ...]
     settled: CleanFile
@@ -175,8 +176,8 @@ def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: 
 def _count_keys(
     task: CleaningTask, stages: Stages, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
 ) -> KeyCounts:
-    """Merge the counts of the shards, which have no key in common. The hottest keys are read by one task per slice that
-    contains the last record of one.
+    """Merge the counts of the shards, which have no key in common. Each slice that contains the last record of a
+    hottest key is read by one task.
     """
     counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
     places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
@@ -195,7 +196,7 @@ def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
 
 
 def _of_this_pass(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
-    """Return the ranges that fit into the scratch space beside the files of the fan-out itself, and at least one."""
+    """Return the ranges that fit into the scratch space beside the files of the fan-out itself, but at least one."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return list(found.ranges)
     kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
@@ -215,12 +216,13 @@ def _write(
 ) -> tuple[list[tuple[tuple[int, int], Written]], list[tuple[int, int]]]:
     """Write groups; return what was written of each range, and the ranges left for later passes.
 
-    If an output reached a limit that its sizes did not show, everything from there on is written by one task, in order.
+    If an output reached a limit that the measured sizes did not show, one task writes everything from there on, in
+    order.
     """
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
     written = stages.run("groups", write, write_all(ranges))
     for number, (item, groups) in enumerate(zip(ranges, written, strict=True)):
-        # With Kafka's groups the next one begins anyway, and after the last range there is none.
+        # Kafka's groups end there in any case, and no group follows the last range.
         if task.grouping == "measured" and len(groups.groups) != 1 and item[1] < end:
             rest = (item[0], end)
             [of_rest] = stages.run("groups in order", write, write_all([rest]))

@@ -1,7 +1,7 @@
 """Stages 5 and 7 of a fan-out: groups of segments, each rewritten by a separate task.
 
 Kafka's groups depend on sizes only. Measured groups depend on how much of each segment remains: `measure` rewrites a
-segment without keeping the output, `ranges_of` lays the outputs out as one task would, and `write` detects whether that
+segment without keeping the output, `ranges_of` groups the segments as one task would, and `write` detects whether that
 was correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can make it
 wrong.
 """
@@ -39,7 +39,7 @@ class WritePart:
 
 @dataclass(frozen=True)
 class Measured:
-    """The remainder of a segment: total bytes, and bytes of its last output if it needs several by itself."""
+    """What remains of a segment: its bytes, and the bytes of its last output if it fills several outputs by itself."""
 
     bytes: int
     last_bytes: int
@@ -75,7 +75,7 @@ def parts_of(
 
 
 def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
-    """Return what remains of one segment by itself. Writes nothing."""
+    """Rewrite one segment by itself, and return how much remains of it. Writes nothing."""
     task = replace(part.task, grouping="measured")
     written = _rewrite(fs, _Discarding(), part, task)
     sizes = [file.size_bytes for group in written.groups for out in group.segments for file in out.files[:1]]
@@ -111,12 +111,14 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
 
 
 def ranges_of(task: CleaningTask, first: int, end: int, measured: Sequence[Measured] | None) -> list[tuple[int, int]]:
-    """Return the segments of each group, ascending; `measured` are those of segments `first` .. `end`, if requested."""
+    """Return the segments of each group, ascending; `measured` are the results of `measure` for segments `first` ..
+    `end`, if they were needed.
+    """
     if measured is None:
         groups = kafka_groups(task, task.first_uncleanable_offset)
         return [(a, b) for a, b in groups if a >= first]
     starts = [first]
-    current = 0  # bytes of the current output; `merged` are its sources, none while it has no bytes
+    current = 0  # bytes of the current output; `merged` are its sources, empty while it has no bytes
     merged: list[SegmentFacts] = []
     for number in range(first, end):
         segment, size = task.segments[number], measured[number - first]

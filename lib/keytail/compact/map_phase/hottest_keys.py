@@ -1,7 +1,7 @@
-"""The hottest keys of a dirty section, read at the last record of each: the map contains ordinals and no keys.
+"""Reads the hottest keys of a dirty section, each from its last record: the map contains ordinals but no keys.
 
-Only the chunks of the log with those records are read, once each, starting at the nearest place before them whose
-ordinal is known.
+Only the chunks of the log with those records are read, once each, from the nearest place before them whose ordinal is
+known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Place = tuple[int, int]  # the ordinal of the first record of a batch, and the b
 
 
 def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, survivors: Survivors) -> KeyCounts:
-    """Return what the map counted, with the keys read, and discard the counts, so that their memory is free."""
+    """Return the counts of the map with the keys themselves, and free the memory of the counts."""
     counted = survivors.offset_map.counted(task.hottest_keys)
     survivors.offset_map.forget_counts()
     found: list[HotKey] = []
@@ -40,7 +40,9 @@ def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, surviv
 
 @dataclass(frozen=True)
 class HotPart:
-    """Some keys (number of records, ordinal of the last), ascending by ordinal, in one segment at or after `place`."""
+    """Some keys, as (number of records, ordinal of the last one) by ascending ordinal, in one segment at or after
+    `place`.
+    """
 
     task: CleaningTask
     place: Place
@@ -50,7 +52,7 @@ class HotPart:
 def by_place(
     places: Sequence[Place], hottest: Iterable[tuple[int, int]]
 ) -> list[tuple[Place, tuple[tuple[int, int], ...]]]:
-    """Return the keys grouped by the last place, of the ascending `places`, at or before their record."""
+    """Group the keys by the last of the ascending `places` that is at or before their record."""
     ordinals = [ordinal for ordinal, _ in places]
     ascending = sorted(hottest, key=lambda item: item[1])
     found = groupby(ascending, lambda item: bisect_right(ordinals, item[1]) - 1)
@@ -58,12 +60,12 @@ def by_place(
 
 
 def read_hottest(fs: FileSystem, part: HotPart, attempt: str) -> list[HotKey]:
-    """Read keys as a task of a fan-out. Writes nothing; raises what reading raises."""
+    """Read keys in a task of a fan-out. Writes nothing; raises what reading a log raises."""
     return _read(fs, SegmentReader(fs), part)
 
 
 def key_counts_of(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
-    """Return the counts with the keys read, in the order of `counted`: offsets ascend as ordinals do."""
+    """Return the counts with the keys that were read, in the order of `counted`: offsets ascend as ordinals do."""
     hottest = sorted(found, key=lambda item: (item.records, item.offset), reverse=True)
     return KeyCounts(counted.keys, counted.records, tuple(hottest))
 

@@ -1,7 +1,7 @@
-"""How often the keys of a dirty section occur in it: counting results, merging them, and their text. Pure.
+"""How often the keys of a dirty section occur in it: counts, their sum, and their text. Pure functions.
 
-A size is a power of two: keys with 1, 2, 3 to 4, 5 to 8 ... records. For the hottest keys, those with most records, a
-hash is reported, and their bytes only on request.
+Keys are counted by size: those with 1, 2, 3 to 4, 5 to 8 ... records. For the hottest keys, which have the most
+records, a hash is reported; their bytes are reported only on request.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from keytail.errors import visible
 
-HOTTEST = 20  # per partition, and per page
+HOTTEST = 20  # keys reported per partition, and per page
 DIGEST_DIGITS = 16
-MOST_KEY_BYTES = 120  # of a key that is shown
-MOST_COUNTED = 2**32 - 1  # stands for this many records or more
+MOST_KEY_BYTES = 120  # a longer key is truncated
+MOST_COUNTED = 2**32 - 1  # means this many records or more
 
 
 @dataclass(frozen=True)
 class Counted:
     """Counts by size: `keys[s]` keys of size s have `records[s]` records.
 
-    `hottest`: number of records and ordinal of the last one, for the keys with most records and at least two; among
-    equal numbers the latest written is first.
+    `hottest`: number of records and ordinal of the last one, for the keys with the most records, at least two; of equal
+    numbers, the key written last is first.
     """
 
     keys: tuple[int, ...]
@@ -34,8 +34,8 @@ class Counted:
 
 
 class HotKey(NamedTuple):
-    """A key with `records` in the dirty section, the last of them at `offset`. `digest`: see `digest_of`. `key`: its
-    first bytes, of `key_bytes`, if it is to be shown.
+    """A key with `records` in the dirty section, the last of them at `offset`. `digest`: see `digest_of`. `key`: the
+    first of its `key_bytes` bytes, if it is to be shown.
     """
 
     records: int
@@ -68,7 +68,7 @@ def hot_key(records: int, offset: int, key: bytes, *, show: bool) -> HotKey:
 
 
 def digest_of(key: bytes) -> str:
-    """Return the same as `printf %s KEY | sha256sum | cut -c-16`."""
+    """Return what `printf %s KEY | sha256sum | cut -c-16` prints."""
     return hashlib.sha256(key).hexdigest()[:DIGEST_DIGITS]
 
 

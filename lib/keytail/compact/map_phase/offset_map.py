@@ -1,9 +1,9 @@
 """The SkimpyOffsetMap: from the 128-bit hash of a key to the ordinal of its last record in the dirty section.
 
 An ordinal is `segment_number << 32 | record_number`, which sorts as the offset does. The map holds no key bytes, starts
-small and doubles; the old and the new table together stay within its memory. When it cannot grow any more it is full,
-and the round ends there as Kafka's does (format/CLEANING.md, "Full map"). A counting map also counts the records of
-each key, which takes 4 of its bytes per slot.
+small and doubles; the old and the new table together stay within its memory. When it cannot grow any more, it is full,
+and the round ends there, as Kafka's does (format/CLEANING.md, "Full map"). A counting map also counts the records of
+each key, which takes 4 bytes more per slot.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ COUNT = np.dtype(np.uint32)
 LOAD_FACTOR = 0.9
 _FIRST_SLOTS = 1 << 14
 _ONCE = np.zeros(0, COUNT)
-_MOST_PRESENT_BYTES = 4 << 20  # of a bit table that rules out most absent hashes
+_MOST_PRESENT_BYTES = 4 << 20  # the size of a bit table that rules out most absent hashes
 
 
 class OffsetMap:
-    """A map of at most `memory_bytes`, growth included; `max_entries` limits it further (as Kafka's slots do)."""
+    """A map of at most `memory_bytes`, also while it grows; `max_entries` limits it further (as Kafka's slots do)."""
 
     stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
-    _present: np.ndarray | None = None  # made on first use
+    _present: np.ndarray | None = None  # created at its first use
 
     def __init__(self, memory_bytes: int, max_entries: int | None = None, *, counting: bool = False) -> None:
-        # During the last doubling one and a half tables exist at once.
+        # During the last doubling, a half table exists beside the full one.
         slot_bytes = SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
         self._max_slots = max(2, memory_bytes * 2 // (3 * slot_bytes))
         self._max_entries = max(1, int(self._max_slots * LOAD_FACTOR))
@@ -48,7 +48,8 @@ class OffsetMap:
 
     @property
     def counts(self) -> np.ndarray:
-        """Records of the key in each slot (uint32), 0 for a free one; empty if the map does not count."""
+        """The number of records of the key in each slot (uint32), 0 for a free slot; empty if the map does not count.
+        """
         return self._counts
 
     @property
@@ -60,7 +61,7 @@ class OffsetMap:
         return self._max_entries
 
     def _limit(self) -> int:
-        """Return the number of entries at which the present table grows or, at its maximum, is full."""
+        """Return the number of entries at which the table grows or, at its maximum size, is full."""
         if len(self._slots) >= self._max_slots:
             return self._max_entries
         return min(self._max_entries, int(len(self._slots) * LOAD_FACTOR))
@@ -76,9 +77,9 @@ class OffsetMap:
     ) -> int:
         """Put the first `n` items in order (uint64, uint64, int64; an ordinal below 0 is skipped).
 
-        Each counts as one record, or as its number in `times` (uint32).
+        Each item counts as one record, or as its number in `times` (uint32).
 
-        Returns how many were put: fewer than `n` means that the map was full before that item.
+        Returns how many items were put: if fewer than `n`, the map was full before the next one.
         """
         done = 0
         self._present = None
@@ -101,14 +102,15 @@ class OffsetMap:
         kernels.get_all(self._slots, self._present, low, high, wanted, n, found)
 
     def watch(self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int) -> int:
-        """Put those of the first `n` hashes that are absent, with ordinal 0; not those for which `wanted` (int64) is
-        below 0. Returns how many items were processed, as `put_all` does."""
+        """Put those of the first `n` hashes that are absent, with ordinal 0, except where `wanted` (int64) is below 0.
+        Returns how many items were processed, as `put_all` does.
+        """
         found = np.empty(n, np.int64)
         self.get_all(low, high, wanted, n, found)
         return self.put_all(low, high, np.where((found < 0) & (wanted[:n] >= 0), 0, -1), n)
 
     def update_all(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> None:
-        """Do the same as `put_all` for the keys that are present, and ignore the others."""
+        """Do the same as `put_all` for keys that are in the map, and ignore others."""
         found = np.empty(n, np.int64)
         self.get_all(low, high, ordinals, n, found)
         present = np.where(found >= 0, ordinals[:n], -1)
@@ -116,7 +118,7 @@ class OffsetMap:
         kernels.put_all(self._slots, self._counts, self.used, no_limit, low, high, present, _ONCE, n, 0)
 
     def counted(self, most: int) -> Counted:
-        """Return the counts by size, and at most `most` hottest keys, of those with two or more records."""
+        """Return the counts by size, and at most `most` hottest keys, each with two or more records."""
         keys, records = np.zeros(kernels.SIZES, np.int64), np.zeros(kernels.SIZES, np.int64)
         kernels.sum_by_size(self._counts, keys, records)
         top = np.zeros((most, 2), np.int64)

@@ -51,19 +51,21 @@ def read_log(
     reader: SegmentReader,
     clock: PhaseClock,
 ) -> tuple[Survivors, Transactions, int]:
-    """Read every batch of the log once, in order; return the survivors of the dirty section, the outcome of the
+    """Read every batch of the log once, in order; return the survivors of the dirty section, the outcome of
     transactions, and the number of records in segments that the map did not reach.
 
     Raises NeedsFanOut if the task allows it and the keys do not fit into the memory of the map or of the proof.
 
-    The transaction indexes are trusted until the log contradicts them; then the log is read again, with the entries
-    that they should have had.
+    The transaction indexes are trusted until the log contradicts them; then the log is read again, with the correct
+    entries.
     """
     return with_aborted(fs, task, lambda aborted: _follow_log(fs, task, reader, aborted, clock))
 
 
 def with_aborted(fs: FileSystem, task: CleaningTask, follow: Callable[[np.ndarray], T]) -> T:
-    """Return `follow` of the entries of the transaction indexes or, if the log contradicts these, of the right ones."""
+    """Return `follow` of the entries of the transaction indexes or, if the log contradicts them, of the correct
+    entries.
+    """
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
         return follow(aborted)
@@ -133,16 +135,17 @@ def _follow_log(
             tracker.follow(chunk.table)
             unread_records += int(chunk.table["record_count"].sum())
     transactions = tracker.finish()
-    refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # without those of aborted transactions
+    # Records of aborted transactions are not counted.
+    refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)
     return survivors, transactions, unread_records
 
 
 def followers_of(
     fs: FileSystem, task: CleaningTask, tracker: TransactionTracker, aborted: np.ndarray, first: int
 ) -> Followers:
-    """Return what follows the transactions of the dirty section, which begins in segment number `first`."""
-    # The map uses only entries whose marker is in the dirty section or above it, because an entry is in the index of
-    # the segment that contains its marker.
+    """Return the trackers of the transactions of the dirty section, which begins in segment number `first`."""
+    # The map uses only entries whose marker is in or above the dirty section: an entry is in the index of the segment
+    # that contains its marker.
     mapped = aborted["last_offset"] >= task.segments[first].base_offset
     mapped &= aborted["first_offset"] < task.first_uncleanable_offset
     mapping = TransactionTracker(aborted[mapped], task.log_start_offset)

@@ -1,8 +1,8 @@
 """The map phase: puts the dirty section into the offset map, and marks its surviving records with one bit each.
 
-Bits are indexed by a record's number within its segment, never by offset: compacted logs have gaps of billions. What
-the write phase needs to leave batches unopened is also recorded: which batches contain a null value, and where the
-mapped range ends (format/CLEANING.md, "Building the map").
+Bits are indexed by a record's number within its segment, never by offset: compacted logs have gaps of billions. The map
+phase also records which batches contain a null value, and where the mapped range ends: the write phase then need not
+open batches to find out (format/CLEANING.md, "Building the map").
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from keytail.log.transactions import TransactionTracker
 
 @dataclass
 class Survivors:
-    """The findings of the map phase. Offsets up to `latest_offset` were mapped; `end_offset` is the round's result.
+    """The findings of the map phase. Offsets up to `latest_offset` were mapped; the round ends at `end_offset`.
 
     `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
     `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit numbers, in
-    `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` are the ordinal of the first
-    record and the byte position of every chunk.
+    `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` has the ordinal of the first
+    record and the byte position of each chunk.
     """
 
     offset_map: OffsetMap
@@ -51,7 +51,7 @@ class Survivors:
 
     @property
     def records(self) -> int:
-        """Number of records in the segments read so far."""
+        """The number of records in the segments read so far."""
         return self.record_start[-1] + self.segment_records[-1] if self.segment_records else 0
 
     @property
@@ -63,10 +63,10 @@ class Survivors:
         return self.bits.nbytes + self.null_bits.nbytes + self.offset_map.slots.nbytes
 
     def forget_map(self) -> None:
-        """Free the map for passes that continue in the dirty section, where the bits decide which records are retained.
+        """Free the map before passes that continue in the dirty section, where the bits decide which records are
+        retained.
 
-        Keep it if the map was full or the section starts inside a segment: then compact/write_phase/rewrite.py needs
-        it there.
+        The map is kept if it was full or the section starts inside a segment: then the write phase needs it there, too.
         """
         if not (self.full or self.starts_inside_segment):
             self.offset_map = OffsetMap(0)
@@ -92,7 +92,7 @@ class Survivors:
 
 
 class Followers:
-    """Trackers that follow the batches of the dirty section: for all transactions, and for those visible to the map.
+    """Two trackers of the batches of the dirty section: one for all transactions, one for those visible to the map.
 
     As in Kafka, the map's own tracker starts with the batch that the offset index names for the first dirty offset,
     without the markers before it (format/CLEANING.md, "Aborted data and the map").
@@ -134,8 +134,7 @@ class SurvivorBuilder:
     ) -> Survivors:
         """Build the Survivors. Raises CorruptLog, or Refused for batches that this version does not clean.
 
-        The last segment is read to its end even if the map is full, because the `followers` must see all of its
-        batches.
+        The last segment is read to its end even if the map is full, because the `followers` need all of its batches.
         """
         first, end = dirty
         survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
@@ -165,9 +164,9 @@ class SurvivorBuilder:
         from_offset: int,
         followers: Followers,
     ) -> Generator[KeyPortion | None, None, None]:
-        """Yield the keys of the wanted data batches of segment `number`, which is counted in `survivors`.
+        """Yield the keys of the wanted data batches of segment `number`, and count its records in `survivors`.
 
-        The map is filled from one item while the next one is produced, so keys that are produced after it was full are
+        One item is put into the map while the next one is produced, so keys produced after the map was full are
         ignored. Once it is full, None is yielded for each chunk, so that this generator does not overwrite the buffers
         of a chunk that is still being put into the map.
         """
@@ -205,7 +204,7 @@ class SurvivorBuilder:
         self._note_keyless(survivors, portion.keyless, portion.first_keyless_offset)
         if portion.opened.is_end:
             self._advance(survivors, portion, portion.end_row, from_offset)
-        else:  # a later piece of the batch may not fit: then, as for any batch, only what was put counts
+        else:  # if a later piece of the batch does not fit, only the records that were put count, as for any batch
             records, _ = portion.records_up_to(portion.first_row)
             self._advance_to_put(survivors, records, from_offset)
 

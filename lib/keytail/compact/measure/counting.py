@@ -1,6 +1,6 @@
-"""The write phase of a compaction without files: its output is counted instead of written.
+"""The write phase of a compaction without files: the output is counted, not written.
 
-The file system refuses nothing and changes nothing; whatever is measured with it cannot write to a log dir.
+The file system accepts every change and carries out none, so nothing that is measured can write to a log dir.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from keytail.log.pace import Pace
 from keytail.log.quiet import QuietFileSystem
 from keytail.log.writer import Mark, OutputWriter, SegmentWriter
 
-# What a segment that is split off an output needs to know about the batches that it takes over.
+# The columns that a segment needs of batches that are moved to it when an output is split.
 _COLUMNS = ("base_offset", "last_offset", "max_timestamp_ms", "size_bytes", "record_count")
 _MOVED = np.dtype([(name, BATCH_TABLE[name]) for name in _COLUMNS])
 
 
 class CountingFileSystem(QuietFileSystem):
-    """The real file system for reading, as beside a broker; operations that would change something do nothing."""
+    """The real file system for reading, as beside a broker. Operations that would change something do nothing."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace)
@@ -38,7 +38,7 @@ class CountingFileSystem(QuietFileSystem):
         return len(arguments[1]) if operation in ("write", "write_at") else None
 
     def write(self, fd: int, buffer: Any) -> int:
-        """Count bytes that are not written: no rate limit applies to them."""
+        """Return the number of bytes, which are not written; no rate limit applies."""
         return memoryview(buffer).nbytes
 
     def fsync(self, fd: int) -> None:
@@ -50,7 +50,7 @@ class CountingFileSystem(QuietFileSystem):
 
 
 class CountedSegment(SegmentWriter):
-    """Counts a new segment. The rows of what was appended since the last mark are kept, because no file has them."""
+    """Counts a new segment. The rows appended since the last mark are kept, because no file has them."""
 
     _rows: list[np.ndarray] | None = None
 
@@ -79,7 +79,7 @@ class CountingWriter(OutputWriter):
 
 
 class CountingRewriter(Rewriter):
-    """Also counts the tombstones that are retained, for which it opens batches that a compaction copies unopened."""
+    """Also counts the retained tombstones. For this it opens batches that a compaction copies unopened."""
 
     def __init__(self, task: CleaningTask, *arguments: Any, **named: Any) -> None:
         super().__init__(task, *arguments, **named)
@@ -92,7 +92,8 @@ class CountingRewriter(Rewriter):
         rows = super()._decide_rows(chunk, number, records, batches, file_is_old)
         table = chunk.table
         uncounted = (rows.action == record_kernels.COPY) & ((table["attributes"] & CONTROL) == 0)
-        if not self._task.by_file_time:  # otherwise only batches with a horizon have tombstones and are copied unopened
+        # Otherwise, only batches with a delete horizon have tombstones and are copied unopened.
+        if not self._task.by_file_time:
             uncounted &= (table["attributes"] & DELETE_HORIZON) != 0
         rows.action[uncounted & (table["record_count"] > 0)] = record_kernels.OPEN
         return rows

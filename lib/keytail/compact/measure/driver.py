@@ -1,6 +1,6 @@
 """Adds to the rows of a plan what a compaction would leave (`--measure`, `--estimate`).
 
-Takes no lock and writes nothing: a broker may run. A partition whose segments change meanwhile is planned and read
+Takes no lock and writes nothing, so a broker may run. A partition whose segments change meanwhile is planned and read
 again.
 """
 
@@ -38,9 +38,9 @@ from keytail.run.rows import Measured, ResultRow
 from keytail.run.tasks import Outcome, as_problem
 from keytail.run.workers import workers_of_run
 
-# How often the bytes of a partition are read.
+# The number of times that the bytes of a partition are read.
 _READS = 2.0
-_ONLY_MEASURED = "measured"  # names no file: nothing is written
+_ONLY_MEASURED = "measured"  # a run id that no file has, because nothing is written
 
 
 def measured(
@@ -52,8 +52,9 @@ def measured(
     rules: Rules,
     rows: Sequence[ResultRow],
 ) -> list[ResultRow]:
-    """Return the rows of a plan of the `chosen` partitions with what a compaction would leave of those that are due,
-    largest gain first."""
+    """Return the `rows` of a plan of the `chosen` partitions, with what a compaction would leave of the due ones, by
+    descending gain.
+    """
     paths = [entry.path for _, entry in chosen.partitions]
     found = dict(zip(paths, rows, strict=True))
     due = [path for path in paths if found[path].status == "would-compact"]
@@ -73,7 +74,7 @@ def measured(
 
 
 def largest_gain_first(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the rows by reclaimed bytes, descending; rows without a measurement follow in their order."""
+    """Return the rows by descending number of reclaimed bytes, then rows without a measurement, in their order."""
     return sorted(rows, key=lambda row: -row.measured.reclaimed_bytes if row.measured is not None else float("inf"))
 
 
@@ -91,7 +92,9 @@ class _Measuring:
     changed: dict[str, SourcesChanged] = field(default_factory=dict)
 
     def run(self, chosen: Chosen, due: Sequence[str]) -> None:
-        """Measure the partitions with these paths; again, at most twice, if their segments change meanwhile."""
+        """Measure the partitions with these paths. If their segments change meanwhile, measure them again, at most
+        twice.
+        """
         for _ in range(ATTEMPTS):
             left = [item for item in chosen.partitions if item[1].path in due]
             self.changed = {}
@@ -162,7 +165,7 @@ class _Measuring:
             self._end(path, refused_row(row, outcome.problem))
 
     def _not_measured(self, row: ResultRow, problem: KeytailError) -> ResultRow:
-        """Return the row of a partition that is due and of which nothing more is known."""
+        """Return the row of a due partition that was not measured."""
         return replace(row, error="not measured: " + in_words(problem), shown=None)
 
     def _end(self, path: str, row: ResultRow) -> None:
@@ -171,7 +174,7 @@ class _Measuring:
 
 
 def measured_row(row: ResultRow, task: CleaningTask, found: Measurement) -> ResultRow:
-    """Return the row of a plan with what was found."""
+    """Return the row of a plan with the measurement."""
     below = [item for item in task.segments if item.base_offset < found.end_offset]
     bytes_after = found.bytes_after.estimate
     return replace(

@@ -21,7 +21,7 @@ from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.transactions import Transactions
 
 DRAWS = 2048
-# With less to clean, the drawn batches would be a large part of it.
+# Of fewer bytes to clean, the drawn batches would be a large part.
 MEASURED_BYTES = 128 << 20
 
 
@@ -36,7 +36,7 @@ def estimate_partition(
     """Estimate a partition from `draws` draws; measure it if it has at most `measured_bytes` to clean.
 
     It is assumed that the keys of the dirty section fit into the map, or that a fan-out is used. Raises what reading
-    the log raises, and Refused if there is no estimate.
+    the log raises, and Refused if no estimate is possible.
     """
     _, end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)
     section = task.segments[:end]
@@ -71,7 +71,7 @@ def estimate_partition(
 
 
 class _SampleRewriter(CountingRewriter):
-    """Also keeps the number of retained tombstones for each batch."""
+    """Also keeps the number of retained tombstones of each batch."""
 
     def __init__(self, task: CleaningTask, *arguments: object, **named: object) -> None:
         super().__init__(task, *arguments, **named)
@@ -85,7 +85,7 @@ class _SampleRewriter(CountingRewriter):
 
 
 class _Collected:
-    """Takes the place of a writer: keeps the rows of all batches."""
+    """A writer that keeps the rows of all batches, and writes nothing."""
 
     def __init__(self) -> None:
         self.tables: list[np.ndarray] = []
@@ -101,8 +101,9 @@ def rewrite_sample(
     sample: Sample,
     transactions: Transactions,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each draw (n) the size of its batch in bytes, and what is left of it (n, 3): bytes, records,
-    tombstones."""
+    """Return for each draw (n) the size of its batch in bytes, and what remains of it (n, 3): bytes, records,
+    tombstones.
+    """
     findings = Findings(survivors_of(task, sample), transactions, active_producers(fs, task, reader), 0)
     rewriter = make_rewriter(task, reader, findings, kind=_SampleRewriter)
     collected = _Collected()

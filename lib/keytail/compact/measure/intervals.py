@@ -1,10 +1,10 @@
-"""Intervals around estimates from a sample, which hold for every log: nothing is assumed about how its values are
-distributed. Pure.
+"""Confidence intervals of estimates from a sample. They hold for every log: no distribution of its values is assumed.
+Pure functions.
 
 A total is estimated as the mean of independent draws, each between 0 and a known maximum. Two bounds on the error of
-such a mean hold for any number of draws: that of Chernoff and Hoeffding, which is narrow if the mean is close to 0 or
-to the maximum, and that of Maurer and Pontil (2009, theorem 11), which is narrow if the draws differ little. Each is
-wrong in at most half of `1 - CONFIDENCE` of all samples; the interval is what both allow.
+such a mean hold for any number of draws: that of Chernoff and Hoeffding is narrow if the mean is close to 0 or to the
+maximum, that of Maurer and Pontil (2009, theorem 11) if the draws differ little. Each is wrong in at most half of `1 -
+CONFIDENCE` of all samples; the interval is the intersection of both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
-_STEPS = 60  # of a bisection, more than the bits of a float64
+_STEPS = 60  # steps of a bisection: more than the bits of a float64's significand
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class Interval:
 
 
 def interval_of_mean(draws: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
-    """Return the mean of independent draws (float64, each from 0 to 1, at least two), and bounds of the mean of their
-    expectations."""
+    """Return the mean of independent draws (float64, each from 0 to 1, at least two), and bounds on the mean of their
+    expected values.
+    """
     n, mean = len(draws), float(draws.mean())
-    wrong = (1 - confidence) / 4  # each of two bounds on each of two sides
+    wrong = (1 - confidence) / 4  # two bounds, each on two sides
     low, high = _chernoff(mean, math.log(1 / wrong) / n)
     logarithm = math.log(2 / wrong)
     variance = float(draws.var(ddof=1))
@@ -58,7 +59,7 @@ def interval_of_total(draws: np.ndarray, most: float, scale: float, limits: tupl
 
 
 def _chernoff(mean: float, bound: float) -> tuple[float, float]:
-    """Return the least and the largest expectation whose relative entropy to `mean` is at most `bound`."""
+    """Return the least and the largest expected value whose relative entropy to `mean` is at most `bound`."""
 
     def edge(inside: float, outside: float) -> float:
         for _ in range(_STEPS):

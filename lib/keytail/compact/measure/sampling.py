@@ -1,8 +1,8 @@
-"""Draws batches of a partition, and finds which of their records a compaction would retain.
+"""Draws batches of a partition, and determines which of their records a compaction would retain.
 
-The log is divided into parts of equal size, and in each the batch at a random byte is drawn. Whether a record of it is
-retained depends on all later records with its key. So the dirty section is read completely, but only the keys of drawn
-batches are kept in memory. The drawn batches are then decided like a log of their own (MEASURE.md in this directory).
+The log is divided into parts of equal size, and in each the batch at a random byte is drawn. Whether a record is
+retained depends on all later records with its key, so the dirty section is read completely, but only the keys of drawn
+batches are kept in memory. The drawn batches are then processed as if they were a log (MEASURE.md in this directory).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from keytail.log.fs import FileSystem
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.transactions import Transactions, TransactionTracker
 
-# The ordinal of records that were not drawn: above those of all drawn ones.
+# The ordinal of records that were not drawn: larger than that of every drawn record.
 _NOT_DRAWN = 1 << 62
-# The first record of a segment of the sample has this number: the ordinal 0 is that of keys that are only watched.
+# The number of the first record of a segment in the sample: ordinal 0 is that of keys that are only watched.
 _FIRST_NUMBER = 1
 
 
@@ -50,10 +50,11 @@ class _Drawn:
 
 @dataclass
 class Sample:
-    """The drawn batches of the section that is cleaned, by number of their segment, and what holds for the section.
+    """The drawn batches of the section that is cleaned, by number of their segment, and figures of the section.
 
     `draws` are the base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times.
-    `records` are those of the section, `most_records_a_byte` the largest quotient of any batch in it.
+    `records` is the number of records in the section, `most_records_a_byte` the largest number of records per byte of
+    any batch in it.
     """
 
     watched: OffsetMap
@@ -67,8 +68,9 @@ class Sample:
 
 
 def draw_positions(sizes: list[int], draws: int, chance: random.Random) -> list[np.ndarray]:
-    """Return for each segment the drawn byte positions (int64, ascending): one in each of `draws` equal parts of all
-    bytes together."""
+    """Return for each segment the drawn byte positions (int64, ascending): one in each of `draws` equal parts of the
+    whole log.
+    """
     total = sum(sizes)
     places = np.array([(number + chance.random()) * total / draws for number in range(draws)])
     positions = np.minimum(places.astype(np.int64), max(total - 1, 0))
@@ -130,7 +132,7 @@ def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
 
 
 class _SampledKeys:
-    """Keeps for each key of the drawn batches whether, and where, it occurs last in the dirty section."""
+    """Records for each key of the drawn batches where it occurs last in the dirty section."""
 
     def __init__(self, task: CleaningTask, reader: SegmentReader, sample: Sample) -> None:
         self._task, self._reader, self._sample = task, reader, sample
@@ -180,7 +182,7 @@ class _SampledKeys:
 
 
 def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
-    """Return the survivors of the sample, as the map phase returns them of a log with only the drawn batches."""
+    """Return the survivors of the sample, as the map phase would for a log with only the drawn batches."""
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     is_inside = task.first_dirty_offset > task.segments[first].base_offset
     survivors = Survivors(sample.watched, first, is_inside, latest_offset=task.first_uncleanable_offset - 1)

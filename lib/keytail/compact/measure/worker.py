@@ -1,4 +1,4 @@
-"""The work of an executor for `plan --measure` and `--estimate`: one partition, read as beside a broker."""
+"""The work of a task for `plan --measure` and `--estimate`: one partition, read as beside a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compact --output-dir`: writes what the log dirs would become elsewhere; they remain unchanged.
+"""`compact --output-dir`: writes the compacted log dirs elsewhere, and leaves the log dirs unchanged.
 
 The rules for what is due are those of `compact`; for a partition that is already in the target, they are applied to the
 target's state. Everything that is not due is copied. The states on disk are described in
@@ -21,7 +21,6 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.rows import human_bytes
 from keytail.cli.selection import Chosen, choose
 from keytail.compact.command import Request
-from keytail.compact.compaction import Compaction
 from keytail.compact.out_of_place.output_record import OutputRecord
 from keytail.compact.out_of_place.output_root import Root, close_to_brokers, contents, is_outdated, write
 from keytail.compact.out_of_place.output_tree import TargetEntry
@@ -33,7 +32,8 @@ from keytail.compact.planning import report_version_rules
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.room import Room, existing_directory
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Events
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.state import Events
 from keytail.compact.steps import Steps
 from keytail.console import print_message
 from keytail.errors import Refused
@@ -50,7 +50,7 @@ _COPIED_BYTES_PER_S = 400e6
 
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Return a row for each chosen partition: what `--execute` would do. Changes and locks nothing on either side."""
+    """Return a row for each chosen partition: what `--execute` would do. Neither side is changed or locked."""
     with contextlib.ExitStack() as run:
         Steps(request, fs, run).submitted_session()
         target = target_of(fs, request)
@@ -87,7 +87,7 @@ def _place(target: Target, log_dir: str, request: Request) -> str:
 
 
 def _with_room(room: Room, item: PlannedPartition, target: Target, rules: Rules, request: Request) -> PlannedPartition:
-    """Return the decision, or that the partition is refused because it has no room in the target."""
+    """Return the decision, or a refusal if there is no room for the partition in the target."""
     if item.action not in ("clean", "copy"):
         return item
     path = os.path.join(_place(target, item.log_dir, request), item.name)
@@ -163,7 +163,7 @@ class _Driver:
     planned_partitions: list[PlannedPartition]
     work: list[PlannedPartition]
     reporter: Reporter
-    placed: dict[str, OutputRecord] = field(default_factory=dict)  # by path of the source
+    placed: dict[str, OutputRecord] = field(default_factory=dict)  # records by path of the source
 
     def compaction(self, engine: Engine) -> Compaction:
         request, fs = self.steps.request, self.steps.fs
@@ -189,7 +189,7 @@ class _Driver:
         return Compaction(engine, tasks, ScratchSpace(fs), destination, events, self.steps.deadline_s)
 
     def roots(self) -> list[Root]:
-        """Return the log dirs of the target, according to what is placed so far."""
+        """Return the log dirs of the target, with the partitions placed so far."""
         roots = []
         checked = {
             item.path: item for item in (*self.planned_partitions, *_metadata(self.steps.fs, self.chosen, self.known))
@@ -216,7 +216,9 @@ class _Driver:
         return roots
 
     def _find_vanished(self, roots: list[Root]) -> None:
-        """Find partitions in the target that have left their log dir of the source: none may be in two log dirs."""
+        """Find partitions in the target that are no longer in the same log dir of the source: none may be in two log
+        dirs.
+        """
         hosted = {name: root for root in roots for name in (*root.records, *root.lacking)}
         for root in roots:
             for name in self.known[root.facts.path]:
@@ -250,7 +252,8 @@ class _Driver:
             )
 
     def rows(self, placed: Sequence[ResultRow]) -> list[ResultRow]:
-        """Return the rows of the chosen partitions, in their order, and that of a metadata log that was not copied."""
+        """Return the rows of the chosen partitions, in their order, and the row of a metadata log that was not copied.
+        """
         done: Iterator[ResultRow] = iter(placed)
         rows = [
             item.with_limits(next(done)) if item.action in ("clean", "copy") else item.row

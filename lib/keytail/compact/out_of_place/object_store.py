@@ -1,7 +1,7 @@
-"""A target in an object store, through pyarrow's filesystems: partitions sent there, their listing and their records.
+"""A target in an object store, accessed by pyarrow's filesystems: sends partitions, lists them, reads their records.
 
-An object is written completely or not at all, but several objects are not written together: a partition's record,
-written last and marked unfinished first, shows whether its objects are consistent
+An object is written completely or not at all, but several objects are not written together: the record of a partition,
+which is marked unfinished first and completed last, shows whether its objects are consistent
 (compact/out_of_place/OUT_OF_PLACE.md). Credentials come from the environment or the URI; only a URI's scheme, host and
 path are ever printed or stored.
 """
@@ -42,19 +42,19 @@ _READERS = 16  # records that are read concurrently
 
 
 class StoreProblem(KeytailError):
-    """The object store does not respond, or returns an error."""
+    """The object store did not respond, or returned an error."""
 
     default_slug = "object-store-error"
 
 
 @dataclass(frozen=True)
 class Store:
-    """A folder in an object store, by a URI of `pyarrow.fs.FileSystem.from_uri`. Small and picklable; its printed form
-    contains no secret, but its URI may.
+    """A folder in an object store, given as a URI for `pyarrow.fs.FileSystem.from_uri`. Small and picklable. The URI
+    may contain a secret; the printed form does not.
     """
 
     uri: str
-    folder: str = ""  # below it: one of several log dirs, a partition
+    folder: str = ""  # a path below the URI: one of several log dirs, a partition
 
     def __str__(self) -> str:
         return "/".join(filter(None, (shown(self.uri).rstrip("/"), self.folder)))
@@ -67,7 +67,7 @@ class Store:
     def connect(self) -> tuple[Any, str]:
         """Return pyarrow's filesystem and the path in it."""
         try:
-            with as_caller():  # credentials may be in files of the caller's home
+            with as_caller():  # credentials may be in files in the caller's home directory
                 fs, path = _connected(self.uri)
         except Exception as problem:
             raise UsageProblem(
@@ -89,10 +89,10 @@ class Store:
     def send(
         self, fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput], started: OutputRecord
     ) -> tuple[PlacedFile, ...]:
-        """Put all objects of a partition, from a worker: cleaned ones from its scratch directory, others from the
+        """Write all objects of a partition, in a task: cleaned files from its scratch directory, others from the
         source.
 
-        The record is marked unfinished first. Sizes are checked in the store.
+        The record is marked unfinished first. Sizes are then checked in the store.
         """
         assert task.out_of_place is not None
         store = self.below(started.name)
@@ -159,7 +159,7 @@ class Store:
         self._tried(name, once)
 
     def read(self, name: str) -> bytes | None:
-        """Return a small object, None if it does not exist."""
+        """Return the contents of a small object, None if it does not exist."""
 
         def once(remote: Any, path: str) -> bytes | None:
             try:
@@ -221,7 +221,7 @@ class Store:
 
 @lru_cache(maxsize=4)
 def _connected(uri: str) -> tuple[Any, str]:
-    """Connect, once per process: this looks for credentials."""
+    """Connect once per process, because connecting looks for credentials."""
     import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
 
     remote, path = pyarrow.fs.FileSystem.from_uri(uri)
@@ -236,7 +236,7 @@ def _store_errors(store: Store, what: str) -> Iterator[None]:
     except FileNotFoundError as missing:
         if missing.filename is not None:
             raise
-        raise Refused(  # not retried
+        raise Refused(  # this error is not retried
             f"no such bucket, folder or object: {store.without_secrets(str(missing))}",
             path=str(store),
             remedy="Create the bucket, or correct the name, and run again",
@@ -270,7 +270,7 @@ def is_store(target: str) -> bool:
 
 
 class StoreTree:
-    """One log dir of the target in an object store; output_tree.py has the same for a mounted path."""
+    """One log dir of the target in an object store; `MountedTree` is the same for a mounted path."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -300,10 +300,10 @@ class StoreTree:
         return sorted(name for name in self.store.sizes() if "/" not in name and is_foreign_root_file(name))
 
     def make(self) -> None:
-        """Do nothing: folders exist through their objects."""
+        """Do nothing: an object store has no folders."""
 
     def make_partition(self, name: str, source: str) -> None:
-        """Do nothing, as `make`."""
+        """Do nothing, like `make`."""
 
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
         """Finish a partition whose objects a worker has sent: remove other objects, and mark the record as finished.
@@ -339,7 +339,7 @@ class StoreTree:
 
 @contextlib.contextmanager
 def local_scratch(path: str) -> Iterator[None]:
-    """Provide a local directory for cleaned files that are to be sent; it is retained if a fan-out continues in it."""
+    """Provide a local directory for cleaned files to be sent; it is retained if a fan-out continues in it."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""The record beside the files of a partition written out of place: it describes them for the next run.
+"""The record beside the files of a partition that was written out of place: it describes them to the next run.
 
-JSON, of one version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Its storage, in a directory or
-an object store, and its evaluation are in other modules.
+JSON of one version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and
+evaluate it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class SeenFile(NamedTuple):
 
 
 class PlacedFile(NamedTuple):
-    """A file of the target: its final name, its current scratch name ("": it has its final name), size, XXH3-128 and,
-    once it is in place and the file system provides it, its modification time.
+    """A file of the target: its final name, its scratch name ("" once it has its final name), its size, its XXH3-128
+    digest and, once it is in place and if the file system provides it, its modification time.
     """
 
     name: str
@@ -51,10 +51,11 @@ class Entries(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputRecord:
-    """`source_files` and `source_entries` as they were, `entries` as they must be in the target, with `files`.
+    """A partition in the target. `source_files` and `source_entries` are as the run found them; `entries` and `files`
+    are what the target must have.
 
-    Unless `is_finished`, its files are being replaced, and may be in any state. `copied_for`: why it was copied
-    unchanged. `clean_to`: the offset below which it was compacted, None for a copy.
+    Unless `is_finished`, its files are being replaced, and may be in any state. `copied_for`: the reason why it was
+    copied unchanged. `clean_to`: the offset below which it was compacted, None for a copy.
     """
 
     run_id: str
@@ -80,7 +81,7 @@ def encode_record(record: OutputRecord) -> bytes:
     fields: dict[str, Any] = {"version": _VERSION, **asdict(record), "copied_for": stored(record.copied_for)}
     fields["files"] = [
         [file.name, file.size_bytes, file.digest_hex, file.mtime_ns] for file in record.files
-    ]  # a list each, not an object: a partition may have thousands
+    ]  # a list for each file, not an object: a partition may have thousands
     return (json.dumps(fields) + "\n").encode()
 
 
@@ -117,7 +118,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
 
 
 def seen_files(fs: FileSystem, partition_path: str) -> tuple[SeenFile, ...]:
-    """Return the files that a copy of the partition contains, by name: regular ones, without scratch files."""
+    """Return the files that a copy of the partition contains, by name: regular files except scratch files."""
     return tuple(
         sorted(
             SeenFile(entry.name, entry.size_bytes, entry.mtime_ns)
@@ -134,5 +135,5 @@ def _is_copied(name: str) -> bool:
 
 
 def as_listed(record: OutputRecord) -> Mapping[str, tuple[int, int | None]]:
-    """Return sizes and times of its files by name, as a listing of the target must show them."""
+    """Return the sizes and times of the record's files by name, as a listing of the target must show them."""
     return {file.name: (file.size_bytes, file.mtime_ns) for file in record.files}

@@ -1,7 +1,7 @@
-"""The files in a target's log dirs: checkpoints, and those without which no broker starts.
+"""The files in the log dirs of a target: checkpoints, and the files without which no broker starts.
 
-`meta.properties` is removed before anything is changed and written last, and only if every partition of the source is
-in the target: a broker would treat missing ones as empty (compact/out_of_place/OUT_OF_PLACE.md).
+`meta.properties` is removed before anything is changed. It is written last, and only if every partition of the source
+is in the target: a broker would treat missing ones as empty (compact/out_of_place/OUT_OF_PLACE.md).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FIELD_OF = {
     names.LOG_START_CHECKPOINT: "log_start",
     names.HIGH_WATERMARK_CHECKPOINT: "high_watermark",
 }
-# A broker requires the first in each log dir; with the second it skips the recovery of logs.
+# A broker requires the first file in each log dir; if it finds the second, it skips the recovery of logs.
 STARTING = (names.META_PROPERTIES, names.CLEAN_SHUTDOWN)
 
 
 @dataclass
 class Root:
-    """One log dir. `records` has the partitions whose copy in the target corresponds to the present source; `lacking`
-    has the reason for each other partition.
+    """One log dir. `records` are those of the partitions whose copy in the target is up to date with the source;
+    `lacking` has the reason for each other partition.
     """
 
     facts: LogDirFacts
@@ -82,7 +82,9 @@ def close_to_brokers(roots: Sequence[Root]) -> None:
 
 
 def write(fs: FileSystem, roots: Sequence[Root], *, is_complete: bool) -> None:
-    """Write every file: last those that let a broker start, and of these the ones beside the metadata log last."""
+    """Write every file. The files that let a broker start are written last, and of these the ones beside the metadata
+    log last.
+    """
     planned = [(root, contents(fs, root, is_complete=is_complete)) for root in reversed(_metadata_first(roots))]
     for root, wanted in planned:
         _put(root.tree, wanted, (*_FIELD_OF, names.BOOTSTRAP_SNAPSHOT))

@@ -1,8 +1,8 @@
 """A log dir of the target on a mounted path: lists and commits partitions, reads and writes the files of the log dir
 itself.
 
-Every step is durable before the next (compact/out_of_place/OUT_OF_PLACE.md lists the states). The callers, who hold the
-target's lock, select partitions and contents.
+Every step is durable before the next (compact/out_of_place/OUT_OF_PLACE.md lists the states). The callers hold the
+target's lock, and determine partitions and contents.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ROOT_FILES = (
 class TargetEntry:
     """A directory in the target.
 
-    `record` is None if the partition is incomplete; `is_foreign` means that keytail did not create the directory.
-    `listing` has the size of each file and, if the file system provides it, its modification time; `problem` is the
-    reason why the record is unusable.
+    `record` is None if the partition is incomplete. `is_foreign`: keytail did not create the directory. `listing` has
+    the size of each file and, if the file system provides it, its modification time. `problem` is the reason why the
+    record is unusable.
     """
 
     name: str
@@ -81,7 +81,7 @@ def is_foreign_root_file(name: str) -> bool:
 
 
 class MountedTree:
-    """One log dir of the target. `source` is the log dir that it is a copy of, whose owner and mode it gets."""
+    """One log dir of the target. It is a copy of the log dir `source`, and gets its owner and mode."""
 
     def __init__(self, fs: FileSystem, path: str, source: str) -> None:
         self.fs, self.path, self.source = fs, path, source
@@ -94,7 +94,9 @@ class MountedTree:
         return os.path.join(self.path, name)
 
     def entries(self) -> dict[str, TargetEntry]:
-        """Return the partitions in the log dir, and other directories as foreign; empty if it does not exist yet."""
+        """Return the partitions in the log dir, and other directories as foreign; empty if the log dir does not exist
+        yet.
+        """
         if not self.fs.exists(self.path):
             return {}
         entries = self.fs.scan_names(self.path)
@@ -114,7 +116,7 @@ class MountedTree:
         return classify(name, listing, data, record)
 
     def other_files(self) -> list[str]:
-        """Return the names in the log dir itself that keytail does not write."""
+        """Return the names of the files in the log dir itself that keytail does not write."""
         if not self.fs.exists(self.path):
             return []
         entries = self.fs.scan_names(self.path)
@@ -186,13 +188,13 @@ class MountedTree:
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file of the log dir, durably, with the attributes of the source's."""
+        """Write a file of the log dir durably, with the attributes of the source's file."""
         source = os.path.join(self.source, name)
         like = self.fs.stat(source if self.fs.exists(source) else self.source)
         replace_file(self.fs, os.path.join(self.path, name), data, writable(like))
 
     def remove(self, root_files: Iterable[str]) -> None:
-        """Remove the files of the log dir that exist: each removal is durable before the next."""
+        """Remove those of the files that exist in the log dir; each removal is durable before the next."""
         for name in root_files:
             path = os.path.join(self.path, name)
             if self.fs.exists(path):

@@ -1,7 +1,8 @@
-"""One partition out of place: cleaned into another directory, and everything else copied beside that (OUT_OF_PLACE.md).
+"""Compacts one partition out of place: cleans it into another directory, and copies all other files there
+(OUT_OF_PLACE.md).
 
-`place_partition` only reads the sources and writes scratch files; it may run on any host with both directories. The
-driver renames the files.
+`place_partition` reads the sources and writes scratch files; it may run on any host that has access to both
+directories. The driver renames the files.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from keytail.undo.backup import copy_file
 def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write, under scratch names, all files that the partition must have in the target, durable and proven.
 
-    A partition whose cleaning is Refused because of its records is copied; the result's `refusal` is the reason. Raises
-    what `clean_partition` raises, after removing the outputs of this attempt, and Refused if the source is not
+    If cleaning is refused because of the partition's records, it is copied; the result's `refusal` is the reason.
+    Raises what `clean_partition` raises, after removing the outputs of this attempt, and Refused if the source is not
     as the driver listed it, before or after.
     """
     result = clean_or_not(fs, task)
     try:
         placed = (*outputs_of(result.groups), *copy_rest(fs, task, result.groups))
-        refuse_other_files(fs, task)  # on the host that read them; the driver checks as well
+        refuse_other_files(fs, task)  # checked on the host that read the files; the driver checks, too
     except BaseException:
         remove(fs, task, (file.scratch_name for file in outputs_of(result.groups)))
         raise
@@ -41,7 +42,9 @@ def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
 
 def clean_or_not(fs: FileSystem, task: CleaningTask) -> CleaningResult:
-    """Return the result of cleaning, with files still under scratch names; one without groups if it is only copied."""
+    """Return the result of cleaning, whose files still have scratch names; if the partition is only copied, a result
+    without groups.
+    """
     place = _place(task)
     refuse_other_files(fs, task)
     if place.only_copies:
@@ -62,7 +65,9 @@ def uncleaned(task: CleaningTask) -> CleaningResult:
 
 
 def copy_rest(fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput]) -> tuple[PlacedFile, ...]:
-    """Return durable copies of all files that no group replaces, with their times; on failure none is left."""
+    """Make durable copies of all files that no group replaces, with their times, and return them; on failure no copy is
+    left.
+    """
     place = _place(task)
     made: list[PlacedFile] = []
     scratch = partial(names.scratch_of, run_id=task.run_id, attempt=task.attempt)
@@ -82,13 +87,14 @@ def copy_rest(fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput])
 
 def remove(fs: FileSystem, task: CleaningTask, scratch_names: Iterable[str]) -> None:
     for name in scratch_names:
-        with contextlib.suppress(OSError):  # the first error is the one reported
+        with contextlib.suppress(OSError):  # only the first error is reported
             fs.unlink(os.path.join(task.scratch_path, name))
 
 
 def to_copy(source_files: Sequence[SeenFile], groups: Sequence[GroupOutput]) -> list[SeenFile]:
-    """Return the files that are copied unchanged: all but those of segments that a group replaces, and the producer
-    snapshots at the bases of removed segments, as `log/replace.py` does in place."""
+    """Return the files that are copied unchanged. Not copied are the files of segments that a group replaces and, as in
+    `log/replace.py`, the producer snapshots at the base offsets of removed segments.
+    """
     sources = {base for group in groups for base in group.source_bases}
     outputs = {out.base_offset for group in groups for out in group.segments}
     return [file for file in source_files if not _is_replaced(file.name, sources, outputs)]
@@ -111,7 +117,7 @@ def outputs_of(groups: Iterable[GroupOutput]) -> tuple[PlacedFile, ...]:
 
 
 def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
-    """Raise Refused unless the source has the files that the driver listed, by names, sizes and times."""
+    """Raise Refused unless the source has the files that the driver listed, with the same names, sizes and times."""
     here = seen_files(fs, task.partition_path)
     there = _place(task).source_files
     if here == there:
@@ -135,9 +141,9 @@ def _place(task: CleaningTask) -> OutOfPlace:
 
 
 def as_written(facts: PartitionFacts, record: OutputRecord) -> PartitionFacts:
-    """Return the facts of the target's partition, for planning, from those of its unchanged source.
+    """Return the facts of the partition in the target, for planning, derived from those of its unchanged source.
 
-    At and above the offset to which it was compacted, both have the same files; below, the record lists them.
+    From the offset to which it was compacted on, both have the same files; the record lists the files below.
     """
     if record.clean_to is None:
         return facts

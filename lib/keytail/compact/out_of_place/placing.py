@@ -1,7 +1,7 @@
 """The driver of a compaction out of place: puts the output of tasks into the target, and creates each partition's row.
 
-Tasks write scratch files in the target or, if that is an object store, send them there; the driver renames them, writes
-the record of the contents, and never changes the source (compact/out_of_place/OUT_OF_PLACE.md).
+Tasks write scratch files in the target or, if that is an object store, send the files there. The driver renames scratch
+files and writes the record of the contents. It never changes the source (compact/out_of_place/OUT_OF_PLACE.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keytail.compact.out_of_place.partition import (
     refuse_other_files,
     remove,
 )
-from keytail.compact.replacing import (
+from keytail.compact.running.replacing import (
     Installation,
     Interrupted,
     PastDeadline,
@@ -62,9 +62,10 @@ class Tree(Protocol):
 
 @dataclass(frozen=True)
 class Intended:
-    """The driver's decision for one partition: where it is placed, and the row that gives the reason if it is copied.
+    """The driver's decision for one partition: where it is placed, and its row, with the reason if it is copied.
 
-    `entries` are those of the source's checkpoints; `repaired` replaces the cleaner's entry if that is outside the log.
+    `entries` are those of the source's checkpoints; `repaired` replaces the entry of the cleaner's checkpoint if that
+    is outside the log.
     """
 
     tree: Tree
@@ -76,7 +77,7 @@ class Intended:
 
 @dataclass
 class Placing:
-    """Puts one partition into the target: the equivalent of `Replacing` in compact/replacing.py."""
+    """Puts one partition into the target; the counterpart of `Replacing` in compact/running/replacing.py."""
 
     target: InTarget
     task: CleaningTask
@@ -177,7 +178,7 @@ def unfinished(task: CleaningTask) -> OutputRecord:
 
 @dataclass(frozen=True)
 class Worker:
-    """The settings of the run that every task needs; `stores`, by log dir, if the target is an object store."""
+    """The settings of the run that every task needs. `stores`: by log dir, if the target is an object store."""
 
     tasks_a_host: int
     shared_storage: bool = False
@@ -187,7 +188,7 @@ class Worker:
         return self.stores.get(os.path.dirname(task.partition_path))
 
     def place(self, task: CleaningTask, attempt: str) -> CleaningResult:
-        """Do all the work on a partition in one task."""
+        """Do all the work on one partition, in a task."""
         fs, task = on_worker(self.tasks_a_host, task, attempt)
         store = self.store_of(task)
         with sending_progress(task.partition_path, attempt, "copy"):
@@ -198,7 +199,7 @@ class Worker:
                 return self._send(fs, store, task, clean_or_not(fs, task))
 
     def finish(self, work: tuple[CleaningTask, CleaningResult], attempt: str) -> CleaningResult:
-        """Copy or send the rest of a partition whose groups were written by a fan-out."""
+        """Copy or send the remaining files of a partition whose groups were written by a fan-out."""
         given, result = work
         fs, task = on_worker(self.tasks_a_host, given, attempt)
         store = self.store_of(task)
@@ -227,8 +228,9 @@ class Worker:
 
 @dataclass
 class InTarget:
-    """The destination of a run that does not change its source: the equivalent of `InPlace` in replacing.py. `intended`
-    returns the driver's decision for a task; `placed` maps the path of a source partition to its record in the target.
+    """The destination of a run that does not change its source; the counterpart of `InPlace` in
+    compact/running/replacing.py. `intended` returns the driver's decision for a task; `placed` maps the path of a
+    source partition to its record in the target.
     """
 
     fs: FileSystem
@@ -255,7 +257,7 @@ class InTarget:
         return iter(())
 
     def finish(self, task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
-        """Run a task that copies what a fan-out did not write."""
+        """Run a task that copies the files that a fan-out did not write."""
         name = f"copy the rest of {os.path.basename(task.partition_path)}"
         [outcome] = self.engine.run_bundle([(task, result)], self.worker.finish, name=name)
         return outcome

@@ -1,6 +1,6 @@
 """Decides what a compaction out of place does with a partition: clean, copy, keep in the target, or leave out.
 
-Pure except for listings of the source; the contents of the target are passed in.
+Reads nothing but listings of the source; the contents of the target are passed in.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ Known = Mapping[str, Mapping[str, TargetEntry]]
 
 @dataclass(frozen=True)
 class PlannedPartition:
-    """The decision for one partition. `row` is that of a plan, or has the reason why it is left out; `record` is that
-    of a kept one in the target. The metadata log's partition is never `planned`.
+    """The decision for one partition. `row` is the row of a plan, or has the reason why the partition is left out;
+    `record` is the target's record of a partition that is kept there. The partition of the metadata log is never
+    `planned`.
     """
 
     log_dir: str
@@ -122,7 +123,7 @@ def judge(
     *,
     execute: bool = False,
 ) -> PlannedPartition:
-    """Decide for a chosen partition. Reads what a plan reads of the source; only its listing if it is unchanged."""
+    """Decide for a chosen partition. Reads what a plan reads of the source, or only its listing if it is unchanged."""
     at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", _no_row(entry))
     there = known[log_dir.path].get(at.name)
     try:
@@ -144,7 +145,8 @@ def judge(
     facts = planned.facts
     is_unread = planned.config is None and planned.problem is None  # a system error prevented the decision
     if planned.corrupt or is_unread or facts.problems or not facts.segments:
-        # A plan skips a partition that is not compacted, whatever its other errors: here it would be missing.
+        # A plan skips a partition that is not compacted, whatever its other errors. Here, it would be missing in the
+        # target.
         status = "corrupt" if planned.corrupt else "refused"
         return replace(at, row=row.unchanged(status, _why_left_out(planned, log_dir, at.name)), planned=planned)
     if planned.wanted:
@@ -202,7 +204,9 @@ def _keep(
     at: PlannedPartition,
     record: OutputRecord,
 ) -> PlannedPartition | None:
-    """Keep the target's copy if nothing of it is due now, with the row that `compact` there would give; else None."""
+    """If no round is due for the target's copy now, return the decision to keep it, with the row that `compact` on the
+    target would give; else None.
+    """
     planned = plan_partition_of(
         fs, log_dir, entry, configuration, rules, by_listing=True, as_if=lambda facts: as_written(facts, record)
     )
@@ -224,7 +228,7 @@ def _keep(
 
 
 def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, TargetEntry]) -> list[PlannedPartition]:
-    """Return the decision for the metadata log, if the log dir has one: it is copied whole, as listed."""
+    """Return the decision for the metadata log, if the log dir has one: it is copied completely, as listed."""
     name = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
     if name not in facts.skipped:
         return []

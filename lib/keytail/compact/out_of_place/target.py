@@ -24,7 +24,7 @@ from keytail.run.tasks import run_attempt
 
 @dataclass(frozen=True)
 class Target:
-    """A place for each log dir: absolute paths, or folders of an object store (`stores`)."""
+    """The targets of all log dirs: absolute paths, or folders of an object store (`stores`)."""
 
     fs: FileSystem
     log_dirs: tuple[str, ...]
@@ -54,9 +54,9 @@ class Target:
             self.tree(log_dir).make()
 
     def entries(self) -> dict[str, dict[str, TargetEntry]]:
-        """Return the partitions by log dir of the source and name. Raises Refused if any file is not keytail's.
+        """Return the partitions by log dir of the source and by name. Raises Refused if keytail did not write a file.
 
-        The client of an object store starts threads, and this process may still have to fork: a child process lists it.
+        A child process lists an object store: its client starts threads, and this process may still have to fork.
         """
         if not self.is_store:
             return self._entries()

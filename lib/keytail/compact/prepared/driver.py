@@ -1,7 +1,7 @@
-"""Prepares compactions: all but the commit, beside a running broker or on a stopped one.
+"""Prepares compactions beside a running broker or on a stopped one: does everything except the commit.
 
-Takes keytail's own lock, not that of a broker, so that one run at a time prepares in a log dir. In a partition only
-scratch files are written, which brokers ignore (PREPARED.md in this directory).
+Takes keytail's own lock, not the broker's, so that one run at a time prepares in a log dir. In a partition only scratch
+files are written, which brokers ignore (PREPARED.md in this directory).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import choose
 from keytail.compact.command import Request
-from keytail.compact.compaction import Compaction
 from keytail.compact.planned_rows import row_of, with_detail, with_limits
 from keytail.compact.planning import ATTEMPTS, Planned, plan_beside_a_broker, report_assumptions, report_version_rules
 from keytail.compact.prepared.preparing import AGAIN, Found, Prepare, SourcesChanged
@@ -25,9 +24,10 @@ from keytail.compact.prepared.record import see_sources
 from keytail.compact.prepared.scratch import RUN_ID_PREFIX, is_prepared
 from keytail.compact.prepared.takeover import basis_of, checked, discard, read_record
 from keytail.compact.removal_limit import report_unhosted
-from keytail.compact.replacing import with_numbers
 from keytail.compact.rules import Rules
-from keytail.compact.run_state import Events
+from keytail.compact.running.compaction import Compaction
+from keytail.compact.running.replacing import with_numbers
+from keytail.compact.running.state import Events
 from keytail.compact.steps import Steps, cleaning_tasks
 from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
@@ -71,7 +71,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 break
             try:
                 chosen_again, configuration = steps.choose(rules.now_ms)
-            except (KeytailError, OSError):  # a chosen topic was deleted: its rows already have a reason
+            except (KeytailError, OSError):  # a chosen topic was deleted; its rows have the reason
                 break
             wanted = {entry.path for _, entry in left}
             left = [item for item in chosen_again.partitions if item[1].path in wanted]
@@ -87,8 +87,9 @@ def _plan(
     *,
     drop_keyless: bool,
 ) -> Planned:
-    """Plan a partition. Keep what an earlier run prepared if it can still be committed and ends at the offset at which
-    this run would end; discard it otherwise."""
+    """Plan a partition. Keep the preparation of an earlier run if it can still be committed and ends where this run
+    would end; otherwise discard it.
+    """
     planned = plan_beside_a_broker(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
     if not prepared or planned.decision.status == "refused":
@@ -105,7 +106,7 @@ def _plan(
                 f"it ended at offset {record.result.end_offset}, and offset {selection.first_uncleanable_offset} can "
                 "be reached now"
             )
-    with contextlib.suppress(OSError):  # the run that commits discards it then
+    with contextlib.suppress(OSError):  # then the committing run discards it
         discard(fs, entry.path)
     return replace(planned, discarded=reason)
 

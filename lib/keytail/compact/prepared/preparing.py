@@ -1,5 +1,5 @@
-"""The destination of a run that prepares compactions: it leaves the output of tasks beside the segments, for a later
-run to commit, and writes the record of each partition (PREPARED.md in this directory).
+"""The destination of a run that prepares compactions: the output of tasks is left beside the segments for a later run
+to commit, with a record for each partition (PREPARED.md in this directory).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from keytail.compact.detail import detail_of_result
 from keytail.compact.prepared.record import Basis, Record, Source, encode_record, record_name, see_outputs, see_sources
-from keytail.compact.replacing import (
+from keytail.compact.running.replacing import (
     Installation,
     Interrupted,
     PastDeadline,
@@ -40,7 +40,7 @@ class SourcesChanged(Refused):
 
 @dataclass(frozen=True)
 class Found:
-    """A partition as it was found before its task began. `sources` are the segments that may be replaced."""
+    """A partition as it was before its task began. `sources` are the segments that may be replaced."""
 
     basis: Basis
     sources: tuple[Source, ...]
@@ -69,13 +69,13 @@ def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
 
 @dataclass
 class Preparing:
-    """The preparation of one partition, in place of compact/replacing.py's Replacing."""
+    """The preparation of one partition, in place of compact/running/replacing.py's Replacing."""
 
     target: Prepare
     task: CleaningTask
     row: ResultRow
     problem: KeytailError | None = None
-    made: list[int] = field(default_factory=list)  # none: nothing is put in place
+    made: list[int] = field(default_factory=list)  # always empty: nothing is put in place
     _result: CleaningResult | None = None
     _record_name: str = ""
 
@@ -87,7 +87,7 @@ class Preparing:
         fs, path, found = self.target.fs, self.task.partition_path, self.target.found[self.task.partition_path]
         replaced = {base for group in result.groups for base in group.source_bases}
         sources = tuple(source for source in found.sources if source.base_offset in replaced)
-        fs.fsync_dir(path)  # the names of the outputs are durable before the record that lists them
+        fs.fsync_dir(path)  # the names of the outputs must be durable before the record that lists them
         record = Record(
             run_id=self.task.run_id,
             topic=self.task.topic,
@@ -120,7 +120,7 @@ class Preparing:
         return replace(with_numbers(self.row, result), status="prepared", detail=detail)
 
     def remove_unneeded(self) -> None:
-        """Remove the scratch files of lost attempts; what is prepared is retained."""
+        """Remove the scratch files of lost attempts, and retain prepared files."""
         prepared = Prepared(self.result, frozenset({self._record_name}), self.task.run_id)
         remove_unneeded(self.target.fs, replace(self.task, prepared=prepared), self.result)
 
@@ -128,7 +128,9 @@ class Preparing:
         return warnings_of(self.row.name, self.result)
 
     def fail(self, problem: KeytailError) -> None:
-        """End a partition that is not prepared. What a broker has changed meanwhile is not an error of the log."""
+        """Discard the preparation of a partition and set its row. A change by a broker meanwhile is not an error of the
+        log.
+        """
         remove_unneeded(self.target.fs, self.task)
         try:
             refuse_changed_sources(self.target.fs, self.task, self.target.found[self.task.partition_path].sources)
@@ -142,8 +144,8 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Prepare:
-    """The destination of a run that only prepares, as compact/replacing.py's `InPlace` is of others. `found` is each
-    partition as it was before its task, by path.
+    """The destination of a run that only prepares; the counterpart of `InPlace` in compact/running/replacing.py.
+    `found` has each partition as it was before its task, by path.
     """
 
     fs: FileSystem
@@ -157,6 +159,6 @@ class Prepare:
         return Preparing(self, task, row)
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Move none: the run that commits does."""
+        """Move nothing: the committing run moves the checkpoints."""
         return iter(())
 

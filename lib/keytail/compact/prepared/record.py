@@ -1,8 +1,7 @@
-"""The record of a prepared compaction: what was read, what was decided by, and what was written.
+"""The record of a prepared compaction: what was read, what the decisions depend on, and what was written.
 
-JSON of one version, a scratch file of the partition's directory, written when the outputs are durable and proven
-(PREPARED.md in this directory). Whoever owns the directory can change it: nothing in it is trusted beyond what
-takeover.py compares.
+JSON of one version, in a scratch file in the partition's directory, written when the outputs are durable and proven
+(PREPARED.md in this directory). The owner of the directory can change it, so takeover.py checks it before it is used.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Output(NamedTuple):
 class Basis:
     """What the decisions of a preparation depend on, besides the bytes of the sources.
 
-    `log_end_offset` is the log end at the time of the survey, `leader_epochs` are pairs of epoch and start offset, and
-    `removal_limit_offset` is that of `CleaningTask`.
+    `log_end_offset` is the log end offset at the time of the survey, `leader_epochs` are pairs of epoch and start
+    offset, and `removal_limit_offset` is that of `CleaningTask`.
     """
 
     cleaner_checkpoint: int | None
@@ -96,7 +95,7 @@ def record_name(base_offset: int, run_id: str) -> str:
 
 
 def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> tuple[Source, ...]:
-    """Return what the `.log` files of these segments are now. Raises OSError for one that does not exist any more."""
+    """Return the present `.log` files of these segments. Raises OSError if one does not exist any more."""
     entries = {entry.name: entry for entry in fs.scan(path)}
     found = []
     for segment in segments:
@@ -191,7 +190,7 @@ def _check_groups(record: Record) -> None:
     replaced = [base for group in groups for base in group.source_bases]
     if not replaced or replaced != [source.base_offset for source in record.sources]:
         raise ValueError("it does not list the segments that it replaces")
-    if any(group.snapshots for group in groups):  # a compaction writes none
+    if any(group.snapshots for group in groups):  # a compaction writes no producer snapshots
         raise ValueError("it lists producer snapshots")
     outputs = {output.name for output in record.outputs}
     for out in (out for group in groups for out in group.segments):

@@ -9,23 +9,24 @@ from collections.abc import Sequence
 from keytail.format import names
 from keytail.log.fs import FileSystem
 
-RUN_ID_PREFIX = "p"  # no other run's id begins with it: those are hexadecimal
+RUN_ID_PREFIX = "p"  # other run ids are hexadecimal, so none begins with it
 
 
 def is_record(name: str) -> bool:
-    """Return whether it is the name of a record of what was prepared."""
+    """Return whether the name is that of the record of a preparation."""
     parsed = names.parse_file_name(name)
     return parsed.kind == "scratch" and parsed.suffix == names.PREPARED
 
 
 def is_prepared(name: str) -> bool:
-    """Return whether it is the name of a scratch file of a run that prepares."""
+    """Return whether the name is that of a scratch file of a run that prepares."""
     parsed = names.parse_file_name(name)
     return parsed.kind == "scratch" and parsed.run_id.startswith(RUN_ID_PREFIX)
 
 
 def bytes_of(fs: FileSystem, path: str, files: Sequence[str]) -> int:
-    """Return the size in bytes of these files of a partition directory, without files that no longer exist."""
+    """Return the total size in bytes of these files of a partition directory; files that no longer exist are ignored.
+    """
     found = 0
     for name in files:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Decides whether an executing run takes over what was prepared, and discards it where it does not.
+"""Decides whether an executing run commits what was prepared, and otherwise discards it.
 
 PREPARED.md in this directory explains why each condition suffices.
 """
@@ -31,22 +31,22 @@ from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
 
-# Of a topic whose tombstones need not be retained at all.
+# For a topic whose tombstones need not be retained at all.
 _MAX_AGE_WITHOUT_RETENTION_MS = 86_400_000
 
 
 def max_age_ms(delete_retention_ms: int) -> int:
     """Return how old a preparation may be when it is committed: half of delete.retention.ms.
 
-    New delete horizons are delete.retention.ms after the preparation. Consumers that read a value until the commit have
-    at least the other half to read its tombstone.
+    New delete horizons are delete.retention.ms after the preparation. A consumer that reads a value just before the
+    commit then has at least the other half to read its tombstone.
     """
     return delete_retention_ms // 2 if delete_retention_ms > 0 else _MAX_AGE_WITHOUT_RETENTION_MS
 
 
 @dataclass(frozen=True)
 class Now:
-    """A partition as the executing run finds it. `sources` are those that the record names, as far as they exist."""
+    """A partition as the executing run finds it. `sources` are the record's sources that still exist."""
 
     now_ms: int
     basis: Basis
@@ -56,7 +56,7 @@ class Now:
 
 
 def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool) -> Basis:
-    """Return what decisions about a planned partition depend on. Raises KeytailError if a replica cannot be read."""
+    """Return the basis of decisions about a planned partition. Raises KeytailError if a replica cannot be read."""
     facts = planned.facts
     assert planned.config is not None
     limit = planned.removal_limit
@@ -78,7 +78,7 @@ def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bo
 def checked(
     fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool
 ) -> ErrorText:
-    """Return why what was prepared cannot be committed to the partition as it is planned now; NO_ERROR if it can be.
+    """Return why the preparation cannot be committed to the partition as planned now; NO_ERROR if it can be.
 
     Reads names, sizes, times, checkpoints, and the header of each source's first batch.
     """
@@ -101,9 +101,9 @@ def checked(
 
 
 def taken_over(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
-    """Return the plan by which the run commits what was prepared; or, if `checked` returned a reason, once that is
-    discarded, as it was, with the reason. For a refused partition, perhaps only because a flag was forgotten, it is
-    kept."""
+    """Return the plan to commit what was prepared. If `checked` returned a reason, discard it, and return the plan with
+    the reason. For a refused partition it is kept, since perhaps only a flag was forgotten.
+    """
     if planned.decision.status == "refused":
         text = joined([planned.decision.error, "what was prepared is kept"])
         return replace(planned, decision=replace(planned.decision, error=text))
@@ -125,7 +125,7 @@ def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
         return planned
     try:
         discard(fs, planned.facts.path)
-    except OSError:  # left for the next run
+    except OSError:  # the next run discards it
         return planned
     return replace(planned, discarded=ErrorText("the topic is not compacted any more"))
 
@@ -181,9 +181,9 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
 
 
 def _of_epochs(then: Basis, basis: Basis) -> str | None:
-    """Return how the leader epochs show that the log was truncated and appended to since; None if they do not.
+    """Return what in the leader epochs shows that the log was truncated and appended to since; None if nothing does.
 
-    Epochs that begin at or above the log end of then have no records below it. A broker forgets such an epoch when it
+    Epochs that begin at or above the earlier log end have no records below it. A broker removes such an epoch when it
     stops or starts, or when another leader is elected before anything is appended.
     """
     end = then.log_end_offset
@@ -207,7 +207,9 @@ def _changed_settings(then: CompactionConfig, now: CompactionConfig) -> list[str
 
 
 def _of_end(record: Record, now: Now) -> ErrorText:
-    """The end must still be one at which a round may end: below the high watermark, open transactions and so on."""
+    """Return a reason unless a round may still end at the prepared end: below the high watermark, open transactions and
+    so on.
+    """
     end = record.result.end_offset
     if now.selection is None or end > now.selection.first_uncleanable_offset:
         limit = "nothing can be cleaned" if now.selection is None else (
@@ -232,8 +234,8 @@ def _of_age(record: Record, now: Now) -> ErrorText:
     age_ms, limit_ms = now.now_ms - record.prepared_ms, max_age_ms(record.basis.config.delete_retention_ms)
     if age_ms < -NOW_TOLERANCE_MS:
         return refusal(
-            f"it was prepared {duration_text(-age_ms)} in the future: by a clock that was ahead, or another --now, "
-            "with which records are removed too early",
+            f"it was prepared {duration_text(-age_ms)} in the future, with a wrong clock or another --now: records may "
+            "have been removed too early",
             slug="prepared-in-the-future",
         )
     if age_ms > limit_ms:
@@ -246,7 +248,7 @@ def _of_age(record: Record, now: Now) -> ErrorText:
 
 
 def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Record | None, ErrorText]:
-    """Return the record in a partition directory whose `leftovers` are given, or why there is none that can be used."""
+    """Return the record in a partition directory with these `leftovers`, or the reason why there is no usable one."""
     found = sorted(name for name in leftovers if is_record(name))
     if not found:
         return None, NO_ERROR
@@ -261,8 +263,9 @@ def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Re
 
 
 def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()) -> int:
-    """Remove all that runs have prepared in a partition directory, except `keep`; records first. Return the bytes of
-    the new segments."""
+    """Remove all prepared files in a partition directory, except `keep`; records first. Return the bytes of the removed
+    segments.
+    """
     found = [entry for entry in fs.scan(path) if is_prepared(entry.name) and entry.name not in keep]
     for entry in sorted(found, key=lambda entry: (not is_record(entry.name), entry.name)):
         fs.unlink(os.path.join(path, entry.name))

@@ -1,4 +1,5 @@
-"""The table of the proof's keys. The walk over the batches collects keys in notes; a second thread puts them into it.
+"""The proof's table of keys. The walk over the batches collects keys in notes, and a second thread puts them into the
+table.
 
 Hashing every key of the dirty section is half of the proof's work and depends only on the keys: while the walk fills
 one set of notes, a thread hashes and puts the previous set.
@@ -31,10 +32,10 @@ def _room_for(records: int, key_bytes: int) -> Notes:
 
 
 class Keys:
-    """A table of at most `memory_bytes`, growth included; `put` takes the notes in the order of offsets.
+    """A table of at most `memory_bytes`, also while it grows; `put` takes the notes in the order of offsets.
 
     `slots` and `used` are those of the previous pass, if there was one. With `spill`, a full table is passed to it and
-    filled again from the start: the caller then merges several entries per key.
+    then emptied, so the caller has to merge several entries per key.
     """
 
     def __init__(
@@ -58,34 +59,34 @@ class Keys:
 
     @property
     def notes(self) -> Notes:
-        """The set of notes that the walk may fill."""
+        """The notes that the walk may fill."""
         return self._notes[0]
 
     @property
     def slots(self) -> np.ndarray:
-        """The table, including the keys passed last."""
+        """The table, including the keys put last."""
         self._wait()
         return self._slots
 
     @property
     def used(self) -> int:
-        """Number of keys in the table, including those passed last."""
+        """The number of keys in the table, including those put last."""
         self._wait()
         return self._used
 
     def expect(self, keys: int) -> None:
-        """Announce the approximate number of keys, so that the table grows in one step. A wrong number is harmless."""
+        """Grow the table in one step for about this number of keys. A wrong number is harmless."""
         self._expected = keys
 
     def take_memory(self, n_bytes: int) -> None:
-        """Reserve `n_bytes` of the memory for other data; a table that is already larger keeps its size."""
+        """Reserve `n_bytes` of the memory for other data; a table that is already larger is not reduced."""
         left = _most_slots(self._memory_bytes - n_bytes)
         self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
 
     def put(self, n: int, records: int = 0, key_bytes: int = 0) -> None:
         """Put the first `n` notes into the table; the next notes have room for `records` keys of `key_bytes` in total.
 
-        Raises KeytailError if the table cannot grow as far as necessary.
+        Raises KeytailError if the table cannot grow enough.
         """
         self._wait()
         if n:
@@ -93,7 +94,7 @@ class Keys:
             notes = self._notes[0]
             if self._digests.shape[1] < n:
                 self._digests = np.empty((2, n), dtype=np.uint64)
-            if self._spill is not None and n > self._limit:  # more keys of one batch than an empty table has room for
+            if self._spill is not None and n > self._limit:  # one batch has more keys than fit into an empty table
                 self._put_in_parts(notes, n)
                 n = 0
         if n:
@@ -113,7 +114,7 @@ class Keys:
             self._used, _ = kernels.put_keys(*arguments)
 
     def spill_all(self) -> None:
-        """Spill the remaining entries of the table."""
+        """Pass the remaining entries of the table to `spill`."""
         self._wait()
         if self._spill is not None and self._used:
             self._spill(self._slots)
@@ -121,7 +122,8 @@ class Keys:
             self._used = 0
 
     def first_unjustified(self) -> tuple[int, int]:
-        """Return (lowest offset of a missing latest record or -1, 1 if an older record outlived it)."""
+        """Return the lowest offset of a missing latest record, or -1, and 1 if an older record of its key was retained.
+        """
         self._wait()
         return kernels.first_unjustified(self._slots)
 
@@ -163,7 +165,7 @@ def table_bytes(keys: int) -> int:
 
 
 def most_keys(memory_bytes: int) -> int:
-    """Return the number of keys that the proof has room for."""
+    """Return the number of keys that fit into the proof's table."""
     return _limit_of(_most_slots(max(memory_bytes, LEAST_MEMORY_BYTES)))
 
 

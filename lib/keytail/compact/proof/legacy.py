@@ -1,7 +1,7 @@
 """The proof's own reader of messages of magic 0 and 1, and of what replaces them: messages, or version 2 batches.
 
-Both formats are described in format/LEGACY.md. Written independently of the reader that cleaning uses and without its
-speed, one message at a time; `compact/proof/prove.py` decides whether removed records may be missing.
+Both formats are described in format/LEGACY.md. It was written independently of the reader that cleaning uses, and is
+slower: it reads one message at a time. `compact/proof/prove.py` decides whether removed records may be missing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from keytail.kernels.proof.records import read_records
 
 _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-_MOST_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller ones
+_MOST_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller blocks
 _LZ4 = 3
-_LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # with the checksum of old writers (LEGACY.md 3)
+_LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # a header with the checksum of old writers (LEGACY.md 3)
 
 INVALID_CRC = "a message has an invalid CRC"
 
@@ -37,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Message:
-    """One message with the records that it contains, and the codec and timestamp type bits.
+    """One message with the records that it contains, and its bits for codec and timestamp type.
 
     `is_uniform`: the inner messages have the same magic, and the message has the offset of the last of them.
     """
@@ -92,7 +92,9 @@ def _checked(message: Message) -> Message:
 
 
 def _messages(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, int, int, bytes | None, bytes | None]]:
-    """Yield (offset, magic, attributes, timestamp, key, value) of each; a truncated last one is an error if `whole`."""
+    """Yield (offset, magic, attributes, timestamp, key, value) of each message; a truncated last one is an error if
+    `whole`.
+    """
     at = 0
     while at + _PREFIX.size <= len(data):
         offset, size = _PREFIX.unpack_from(data, at)
@@ -128,7 +130,8 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
     """Return the offsets of the records that `batch`, the replacement of `message`, keeps. Raises ValueError if `batch`
     is invalid.
 
-    `horizon_ms` is the delete horizon of a batch with a tombstone, or -1 for none. Size and checksum have been checked.
+    `horizon_ms` is the delete horizon that a batch with a tombstone must have, or -1 for none. Size and checksum have
+    been checked.
     """
     base, _length, epoch, _magic, _crc, attributes, last_delta, base_time, max_time, *producer, count = (
         _HEADER.unpack_from(batch)

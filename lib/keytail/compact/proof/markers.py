@@ -36,9 +36,9 @@ _SLUGS = {kernels.CUT: "incomplete-batch", kernels.BAD_CRC: "invalid-crc"}
 def collect_markers(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], limit_bytes: int
 ) -> np.ndarray | None:
-    """Return the table of all markers (kernels/proof/markers.py), or None if it would take more than `limit_bytes`.
+    """Return the table of all markers (kernels/proof/markers.py), or None if it would be larger than `limit_bytes`.
 
-    In the last segment reading ends at the first invalid batch, since its tail may be incomplete.
+    Reading of the last segment ends at the first invalid batch, since its tail may be incomplete.
     """
     cursor = np.zeros(kernels.CURSOR_SIZE, dtype=np.int64)
     cursor[kernels.LAST_OFFSET] = -1
@@ -62,7 +62,7 @@ def collect_markers(
 
 
 class _NoRoom(Exception):
-    """The table of markers would take more memory than it may."""
+    """The table of markers would exceed its limit."""
 
 
 def walk_headers(
@@ -72,9 +72,10 @@ def walk_headers(
     cursor: np.ndarray,
     read: Callable[[np.ndarray], int],
 ) -> None:
-    """Call `read` with the bytes of each segment, from `cursor` on (kernels/proof/markers.py), until it has read all.
+    """Call `read` with the bytes of each segment, from `cursor` on (kernels/proof/markers.py), until it has read all of
+    them.
 
-    An incomplete tail of the last segment is not read. Raises CorruptLog for damage before it.
+    Does not read an incomplete tail of the last segment. Raises CorruptLog for damage before it.
     """
     window = Window(fs)
     try:
@@ -106,7 +107,7 @@ def walk_headers(
 def check_txn_index(
     data: bytes, path: str, markers: np.ndarray, output: int, log_start_offset: int, remedy: str
 ) -> None:
-    """Check the transaction index of output number `output` against the ABORT markers that the output keeps."""
+    """Check the transaction index of output number `output` against the ABORT markers in the output."""
     if len(data) % _ENTRY.itemsize:
         at = len(data) // _ENTRY.itemsize * _ENTRY.itemsize
         raise KeytailError(

@@ -1,4 +1,4 @@
-"""The proof of messages of magic 0 and 1, one at a time in Python: what remains of them is rewritten."""
+"""The proof of messages of magic 0 and 1, one at a time, in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 
 
 def prove_message(proof: Proof) -> None:
-    """Prove the source's next message of magic 0 or 1; the output's next batch, if any, is in its window."""
+    """Prove the source's next message of magic 0 or 1. The output's next batch, if any, is in its window."""
     state, window = proof.state, proof.output
     q = int(state.output.at)
     message, source = _next_message(proof)
@@ -99,8 +99,9 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
-    """Enter each record and its result into the table of keys. Raises KeytailError for one that must not be
-    missing."""
+    """Note each record and its outcome for the table of keys. Raises KeytailError for a record that must not be
+    missing.
+    """
     rules, old = proof.state.rules, bool(proof.state.source.is_old)
     noted = []
     for record in message.records:

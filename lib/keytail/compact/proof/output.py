@@ -1,4 +1,6 @@
-"""The outputs that a proof reads: opened one after the other, and checked for excess bytes, also in their indexes."""
+"""Opens the outputs that a proof reads, one after the other, and checks that they and their indexes have no excess
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def start_output(proof: Proof) -> None:
 
 
 def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> None:
-    """Open the file. Raises unless it is as large as it was when it was planned with, or written."""
+    """Open the file. Raises unless it has its size in the plan or, for an output, the size that was written."""
     found = proof.fs.stat(path).size_bytes
     if found != size_bytes:
         what = f"the file has {found} bytes instead of {size_bytes}"
@@ -79,7 +81,7 @@ def _read_index(proof: Proof, file: CleanFile) -> bytes:
 
 
 def finish_output(proof: Proof) -> None:
-    """Check that nothing remains in the current output or in its indexes."""
+    """Check that the current output and its indexes have been read to the end."""
     state, window, output = proof.state, proof.output, proof.current
     assert output is not None
     while (code := end_of_output(proof.windows().output, state)) == codes.NEED_OUTPUT:
@@ -116,7 +118,7 @@ def finish_output(proof: Proof) -> None:
 
 
 def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray | None:
-    """Return the decompressed records of the batch at index `at`, read-only; None beyond WHOLE_BLOCK_BYTES."""
+    """Return the decompressed records of the batch at index `at`, read-only; None if they exceed WHOLE_BLOCK_BYTES."""
     codec, data = block_at(window, at)
     try:
         opened = decompress(codec, data, limit_bytes=WHOLE_BLOCK_BYTES)
@@ -139,7 +141,7 @@ def block_at(window: Window, at: int) -> tuple[int, memoryview]:
 def not_opened(
     window: Window, at: int, kind: type[KeytailError], remedy: str, problem: ValueError | KeytailError
 ) -> KeytailError:
-    """Return the error for a batch whose block a codec rejects, or which has too large a record."""
+    """Return the error for a batch whose block cannot be decompressed, or which has too large a record."""
     where: dict[str, Any] = {
         "path": window.path,
         "byte_position": window.position + at,

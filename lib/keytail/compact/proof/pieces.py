@@ -16,7 +16,7 @@ from keytail.kernels.proof.step import close_batch, walk_piece
 from keytail.log.records.pieces import RecordStream
 from keytail.log.window import Window
 
-_MOST_GROWTH_BYTES = 32  # of a rewritten record: its timestamp is relative to another base
+_MOST_GROWTH_BYTES = 32  # maximum growth of a rewritten record, whose timestamp is relative to another base
 
 
 def _arenas() -> list[np.ndarray]:
@@ -43,7 +43,9 @@ class _Records:
         return self._stream.last_delta
 
     def up_to(self, delta: int, most: int, room_bytes: int, *, is_last: bool) -> tuple[np.ndarray, int, int]:
-        """Return (block, its bytes, records) up to an offset delta, at most `most`; all the rest if `is_last`."""
+        """Return (block, its bytes, records) up to an offset delta, at most `most` records; all of the rest if
+        `is_last`.
+        """
         try:
             block, n_bytes, count = self._stream.take(most, room_bytes, delta)
         except (ValueError, Refused) as problem:
@@ -59,7 +61,9 @@ def _count_at(window: Window, at: int) -> int:
 
 
 def prove_in_pieces(proof: Proof, *, is_present: bool) -> None:
-    """Prove the batch for which `step` requested a block or notes; if `is_present`, note it for `note_rest`."""
+    """Prove the batch for which `step` requested a block or notes; if `is_present`, note its records as `note_rest`
+    does.
+    """
     state, source, output = proof.state, proof.source, proof.output
     before = _Records(source, int(state.source.at), CorruptLog, SOURCE_REMEDY)
     after = None

@@ -1,9 +1,9 @@
-"""The proof before the commit: reads back what was written and checks it against what it replaces.
+"""The proof before the commit: reads the outputs back and checks them against the sources that they replace.
 
-Every output batch must be a batch of the source with all or some of its records, every removed record must be justified
-by a later one that is retained (or because a tombstone has expired, or a transaction was aborted), and the index files
-must be those that the output's bytes require. The proof shares no reader, parser, hash or table of transactions with
-the writer. It changes nothing, and raises an error with its position at the first violation.
+Every output batch must be a batch of the source with all or some of its records. Every removed record must be
+justified: by a later one that is retained, an expired tombstone, or an aborted transaction. The index files must be
+those that the output's bytes require. The proof shares no reader, parser, hash or table of transactions with the
+writer. It changes nothing. At the first violation, it raises an error with the position.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class ProofReport:
-    """The figures of a passed proof."""
+    """The figures of a proof that has passed."""
 
     batches_checked: int
     batches_kept: int
@@ -46,7 +46,7 @@ class ProofReport:
     records_kept: int
     keys: int
     bytes_read: int
-    so_far: ProofSoFar | None = None  # for the next pass, if there is one
+    so_far: ProofSoFar | None = None  # saved for the next pass, if there is one
 
 
 def prove(
@@ -55,10 +55,9 @@ def prove(
     """Raise KeytailError unless the groups of `spec` may replace the segments that they name; CorruptLog for a corrupt
     source.
 
-    If there are several passes, `so_far` is taken from the report of the previous one. Records that a pass removes are
-    justified by records that it retains, or by records that are still present above it. The first pass reads the
-    segments of all the others, so that errors in them are found before anything is replaced; each later pass reads only
-    its own.
+    If there are several passes, `so_far` is taken from the report of the previous one. A removed record is justified by
+    a record that the pass retains, or by one that is still present in later segments. The first pass reads the segments
+    of all passes, so that errors in them are found before anything is replaced; each later pass reads only its own.
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
@@ -109,7 +108,7 @@ def _prove_groups(proof: Proof) -> None:
 
 
 def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> list[list[int]]:
-    """Return for each output of each group the base of the next output or segment."""
+    """Return for each output of each group the base offset of the next output or segment."""
     outputs = [segment.base_offset for group in groups for segment in group.segments]
     last_source = groups[-1].source_bases[-1] if groups else -1
     behind = [segment.base_offset for segment in segments if segment.base_offset > last_source]
@@ -157,8 +156,7 @@ def _check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
 def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
     """Walk all batches of a source segment and compare them with the outputs.
 
-    If `is_present`, the segment is still in the log and has no output yet: only its records that justify removals
-    before it are noted.
+    If `is_present`, the segment has no output yet: its records are only noted, because they justify removals before it.
     """
     open_checked(
         proof, proof.source, f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}", segment.log_bytes
@@ -178,7 +176,7 @@ def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> No
 
 
 def _supply(proof: Proof, code: int, is_present: bool) -> None:
-    """Provide what a kernel requested by its code, or raise the error for the violation that it found."""
+    """Provide what a kernel requested by its return code, or raise the error for the violation that it found."""
     state, wanted = proof.state, proof.state.wanted
     if code == codes.SOURCE_DONE:
         pass
@@ -209,7 +207,7 @@ def _supply(proof: Proof, code: int, is_present: bool) -> None:
     elif code == codes.NEED_MARKERS:
         proof.ensure_markers()
     elif code == codes.NEED_NEXT_OUTPUT:
-        if not proof.waiting:  # the batch begins above all outputs, or its offset is impossible
+        if not proof.waiting:  # the batch begins above all outputs, or its base offset is impossible
             at = int(state.source.at)
             proof.fail_at_source(codes.SOURCE_ORDER, int.from_bytes(proof.source.bytes[at : at + 8].tobytes(), "big"))
         finish_output(proof)
@@ -233,8 +231,8 @@ def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:
 def refuse_unjustified(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, outlived: int
 ) -> None:
-    """Raise KeytailError unless each key's latest record is retained, or was a tombstone past its horizon that no older
-    record outlived.
+    """Raise KeytailError unless each key's latest record is retained, or was a tombstone past its horizon and no older
+    record is retained.
 
     `offset` is that of the first violation, -1 if there is none.
     """

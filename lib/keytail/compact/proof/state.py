@@ -1,4 +1,4 @@
-"""The specification of a proof, the state of one proof with its windows and tables, and its error messages."""
+"""The specification of a proof, its state with windows and tables, and its error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import GroupOutput, OutputSegment
 
-_BLOCK_BYTES = 1 << 20  # Initial room for a decompressed batch; prove.py opens larger ones.
+_BLOCK_BYTES = 1 << 20  # Initial room for a decompressed batch; prove.py makes more for larger batches.
 
 SOURCE = {
     codes.SOURCE_CUT: "a batch is cut off by the end of the file",
@@ -87,27 +87,31 @@ REMEDY = "Nothing was replaced. Keep the directory and report this: it is a bug 
 
 @dataclass(frozen=True)
 class ProofSpec:
-    """The claim of a proof: the scratch files `groups`, in ascending order, may replace the segments that they name."""
+    """What a proof has to show: that the scratch files of `groups`, in ascending order, may replace the segments that
+    they name.
+    """
 
     partition_path: str
-    segments: Sequence[SegmentFacts]  # all of the partition, ascending: those above the rewritten ones may have markers
+    # All segments of the partition, ascending: those above the rewritten ones may have markers.
+    segments: Sequence[SegmentFacts]
     groups: Sequence[GroupOutput]
-    first_dirty_offset: int  # to `end_offset` (exclusive): the range that was mapped
+    first_dirty_offset: int  # the mapped range is from here to `end_offset` (exclusive)
     end_offset: int
     first_uncleanable_offset: int
     now_ms: int
     delete_retention_ms: int
     index_interval_bytes: int
     drop_keyless: bool
-    memory_bytes: int  # for the tables of keys and markers; at least 4 MiB
+    memory_bytes: int  # memory for the tables of keys and markers; at least 4 MiB
     log_start_offset: int = 0
     segment_index_bytes: int = 2**31 - 1
     # Sorted ids, the last data offset of each or -1, and epochs. None: producers are not checked.
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     pass_segments: tuple[int, int] | None = None  # first and end (exclusive) index of the segments that a pass replaces
     expected_keys: int = 0  # the initial size of the table of keys
-    removal_limit_offset: int = 2**63 - 1  # from here on no tombstone or marker may be removed because of its age
-    scratch_path: str | None = None  # None: beside the sources
+    # From this offset on, no tombstone or marker may be removed because of its age.
+    removal_limit_offset: int = 2**63 - 1
+    scratch_path: str | None = None  # directory of the outputs; None: that of the sources
     keep_magic: bool = False  # rewritten messages of magic 0 and 1 keep their magic
     by_file_time: bool = False  # the rules are those of format/CLEANING.md 16
 
@@ -127,7 +131,7 @@ class Output:
 
 @dataclass(frozen=True)
 class ProofSoFar:
-    """The state of the proof that one pass saves for the next: its table of keys, its markers, its state."""
+    """What one pass of a proof saves for the next: table of keys, markers, and state."""
 
     slots: np.ndarray
     used: int
@@ -137,11 +141,11 @@ class ProofSoFar:
 
 @dataclass(frozen=True)
 class PartOfProof:
-    """The inputs of one part, if several tasks prove a partition.
+    """The inputs of one part of a proof that several tasks carry out.
 
-    `keys` collects the keys of this part; the task that merges the parts checks that the latest records were kept.
-    `markers` is the complete table, with the data of all segments taken into account; None if the log has no
-    transactions. `present`: segments that later passes rewrite; their records are noted as still present.
+    `keys` collects the keys of this part; the task that merges the parts checks that the latest records were retained.
+    `markers` is the table of all markers, which covers the data of all segments; None if the log has no transactions.
+    `present`: segments that later passes rewrite; their records are noted as still present.
     """
 
     keys: Keys
@@ -186,8 +190,8 @@ class Proof:
             self.keys = Keys(self._memory_bytes, so_far.slots, so_far.used)
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
-            # Do not collect markers again: some sources are replaced by now. If the previous pass has none, it found no
-            # transactions.
+            # Markers are not collected again, because some sources are replaced by now. If the previous pass has none,
+            # the log has no transactions.
             self.state.knows_markers = 1
         else:
             self.keys = Keys(self._memory_bytes)
@@ -244,20 +248,20 @@ class Proof:
                 all_of_them.callback(item.close)
 
     def windows(self) -> Windows:
-        """Update the state with the extent of both windows, and return their bytes for the kernels."""
+        """Store the extent of both windows in the state, and return their bytes for the kernels."""
         for state, window in ((self.state.source, self.source), (self.state.output, self.output)):
             state.to, state.is_all = window.filled, window.is_all
         self.state.output.position = self.output.position
         return Windows(self.source.bytes, self.output.bytes, self.source_block, self.output_block)
 
     def fail_at_source(self, code: int, offset: int) -> NoReturn:
-        """Raise the error `code` at the source's next batch."""
+        """Raise the error `code` with the position of the source's next batch."""
         self.state.failure.at = self.state.source.at
         self.state.failure.offset = offset
         self.fail(code)
 
     def fail(self, code: int) -> NoReturn:
-        """Raise the error `code` with the position that the state contains."""
+        """Raise the error `code` with the position in the state."""
         at, offset = int(self.state.failure.at), int(self.state.failure.offset)
         if code in _INDEX:
             suffix, what = _INDEX[code]

@@ -1,7 +1,8 @@
 """Selects which groups are written in one pass: as many as fit into the scratch space, and at least one.
 
 Output boundaries do not depend on the passes: a pass ends only where an output ends and a source begins. With grouping
-"measured" that is known when the next output has begun, which is then dropped and becomes the first of the next pass.
+"measured", that is known only when the next output has begun; it is then discarded, and becomes the first output of the
+next pass.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from keytail.log.writer import OutputWriter, Source
 
 # Closing an index file adds an entry that the source may not have had.
 _MARGIN_BYTES = 1 << 20
-# The state saved between passes takes this much even with few keys; it is small compared with the segments.
+# The state saved between passes takes this much even with few keys.
 _UNCOUNTED_BYTES = 8 << 20
 
 
 def source_bytes(segment: SegmentFacts) -> int:
-    """Return about the most that rewriting a segment writes: its log and the indexes that brokers do not rebuild."""
+    """Return the approximate maximum that rewriting a segment writes: its log and its indexes."""
     return segment.log_bytes + (segment.index_bytes or 0) + (segment.time_index_bytes or 0)
 
 
 def scratch_bytes(task: CleaningTask) -> int:
-    """Return an upper bound of what cleaning writes in one pass: all that is left below the first uncleanable offset.
+    """Return an upper bound of the bytes that cleaning writes in one pass: everything that is left below the first
+    uncleanable offset.
 
-    Out of place, where nothing is replaced, there is only one pass, and everything else is copied as well.
+    Out of place, there is only one pass, because nothing is replaced, and everything else is copied.
     """
     if task.out_of_place is not None:
         if not task.out_of_place.is_local:
@@ -69,7 +71,7 @@ def _saved_bytes(task: CleaningTask) -> int:
     if first == end:
         return 0
     offsets = task.first_uncleanable_offset - task.segments[first].base_offset
-    table = 2 * table_bytes(offsets)  # just after growing
+    table = 2 * table_bytes(offsets)  # a table that has just grown
     if task.map_memory_bytes:
         table = min(table, task.map_memory_bytes)
     return max(0, 3 * table + 2 * offsets // 8 - _UNCOUNTED_BYTES)
@@ -85,7 +87,8 @@ def rewrite_groups(
 ) -> tuple[int, Counts]:
     """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the task's grouping.
 
-    Returns where the pass ended for lack of space, or `numbers[1]`, and the counts up to there.
+    Returns the number of the segment before which the pass ended for lack of space, or `numbers[1]`, and the counts up
+    to there.
     """
     groups = dict(kafka_groups(task, end_offset)) if task.grouping == "kafka" else {}
     number_of = {segment.base_offset: number for number, segment in enumerate(task.segments)}
@@ -132,17 +135,20 @@ def kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], 
 
 
 def _needed_bytes(task: CleaningTask, segment: SegmentFacts, current_bytes: int) -> int:
-    """Return an upper bound of what one more source writes. If the output then exceeds segment.bytes, the source's part
-    is copied to a new output before it is truncated in the old one."""
+    """Return an upper bound of the bytes that one more source writes. If the output then exceeds segment.bytes, the
+    source's part is copied to a new output before it is truncated in the old one.
+    """
     passes = current_bytes + segment.log_bytes > task.config.segment_bytes
     return source_bytes(segment) + (segment.log_bytes if passes else 0)
 
 
 def spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
-    """Return whether one output of these would make time retention keep old records longer, or young ones shorter."""
+    """Return whether one output of these segments would make time retention retain old records longer, or young ones
+    for a shorter time.
+    """
     if "delete" not in task.config.cleanup_policy:
         return False
-    # A segment without bytes has nothing to delete, and its time is that of the file. It is ignored: otherwise such
+    # A segment without bytes is ignored: it has nothing to delete, its time is that of the file, and otherwise such
     # segments would accumulate.
     times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
     return bool(times) and max(times) - min(times) > task.config.segment_ms

@@ -1,6 +1,6 @@
 """Rewrites a batch one piece at a time, because it decompresses to more than the memory limit.
 
-It is opened twice: the decision about it depends on all of its records, and only then are they written.
+It is opened twice: first to decide about all of its records, then to write them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from keytail.kernels.rewriting.blocks import NOT_EARLIER, REBUILT
 from keytail.limits import max_record_bytes
 from keytail.log.chunk import Chunk
 
-_PACKED_RECORDS = 2  # a rebuilt block is held compressed: at most the size of this many of the largest records
+# A rebuilt block is in memory compressed, and may have at most the size of this many of the largest records.
+_PACKED_RECORDS = 2
 
 
 @dataclass(frozen=True)
 class FoundInPieces:
-    """The number of records retained of the pieces so far, and the timestamp of the first retained record."""
+    """The number of retained records in the pieces so far, and the timestamp of the first of them."""
 
     kept: int = 0
     kept_nulls: int = 0

@@ -1,8 +1,8 @@
 """The write phase: reads the segments again, deciding and writing chunk by chunk.
 
-A batch is copied whole, rebuilt, emptied or dropped by format/CLEANING.md. In the dirty section survivor bits decide,
-and batches without survivors are not opened; before it the map is probed; after the mapped range all records are
-retained.
+A batch is copied whole, rebuilt, emptied or dropped, by the rules of format/CLEANING.md. In the dirty section, survivor
+bits decide, and batches without survivors are not opened. Before it, keys are looked up in the map. After the mapped
+range, all records are retained.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _REBUILD_ERRORS = {
 
 @dataclass
 class Counts:
-    """Counts of what a rewrite read and removed; `large_batches`: those rebuilt to more than `max.message.bytes`."""
+    """What a rewrite read and removed. `large_batches`: the number of batches rebuilt to more than `max.message.bytes`.
+    """
 
     records_read: int = 0
     tombstones_removed: int = 0
@@ -57,7 +58,7 @@ class RowDecisions:
     first_bit: np.ndarray
     first_ordinal: np.ndarray
     retain_empty: np.ndarray
-    marker_horizon: np.ndarray  # a marker without data: its batch gets a horizon
+    marker_horizon: np.ndarray  # the batch is a marker without data, and gets a horizon
     tombstones_go: np.ndarray  # the retention of the batch's tombstones has expired
     action: np.ndarray
     kept: np.ndarray
@@ -65,7 +66,7 @@ class RowDecisions:
 
 
 class Rewriter:
-    """Rewrites segments of a task by the findings of the map phase, with the same `now_ms` for the whole round.
+    """Rewrites segments of a task by the results of the map phase, with the same `now_ms` for the whole round.
 
     From `first_dirty_offset` on, bits decide. Tombstones of files that are not newer than `file_horizon_ms` are removed
     if they have no delete horizon.
@@ -94,8 +95,8 @@ class Rewriter:
         self._facts[row_kernels.NOW_MS] = task.now_ms
         self._facts[row_kernels.REMOVAL_LIMIT] = task.removal_limit_offset
         self._facts[row_kernels.BY_FILE_TIME] = task.by_file_time
-        # The map may treat committed data as aborted and not contain it: then an unset bit is inconclusive, and the map
-        # itself is consulted (CLEANING.md, "Aborted data and the map").
+        # The map may treat committed data as aborted and not contain it. An unset bit is then inconclusive, and the key
+        # is looked up in the map (CLEANING.md, "Aborted data and the map").
         self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
         self._seed = task.hash_seed
         self._file_horizon_ms = file_horizon_ms
@@ -103,7 +104,7 @@ class Rewriter:
         self._message_format = task.message_format
         self._keep_magic = task.message_format == "keep"
         self._by_file_time = task.by_file_time
-        # If the time overflows, no horizon is set, and the batch is rebuilt in every round, as by Kafka.
+        # If the time overflows, no horizon is set, and the batch is rebuilt in every round, as in Kafka.
         horizon = task.now_ms + task.config.delete_retention_ms
         self._horizon_ms = horizon if horizon < 2**63 and not task.by_file_time else -1
         self._blocks = np.empty(1 << 20, np.uint8)
@@ -112,7 +113,8 @@ class Rewriter:
         self._rebuilt = np.empty(1 << 10, block_kernels.REBUILT)
         self._counters = np.zeros(4, np.int64)
         self.counts = Counts()
-        self.sources: dict[int, SourceCounts] = {}  # by number; a segment rewritten again has its last counts
+        # By number; if a segment is rewritten again, its new counts replace the old ones.
+        self.sources: dict[int, SourceCounts] = {}
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
         """Append to `writer` the survivors of segment `number` of the partition."""
@@ -166,7 +168,9 @@ class Rewriter:
                 self._append(chunk, (portion.first_row, portion.end_row), rows, rebuilt, packed, number, writer)
 
     def _decide_rows(self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool) -> RowDecisions:
-        """Decide each row as far as possible without opening it; `records` and `batches` precede it in the segment."""
+        """Decide about each row as far as possible without opening its batch; `records` and `batches` precede the chunk
+        in the segment.
+        """
         table, known, facts = chunk.table, self._survivors, self._facts
         n, k = len(table), number - known.first_segment
         facts[row_kernels.SEGMENT], facts[row_kernels.RECORDS] = number, records
@@ -195,7 +199,7 @@ class Rewriter:
         return rows
 
     def _decide_portion(self, portion: Portion, rows: RowDecisions) -> None:
-        """Decide each record of the portion's opened rows, and from that the rows."""
+        """Decide about each record of the portion's opened rows, and then about the rows."""
         if len(portion.records):
             self._decide_records(portion, rows, self._counters)
             self._decide_batches(portion.chunk, slice(portion.first_row, portion.end_row), rows)
@@ -214,12 +218,12 @@ class Rewriter:
         )  # fmt: skip
 
     def _decide_batches(self, chunk: Chunk, part: slice, rows: RowDecisions) -> None:
-        """Decide the opened rows of `part`, now that the number of retained records is known."""
+        """Decide about the opened rows of `part`, now that the number of retained records is known."""
         table = chunk.table[part]
         opened = rows.action[part] == record_kernels.OPEN
         kept = rows.kept[part]
         has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
-        # The batch builder treats a marker without data as one more reason for a horizon.
+        # A marker without data is one more reason for a horizon when the batch is built.
         rows.kept_nulls[part] += rows.marker_horizon[part]
         needs_horizon = (rows.kept_nulls[part] > 0) & ~has_horizon & (not self._by_file_time)
         whole = (kept == table["record_count"]) & ~needs_horizon
@@ -256,7 +260,7 @@ class Rewriter:
         block = BlockInPieces(chunk, row)
         for piece in self._reader.reopen(chunk, opened):
             for portion in self._scanner.portions(chunk, piece, self._survivors.bits, rows.first_bit):
-                self._decide_records(portion, rows, np.zeros_like(self._counters))  # they are counted already
+                self._decide_records(portion, rows, np.zeros_like(self._counters))  # the records are counted already
                 rows.kept[row], rows.kept_nulls[row] = kept, kept_nulls
                 if portion.columns.keep[: len(portion.records)].any():
                     block.add(*self._build_blocks(portion, rows, 1, found.first_timestamp_ms))
@@ -294,7 +298,7 @@ class Rewriter:
     def _settle_emptied_old(self, chunk: Chunk, first: int, end: int, rows: RowDecisions) -> None:
         """Drop emptied batches of magic 0 and 1 if their magic is kept (LEGACY.md 5).
 
-        Otherwise raises Refused if there is one: it cannot be written without a record.
+        Otherwise, raise Refused if there is one, because it cannot be written without a record.
         """
         emptied = (rows.action[first:end] == record_kernels.EMPTY) & (chunk.table["magic"][first:end] < 2)
         if self._keep_magic:

@@ -1,4 +1,4 @@
-"""Defines the errors of codecs: for data that Kafka's readers refuse, and for data that need too much memory."""
+"""Defines the errors of codecs, for data that Kafka's readers refuse and for data that need too much memory."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def of_library(codec: str, problem: Exception) -> Exception:
     text = str(problem)
     if "not enough memory" in text or "llocation" in text:
         return MemoryError(f"{codec}: {text}")
-    if "too much memory" in text:  # a window above 128 MiB, the limit of Kafka's reader
+    if "too much memory" in text:  # a window of more than 128 MiB, the limit of Kafka's reader
         return TooLarge(f"{codec}: {text}", remedy=_WINDOW_REMEDY)
     return ValueError(f"{codec}: {text}")

@@ -13,8 +13,8 @@ _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
 LZ4_LEVEL = 9  # for this level Kafka uses the fast compressor, for any other one the slow compressor
-_LZ4_LEAST_SLOW_LEVEL = 3  # below it the library uses its fast compressor
-_LZ4_FIRST_SIZE_CODE = 4  # 64 KiB; each following code is four times as large, up to 7
+_LZ4_LEAST_SLOW_LEVEL = 3  # below this level, the library uses its fast compressor
+_LZ4_FIRST_SIZE_CODE = 4  # means 64 KiB; each following code, up to 7, means four times as much
 
 
 def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
@@ -34,7 +34,7 @@ def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
 
 
 _LZ4_HEADERS = _plain_lz4_headers()
-_LZ4_HEADER = bytes.fromhex("04224d18604082")  # of all frames written here
+_LZ4_HEADER = bytes.fromhex("04224d18604082")  # the header of all frames that are written here
 _OLD_LZ4_HEADER = bytes.fromhex("04224d1860401a")
 
 
@@ -105,7 +105,7 @@ def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
     if skip_checksum:
         return header_bytes, flags
     try:
-        lz4.frame.get_frame_info(view[:header_bytes])  # verifies the header's checksum
+        lz4.frame.get_frame_info(view[:header_bytes])  # this verifies the header's checksum
     except RuntimeError as problem:
         raise ValueError(f"lz4: {problem}") from problem
     return header_bytes, flags

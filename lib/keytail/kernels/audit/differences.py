@@ -1,4 +1,4 @@
-"""Compares the entries and the places of replicas offset by offset."""
+"""Compares the entries and the places (entries.py) of replicas, offset by offset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHER_CONTROL, OTHER_CONTROL_TYPE, OTHER_KEY, PLACE_KINDS = range(4)
     OTHER_TRANSACTIONAL,
     DIFFERENCES,
 ) = range(9)
-COMMON = DIFFERENCES  # one more counter: records that at least two replicas have
+COMMON = DIFFERENCES  # one more counter, of records that at least two replicas have
 _NOTHING = np.int64(2**63 - 1)
 
 

@@ -22,7 +22,7 @@ OFFSET, LOW, HIGH, CONTENT, TIMESTAMP, PRODUCER, EPOCHS, WHAT, WORDS = range(9)
 # Bits of WHAT; bits 8 to 15 contain the control type + 1, bits 16 to 31 the producer epoch.
 NULL, KEYLESS, IS_CONTROL, IS_TRANSACTIONAL, TIMELESS = 1, 2, 4, 8, 16
 
-# Words of a place (what is at an offset): the offset, and the upper 48 bits of LOW with the _PLACE_BITS of WHAT.
+# Words of a place, a short form of an entry: the offset, and the upper 48 bits of LOW with the _PLACE_BITS of WHAT.
 PLACE_WORDS = 2
 _PLACE_BITS = 0xFF00 | IS_CONTROL
 

@@ -25,7 +25,8 @@ from keytail.kernels.transactions import ABORT, COMMIT
 # Reasons why a record is missing from a replica, the most serious last.
 SUPERSEDED, DELETED, ABORTED, MARKER, DROPPED_KEYLESS, CLEANING_UNKNOWN, UNKNOWN, LOST, REASONS = range(9)
 
-# Rows of the limits of cleaning: the offset up to which cleaning is known to have come, and up to which it may have.
+# Rows of the limits of cleaning: the offset that cleaning is known to have reached, and the one that it may have
+# reached.
 KNOWN, POSSIBLE = range(2)
 _NOWHERE = np.int64(2**63 - 1)
 
@@ -79,8 +80,8 @@ def first_removable(entries, begin, end, replica, slots):
 
     At this offset the replica has a record without a key, or any replica has a record whose key has an older record in
     this replica: a cleaner would have removed the record without a key, or the older record. Records in transactions
-    are left out: aborted ones supersede nothing. `slots` is zeroed, and its length is a power of two and more than
-    twice the number of the replica's entries.
+    are omitted, because aborted ones supersede nothing. `slots` is zeroed, and its length is a power of two and more
+    than twice the number of the replica's entries.
     """
     found = _NOWHERE
     for i in range(begin[replica], end[replica]):
@@ -115,7 +116,7 @@ def _place(slots, entries, i):
 
 @njit
 def _add(slots, entries, i):
-    """Add entry `i` to the table unless it contains an entry of the same key; return whether it does."""
+    """Add entry `i` to the table unless an entry of the same key is in it; return whether one is."""
     at = _place(slots, entries, i)
     if slots[at] != 0:
         return True
@@ -195,7 +196,7 @@ def judge(
             kind = (what >> 8 & 0xFF) - 1
             verdicts[m] = MARKER if kind in (ABORT, COMMIT) else LOST
             continue
-        always = np.int64(LOST)  # a reason for its removal that depends on no other record
+        always = np.int64(LOST)  # a reason for its removal that does not depend on other records
         if what & IS_TRANSACTIONAL and _fate(markers, entries[at, PRODUCER], offset) == ABORT:
             always = np.int64(ABORTED)
         elif what & KEYLESS:
@@ -251,7 +252,7 @@ def settle(events, replicas, log_starts, end_offset, gaps, counts, found, marker
     `events` are sorted by producer, offset and kind. `markers` receives the markers that any replica has: producer,
     offset, kind (ABORT if they disagree). Transactions that ended differently, and replicas that have data without the
     marker that the others have, are counted, and written to `found` while it has room. Markers that one replica has
-    dropped while another one still has data are only counted.
+    removed while another one still has data are only counted.
     """
     n_found = n_markers = np.int64(0)
     i, n = 0, events.shape[0]

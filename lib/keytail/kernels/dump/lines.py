@@ -123,7 +123,8 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
         rows = layout[kind_of_row, 4]
         needed = layout[kind_of_row, 5]
         for i in range(ops_from, ops_to):
-            if ops[i, 0] > WORD:  # a factor with room for the names and quotes of the smallest header, two bytes
+            # The factor leaves room for the names and quotes of the smallest header, which has two bytes.
+            if ops[i, 0] > WORD:
                 size = max(sizes[span_base + ops[i, 1] * rows + row], np.int64(0))
                 needed += size * (32 if ops[i, 0] >= JSON_HEADERS else 6)
         if needed > len(out) - p:

@@ -19,7 +19,7 @@ _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 _PAIRS = np.frombuffer(b"".join(b"%02d" % i for i in range(100)), np.uint8)
 _LOW_BITS = np.uint64(0x0101010101010101)
 _HIGH_BITS = np.uint64(0x8080808080808080)
-_UPPER_BITS = np.uint64(0xE0E0E0E0E0E0E0E0)  # none is set in a byte below 0x20
+_UPPER_BITS = np.uint64(0xE0E0E0E0E0E0E0E0)  # bytes below 0x20 have none of these bits
 _QUOTES = np.uint64(0x2222222222222222)
 _BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -65,7 +65,7 @@ def _continues(b):
 
 @inlined
 def _character(a, p, end):
-    """Return (bytes, bytes to skip if it is malformed) of the UTF-8 character at `p`: one of the two is 0.
+    """Return (bytes, 0) of the UTF-8 character at `p` or, if it is malformed, (0, bytes to skip).
 
     Bytes that Java's String replaces by one replacement character are skipped together.
     """

@@ -47,9 +47,9 @@ def _unzstd(tools, data, start, n, out, at, room):
     end = start + n
     descriptor = np.int64(data[start + 4])
     p = start + 5
-    if descriptor & 3:  # a dictionary
+    if descriptor & 3:  # the frame needs a dictionary
         return NOT_PLAIN
-    if descriptor & 0x20:  # a single segment: its content size is given and is the window size
+    if descriptor & 0x20:  # a single segment: its content size is given, and is also the window size
         p += 1 if descriptor >> 6 == 0 else 0
     else:
         if (np.int64(data[p]) >> 3) + 10 > _ZSTD_MOST_WINDOW_LOG:
@@ -79,7 +79,7 @@ def _unlz4(tools, data, start, n, out, at, room):
     if tools[LZ4_DECOMPRESS] == 0 or n < 11 or le_32(data, start) != 0x184D2204:
         return NOT_PLAIN
     flags, block, check = data[start + 4], data[start + 5], data[start + 6]
-    if flags != 0x60 or block != 0x40 or check != 0x82:  # blocks of 64 KiB
+    if flags != 0x60 or block != 0x40 or check != 0x82:  # Kafka writes blocks of 64 KiB
         return NOT_PLAIN
     end, p, done = start + n, start + 7, np.int64(0)
     while p + 4 <= end:
@@ -120,9 +120,9 @@ def _gunzip(tools, data, start, n, out, at, room):
     state = tools[INFLATE_STATE]
     call_address(tools[INFLATE_INIT], (state,))
     store_at(state + NEXT_OUT, address_of(out, at))
-    store_at(state + AVAIL_OUT, np.int64(room))  # also sets the bytes written to 0
+    store_at(state + AVAIL_OUT, np.int64(room))  # this also sets the number of bytes written to 0
     store_at(state + NEXT_IN, address_of(data, start + header))
-    store_at(state + AVAIL_IN, np.int64(n - header))  # also sets the bits held to 0
+    store_at(state + AVAIL_IN, np.int64(n - header))  # this also sets the number of buffered bits to 0
     if np.int32(call_address(tools[INFLATE], (state,))) != 0:
         return NOT_PLAIN
     done = room - (load_from(state + AVAIL_OUT) & 0xFFFFFFFF)

@@ -98,7 +98,7 @@ def _compress_lanes_of(typingctx, message_words, words, lengths, digests):
         start = [_FIRST_WORD, *_IV[1:]]
         v = [_splat(word) for word in (*start, *_IV)]
         v[12] = builder.xor(v[12], builder.load(pointer(1, 0), align=8))
-        v[14] = _splat(_IV[6] ^ 0xFFFFFFFFFFFFFFFF)  # the last block
+        v[14] = _splat(_IV[6] ^ 0xFFFFFFFFFFFFFFFF)  # marks the last block
         for round_ in range(_ROUNDS):
             order = _SIGMA[round_ % len(_SIGMA)]
             for i, at in enumerate(_MIXINGS):
@@ -244,7 +244,7 @@ def blake2b_128_many(data, starts, lengths, n, low, high):
                     words[row, lane] = _load_64(data, start + 8 * row)
                 rest = length & 7
                 if rest:
-                    if whole:  # the last eight bytes, shifted: one read
+                    if whole:  # the last bytes are read with seven before them, and shifted
                         words[whole, lane] = _load_64(data, start + length - 8) >> np.uint64(64 - 8 * rest)
                     else:
                         words[0, lane] = _load_short(data, start, rest)

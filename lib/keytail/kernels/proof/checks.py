@@ -180,7 +180,7 @@ def check_kept(source, output, state):
     nulls = batch.has_nulls != 0
     if q < 0:
         return PASSED
-    if batch.is_whole != 0:  # the same bytes as the source
+    if batch.is_whole != 0:  # the batch has the same bytes as its source
         if nulls and attributes & v2.DELETE_HORIZON == 0 and state.rules.horizon_ms >= 0:
             return fail(state, OUTPUT_HORIZON, q, base)
         return PASSED

@@ -29,7 +29,7 @@ from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 from keytail.kernels.walk import NO_RECORD, be_16, be_32, be_64, read_record, same_bytes, same_headers
 
 SMALLEST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value, no headers
-_NOTE = -1  # what `_judge` and `_judge_present` return for a record whose key is noted
+_NOTE = -1  # `_judge` and `_judge_present` return this for a record whose key is noted
 
 _inlined = register_jitable(forceinline=True)
 
@@ -182,7 +182,7 @@ def _is_unserved(offset, state):
 
 @_inlined
 def _judge(record, offset, kept, expired, state):
-    """Return PASSED, _NOTE, or the violation of a record that is missing."""
+    """Return PASSED, _NOTE, or a violation for a record that is missing."""
     rules = state.rules
     if state.batch.meaning != COUNTS or _is_unserved(offset, state):
         return PASSED
@@ -198,7 +198,7 @@ def _judge(record, offset, kept, expired, state):
 
 @_inlined
 def _judge_present(record, offset, state):
-    """Return PASSED, _NOTE, or a violation for a record that a later round settles."""
+    """Return PASSED, _NOTE, or a violation for a record whose segment a later pass rewrites."""
     if state.batch.meaning != COUNTS or _is_unserved(offset, state) or offset >= state.rules.end_offset:
         return PASSED
     if record.key_bytes < 0:
@@ -244,7 +244,7 @@ def note_present(source, records, notes, state):
 
 @kernel
 def read_records(block, spans):
-    """Return whether `block` is exactly as many records as `spans` has rows, with attributes 0 and without headers.
+    """Return whether `block` consists of as many records as `spans` has rows, with attributes 0 and without headers.
 
     Each row receives timestamp delta, offset delta, and start and length of key and value.
     """

@@ -1,4 +1,4 @@
-"""Records, for a proof, the keys of segments that are not rewritten in this pass, but in a later one.
+"""Notes, for a proof, the keys of segments that are rewritten in a later pass.
 
 Their records are still on disk, so they may justify the removal of older records now. The segments are read one at a
 time and have no outputs yet; each is proven in its own pass. Codes, state, notes and markers are those of `step.py`,
@@ -46,7 +46,7 @@ def _note_batch(source, block, notes, markers, state):
         if state.knows_markers == 0:
             return NEED_MARKERS
         meaning = COUNTS if is_value(source, p, markers, state) else SILENT
-    # The offset before the first that the batch can have: none of its records has been read.
+    # The last offset passed is that before the batch: none of its records has been read.
     state.batch.meaning, state.batch.last_offset = meaning, be_64(source, p) - 1
     records = source_records(source, block, size, state)
     if records.end < 0:

@@ -19,8 +19,8 @@ def _int64s(*names: str) -> np.dtype:
 
 # The rules of the proof. `horizon_ms`: delete horizon for a batch that has none, -1: none. `removal_limit`: no
 # tombstone or marker at or above this offset may be removed for its age. `keep_magic`: rewritten messages of magic 0 or
-# 1 keep their magic. `by_file_time`: `source.is_old` decides on tombstones and markers; no horizon is set or kept
-# (CLEANING.md 16).
+# 1 keep their magic. `by_file_time`: `source.is_old` decides about tombstones and markers; no horizon is set or
+# retained (CLEANING.md 16).
 RULES = _int64s(
     "first_dirty", "end_offset", "first_uncleanable", "log_start", "removal_limit", "now_ms", "horizon_ms",
     "interval_bytes", "drop_keyless", "keep_magic", "by_file_time",
@@ -54,7 +54,7 @@ STATE = np.dtype(
         ("output", OUTPUT),
         ("indexes", INDEXES),
         ("batch", BATCH),
-        ("noted", _int64s("count", "key_bytes")),  # columns of `Notes.pending` and bytes of `Notes.keys` in use
+        ("noted", _int64s("count", "key_bytes")),  # used columns of `Notes.pending`, used bytes of `Notes.keys`
         # What a code requests: bytes of a window, or room in the notes for records and for the bytes of their keys.
         ("wanted", _int64s("bytes", "records", "key_bytes")),
         ("totals", _int64s("batches_read", "batches_kept", "records_read", "records_kept")),
@@ -88,7 +88,7 @@ class Notes(NamedTuple):
 
 
 def new_state(saved: np.ndarray | None = None) -> Any:
-    """Return a record of STATE: zeros, or what `save` returned."""
+    """Return a record of STATE: zeros, or `saved`, which `save` returned."""
     values = np.zeros(STATE.itemsize // 8, np.int64) if saved is None else saved.copy()
     return values.view(STATE).view(np.recarray)[0]
 

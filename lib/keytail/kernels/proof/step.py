@@ -157,7 +157,8 @@ def _open_blocks(windows, size, q_size, tools, state):
     if state.source.block_bytes < 0 and _is_compressed(source, p):
         n = np.int64(NOT_PLAIN)
         codec = be_16(source, p + v2.ATTRIBUTES) & 7
-        if codec != SNAPPY:  # keytail's own decoder, which the writer uses too: the proof would repeat its errors
+        # Snappy has only keytail's own decoder, which the writer uses, too: the proof would repeat its errors.
+        if codec != SNAPPY:
             begin, block_bytes = p + v2.HEADER_BYTES, size - v2.HEADER_BYTES
             n = decompress_plain(tools, codec, source, begin, block_bytes, windows.source_block, np.int64(0))
         if n < 0:
@@ -219,7 +220,7 @@ def walk_piece(source, records, output, others, notes, state):
 
 @kernel
 def close_batch(source, output, state):
-    """After all records of a batch were walked: check its header fields and advance by a batch; return a code."""
+    """Check the header fields of a batch, all of whose records were walked, and advance by a batch; return a code."""
     code = check_kept(source, output, state)
     if code != PASSED:
         return code

@@ -1,4 +1,4 @@
-"""The proof's table of keys: the latest record of each and its outcome, in 24 bytes per slot.
+"""The proof's table of keys: the latest record of each key and its outcome, in 24 bytes per slot.
 
 Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are stored; no key bytes. Offsets are put in
 ascending order; those put as PRESENT may be put a second time, with their outcome. The caller ensures that one slot is
@@ -20,8 +20,8 @@ _PREFETCH_DISTANCE = 16
 # Outcomes of a record.
 DROPPED = 0
 KEPT = 1
-EXPIRED = 2  # a tombstone removed after its delete horizon had passed
-PRESENT = 3  # undecided: it is settled in a later round
+EXPIRED = 2  # a tombstone that was removed after its delete horizon
+PRESENT = 3  # not known yet: a later pass decides
 OLDER_KEPT = 4  # an older record of the key is in the output
 FLAGS = 7
 

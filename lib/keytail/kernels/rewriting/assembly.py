@@ -101,7 +101,7 @@ def assemble(
                 batch.last_offset,
                 v2.HEADER_BYTES,
                 attributes,
-                np.int64(-1),  # not a literal, for which the function would be compiled again
+                np.int64(-1),  # not a literal: the function would be compiled again for it
                 batch.max_timestamp_ms,
                 np.int64(0),
             )

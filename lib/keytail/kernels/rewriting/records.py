@@ -6,7 +6,7 @@ import numpy as np
 
 from keytail.kernels.jit import kernel
 
-# Rules that decide on the records of a row.
+# Rules by which the records of a row are decided.
 BY_BITS, BY_MAP, BEYOND = 0, 1, 2
 
 # Actions for a row.

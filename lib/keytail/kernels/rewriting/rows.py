@@ -1,4 +1,4 @@
-"""Decides on whole batches of a chunk before any is opened: by bits, by the map, or by their headers.
+"""Decides about whole batches of a chunk before any is opened: by bits or by their headers.
 
 The rules are those of `format/CLEANING.md`; what depends on a batch's records is decided later (`records.py`).
 """
@@ -53,7 +53,7 @@ def decide_rows(
     table, facts, bits, null_bits, ends_a_producer, unneeded, aborted,
     decided_by, first_bit, first_ordinal, retain_empty, tombstones_go, action,
 ):  # fmt: skip
-    """Decide on each row of a chunk without reading records; return how many markers are removed.
+    """Decide about each row of a chunk without reading records; return how many markers are removed.
 
     `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have one item per row, as do the last six, which are
     filled. `first_bit` is the bit of the row's first record in `bits` if those decide, else -1. A bit of `null_bits` is
@@ -86,7 +86,7 @@ def decide_rows(
             rule = BY_BITS
             bit = facts[RECORD_BIT] + records
             live = _count_bits(bits, bit, bit + count)
-            if row.magic == 2 and live == count:  # the older formats are never copied, but rebuilt
+            if row.magic == 2 and live == count:  # messages of older formats are never copied, but rebuilt
                 batch = facts[BATCH_BIT] + i
                 has_null = (null_bits[batch >> 3] >> np.uint8(batch & 7)) & 1 != 0
                 if not has_null or (needs_none and not is_over):

@@ -1,6 +1,6 @@
-"""The inspection of a segment, batch by batch: checksums, order, records, and its index entries.
+"""Inspects a segment batch by batch: checksums, order, records, and index entries.
 
-`inspect` stops at each finding and continues after it when called again; the caller words the finding. It uses the
+`inspect` stops at each finding and continues after it when called again; the caller formulates the message. It uses the
 reader of `walk.py`, not the one that cleaning uses. Facts for later checks are written to `rows` (batches with a
 producer id) and `epochs` (runs of batches of one leader epoch).
 """
@@ -17,7 +17,7 @@ from keytail.kernels.native import crc32c
 from keytail.kernels.verify import codes, columns
 from keytail.kernels.walk import be_16, be_32, be_64, be_u32, control_type, read_record
 
-_MAX_OFFSET = 2**63 - 1  # no record can have it: the offset after it is not representable
+_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next one is not representable
 _SMALLEST = 14  # smallest size field of a batch, of any magic
 _ABORT, _COMMIT = 0, 1
 # Stages of a batch.
@@ -169,7 +169,7 @@ def _check_time(base, last, max_timestamp, rose, is_append_time, times, time_off
 
 @register_jitable
 def _name_record(base, times, time_offsets, state):
-    """Note the offset of the next time index entry that is not below `base`."""
+    """Store the offset of the next time index entry that is not below `base`."""
     i = state[columns.TIME_AT]
     while i < times.shape[0] and time_offsets[i] < base:
         i += 1

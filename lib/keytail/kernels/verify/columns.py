@@ -1,4 +1,4 @@
-"""Columns of the arrays that `inspect` keeps its state in, and that it writes for later checks."""
+"""Columns of the arrays in which `inspect` keeps its state, and of those that it writes for later checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from __future__ import annotations
     FOUND_TIMESTAMP,
     BATCHES,
     RECORDS,
-    SPOILED,  # set by the caller: `rows` and `epochs` are not written any more
+    SPOILED,  # set by the caller: `rows` and `epochs` are no longer written
     ROWS,  # how many of `rows` are in use
     RUNS,  # how many of `epochs` are in use
     WITHOUT_EPOCH,  # batches without a leader epoch, or of an old format

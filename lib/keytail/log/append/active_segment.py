@@ -1,4 +1,4 @@
-"""The segment that takes appends: its log, its two indexes that grow with it, and its transaction index.
+"""The segment to which batches are appended: its log, the two indexes that grow with it, and its transaction index.
 
 rolling.py decides what goes into it; this module writes and indexes a set of batches, and closes the segment as a
 broker does. APPEND.md specifies when each file is created, and what is durable when.
@@ -21,7 +21,7 @@ from keytail.log.index.files import AbortedTransaction, OffsetIndex, TimeIndex, 
 
 
 class ActiveSegment:
-    """The last segment of a log, created by `create` or `reopen`; not to be used after `close` or `abandon`."""
+    """The last segment of a log, created by `create` or `reopen`. It must not be used after `close` or `abandon`."""
 
     def __init__(
         self, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, opened: RollState
@@ -86,7 +86,7 @@ class ActiveSegment:
         )  # fmt: skip
 
     def renew(self, now_ms: int, jitter_ms: int) -> None:
-        """Reset an empty segment as a broker's roll does: to the state of one created now, without indexes."""
+        """Reset an empty segment, as a broker's roll does, to the state of a segment created now, without indexes."""
         for index in self._indexes or ():
             index.close()
             self._fs.unlink(index.path)

@@ -54,7 +54,8 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
             _refuse(facts.path, f"an index of the segment with base offset {segment.base_offset} is missing", remedy)
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
-    is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left for it to describe
+    # No batch is left that a snapshot could describe.
+    is_without = end <= facts.log_start_offset and end not in facts.snapshots
     if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
         what = f"there is no valid producer snapshot at the log end offset {end}, or there is one above it"
         _refuse(facts.path, what, remedy)
@@ -63,8 +64,8 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
 
 
 def unclosed_indexes(fs: FileSystem, partition_path: str, segment: SegmentFacts) -> str:
-    """Return why the indexes of the last segment are not as a broker leaves them when it stops or rolls: trimmed, with
-    the entry that closes the time index. "" if they are, or if the segment is empty.
+    """Return why the indexes of the last segment are not as a broker leaves them when it stops or rolls (trimmed, with
+    the entry that closes the time index); "" if they are, or if the segment is empty.
 
     Reads the log from the last entry of the offset index on, and checks the batches there.
     """

@@ -1,7 +1,7 @@
 """The iteration order of producer ids in a broker's hash table, in which it writes snapshots (APPEND.md, "Producers").
 
-This is Java's HashMap. A table begins with 16 buckets and doubles when it contains too many ids, or when one bucket
-does. The bits of an id determine its bucket, and within a bucket ids are in insertion order.
+This is Java's HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many
+ids. The bits of an id determine its bucket, and within a bucket ids are in insertion order.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _FIRST_BUCKETS = 16
-_MOST_IDS_PER_BUCKET = 8  # one more doubles a table of fewer than 64 buckets
+_MOST_IDS_PER_BUCKET = 8  # with one more, a table of fewer than 64 buckets is doubled
 _MOST_DOUBLED_BUCKETS = 64
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
     """Return distinct producer ids, given in insertion order, in the table's order.
 
-    `in_front`: inserted by `computeIfAbsent`, where the latest id is the first in its bucket, and the table doubles if
-    it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.
+    `in_front`: the ids are inserted by `computeIfAbsent`, where the latest id is the first in its bucket, and the table
+    is doubled if it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.
     """
     buckets = _FIRST_BUCKETS
     for count, producer_id in enumerate(producer_ids, 1):

@@ -37,7 +37,7 @@ class Incoming:
 
     @property
     def as_one_row(self) -> np.ndarray:
-        """The whole set as one row, which decides a roll if it is appended as a whole."""
+        """The whole set as one row, by which a roll is decided if the set is appended as a whole."""
         row = self.table[-1:].copy()
         row["size_bytes"] = len(self.data)
         row["max_timestamp_ms"] = self.table["max_timestamp_ms"].max()

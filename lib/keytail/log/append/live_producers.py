@@ -20,7 +20,7 @@ from keytail.log.append.hash_order import hash_order
 from keytail.log.index.files import AbortedTransaction
 from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
-BATCHES_KEPT = 5  # latest batches of each producer, to recognise one that is sent again
+BATCHES_KEPT = 5  # number of latest batches of each producer that are retained to recognise one that is sent again
 _NOTHING_WRITTEN = "No batch of this set was written"
 
 
@@ -28,7 +28,7 @@ _NOTHING_WRITTEN = "No batch of this set was written"
 class CheckedSet:
     """The changes that batches make: `producers` by id, `open_transactions`, and new entries of the transaction index.
 
-    Only the first `rows` batches are included. As a leader these may not be all: if `duplicate` is set, the next batch
+    Only the first `rows` batches are included. On a leader, these may not be all: if `duplicate` is set, the next batch
     was sent before, and `duplicate` is that batch in the log.
     """
 
@@ -56,7 +56,8 @@ class LiveProducers:
         return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the changes of these batches. As leader each is a set of its own and is checked; else all are one set.
+        """Return the changes that these batches make. On a leader, each batch is a separate set and is checked;
+        otherwise, all are one set.
 
         Raises Refused for batches that a broker refuses.
         """
@@ -100,7 +101,8 @@ class _Change:
         return CheckedSet(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """Sort as a broker does, which collects the producers of a set in a hash table and adds new ones in its order.
+        """Sort as a broker does: it collects the producers of a set in a hash table, and adds new ones in the order of
+        that table.
         """
         order = hash_order(list(self._after), in_front=True)
         self._after = {producer_id: self._after[producer_id] for producer_id in order}
@@ -157,7 +159,7 @@ def _refuse_sequence(producer: Producer, row: np.void) -> None:
     if epoch < producer.epoch:
         _refuse(row, f"epoch {epoch} is older than the current epoch {producer.epoch}")
     if producer.epoch == -1:
-        return  # unknown producer: a broker accepts any sequence
+        return  # from an unknown producer, a broker accepts any sequence
     if epoch != producer.epoch:
         if sequence:
             _refuse(row, f"epoch {epoch} begins with sequence {sequence}, not 0")

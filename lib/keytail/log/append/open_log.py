@@ -47,7 +47,7 @@ class OpenLog:
         self.epochs.create(self._like)
         self.epochs.load(start, start)
         self.segments.create(start, now_ms)
-        self.active.open_indexes()  # a broker creates those of a log's initial segment at once
+        self.active.open_indexes()  # a broker creates the indexes of a log's initial segment at once
         self.producers = ProducerState.new(self._fs, self.path, self._like, start)
         self._fs.fsync_dir(self.path)  # after a crash, a broker that finds no segment would begin the log at 0
 
@@ -69,7 +69,7 @@ class OpenLog:
         return batches_before_roll(self.active.roll_state, table, self.config, now_ms) == 0
 
     def append_each(self, taken: Incoming, checked_set: CheckedSet, now_ms: int) -> None:
-        """Append the batches of `taken` that `checked_set` includes, in runs that each fit into a segment."""
+        """Append the batches of `taken` that `checked_set` includes, in runs each of which fits into a segment."""
         table = taken.table[: checked_set.rows]
         self.epochs.add(table)
         done = 0
@@ -104,7 +104,7 @@ class OpenLog:
         self._settle(taken.table, checked_set)
 
     def handle_duplicate(self, same: Incoming, now_ms: int) -> None:
-        """Record the leader epoch and roll if due: a broker detects a duplicate only after that."""
+        """Record the leader epoch and roll if due, because a broker detects a duplicate only after that."""
         self.epochs.add(same.table)
         if self.rolls_before(same.table, now_ms):
             self.roll(int(same.table["base_offset"][0]), now_ms)

@@ -62,8 +62,8 @@ class OpenSegments:
     def roll(self, base_offset: int, now_ms: int) -> bool:
         """Close the active segment durably and create the next one; return whether it was created.
 
-        Returns False if the active segment already has that base: it is empty, and is reset. The caller makes the name
-        of the new segment durable.
+        Returns False if the active segment already has that base offset: it is empty, and is reset. The caller makes
+        the name of the new segment durable.
         """
         active = self.active
         if base_offset == active.base_offset:
@@ -73,7 +73,8 @@ class OpenSegments:
             path = self._path(base_offset, suffix)
             if self._fs.exists(path):
                 self._fs.unlink(path)
-        # Durable before the next one exists: a broker that recovers this segment and truncates it deletes later ones.
+        # It is durable before the next one exists, because a broker that recovers this segment and truncates it deletes
+        # later ones.
         active.close()
         self.create(base_offset, now_ms)
         return True

@@ -60,8 +60,8 @@ class Closed:
 class PartitionLog:
     """The log of one partition, open for appending. A context manager that closes it.
 
-    Created by `open`. After an error while files are changed it refuses all operations and cannot be closed, only
-    abandoned: its files are then as after a broker's crash.
+    Created by `open`. After an error while files are changed, it refuses all operations and cannot be closed, only
+    abandoned; its files are then as after a broker's crash.
     """
 
     def __init__(self, log: OpenLog) -> None:
@@ -105,7 +105,7 @@ class PartitionLog:
         """Append whole batches as a leader: each is a set of its own, and gets the next offsets and the leader epoch.
 
         Their own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused or
-        CorruptLog for what a leader refuses; then none of these batches was appended, except those before a duplicate.
+        CorruptLog if a leader would refuse a batch. Then no batch was appended, except those before a duplicate.
         """
         self._refuse_if_broken()
         if leader_epoch < 0:
@@ -135,8 +135,8 @@ class PartitionLog:
     ) -> Appended:
         """Append whole batches as a follower: one set, with the leader's offsets, to one segment.
 
-        They begin at or above the log end offset. The first batch with an epoch above `leader_epoch`, and all after
-        it, are left out. Raises Refused or CorruptLog for what a follower refuses; then nothing was written.
+        The batches must begin at or above the log end offset. The first batch with an epoch above `leader_epoch`, and
+        all after it, are omitted. Raises Refused or CorruptLog for what a follower refuses; then nothing was written.
         """
         self._refuse_if_broken()
         taken = incoming.as_follower(batches, self.log_end_offset, leader_epoch, self.config)
@@ -155,7 +155,7 @@ class PartitionLog:
         self._effects(lambda: self._log.active.open_indexes())  # noqa: PLW0108
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
-        """Refuse a set with more entries than an index has room for: a broker appends it, and then fails."""
+        """Refuse a set with more entries than fit into an index: a broker would append it, and then fail."""
         segment, first = self._log.active, int(taken.table["base_offset"][0])
         base, state, size_bytes = segment.base_offset, segment.index_state, segment.size_bytes
         if self._log.rolls_before(taken.as_one_row, now_ms):
@@ -190,7 +190,7 @@ class PartitionLog:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Base offsets, ascending; the last one is the active segment's."""
+        """The base offsets, ascending; the last one is that of the active segment."""
         return tuple(self._log.segments.bases)
 
     @property
@@ -199,7 +199,7 @@ class PartitionLog:
 
     @property
     def leader_epochs(self) -> tuple[tuple[int, int], ...]:
-        """Epochs and their start offsets."""
+        """The leader epochs and their start offsets."""
         return tuple(self._log.epochs.entries)
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:

@@ -43,7 +43,7 @@ class ProducerState:
     ) -> ProducerState:
         """Load the state of a closed log as a broker does. Stray snapshots are removed."""
         end, bases = facts.log_end_offset, [segment.base_offset for segment in facts.segments]
-        if not facts.snapshots:  # all batches are below the log start: a broker writes snapshots without producers
+        if not facts.snapshots:  # all batches are below the log start, so a broker writes snapshots without producers
             state = cls(fs, facts.path, like, end, 0)
             for offset in (*bases[-2:], end):
                 state.end = offset
@@ -59,7 +59,9 @@ class ProducerState:
         return state
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the changes that these batches (BATCH_TABLE rows) make. Raises Refused for those a broker refuses."""
+        """Return the changes that these batches (BATCH_TABLE rows) make. Raises Refused for batches that a broker
+        refuses.
+        """
         return self._producers.check_set(table, as_leader=as_leader)
 
     def take(self, checked_set: CheckedSet, end: int) -> None:

@@ -34,13 +34,14 @@ def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
 def roll(fs: FileSystem, partition_path: str, active: SegmentFacts, base_offset: int) -> SegmentFacts:
     """Make the active segment durable, and create an empty one at `base_offset`, the log end offset; return its facts.
 
-    Call it only if `why_not_closed` returned nothing. Raises Refused if the log is not the file that was surveyed. An
-    error of the system is raised after what was created has been removed, as far as possible.
+    Call it only if `why_not_closed` returned nothing. Raises Refused if the log is not the file that was surveyed.
+    After an OSError, the new files are removed as far as possible.
     """
     log_path = _path(partition_path, active.base_offset, names.LOG)
     refuse_lost(fs, partition_path)
     refuse_changed(fs, log_path, active.log_bytes, active.log_mtime_ns)
-    # Before the new segment exists: a broker that recovers this one and truncates it deletes those after it.
+    # This is done before the new segment exists, because a broker that recovers this one and truncates it deletes later
+    # ones.
     for suffix in names.SEGMENT_SUFFIXES:
         path = _path(partition_path, active.base_offset, suffix)
         if fs.exists(path):

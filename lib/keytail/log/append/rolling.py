@@ -1,4 +1,4 @@
-"""Decides with pure functions when the active segment ends and when a flush is due, as a broker does.
+"""Decides when the active segment ends and when a flush is due, as a broker does. Pure functions.
 
 APPEND.md beside this file specifies the rules.
 """
@@ -71,10 +71,10 @@ class AppendConfig:
 
 @dataclass(frozen=True)
 class RollState:
-    """The facts about the active segment that decide a roll.
+    """The facts about the active segment by which a roll is decided.
 
-    `first_timestamp_ms` is the max timestamp of its first batch; in an empty segment it has no meaning.
-    `created_ms` is when this process created or opened it.
+    `first_timestamp_ms` is the max timestamp of its first batch; in an empty segment it has no meaning. `created_ms` is
+    when this process created or opened it.
     """
 
     base_offset: int

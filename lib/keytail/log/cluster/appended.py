@@ -1,10 +1,9 @@
 """Finds a batch that a broker appended after a given time, as evidence that the brokers ran after that time.
 
-A batch was appended no later than its segment was modified, and usually at about the largest timestamp of the
-segment. Either time alone misleads: a copied file has a new modification time, and a client may set arbitrary
-timestamps. So the earlier of the two is used. Imported batches are no evidence; the import record in the partition has
-their offsets. The outputs of a compaction have the modification time of their sources. Nothing is changed, and a broker
-may be running.
+A batch was appended no later than its segment was modified, and usually at about the largest timestamp of the segment.
+Either time alone misleads: a copied file has a new modification time, and a client may set arbitrary timestamps. The
+earlier of the two is used. Imported batches, whose offsets are in the partition's import record, are no evidence. The
+outputs of a compaction have the modification time of their sources. Nothing is changed, and a broker may be running.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Appended:
 
 
 def appended_after(fs: FileSystem, log_dirs: Sequence[str], time_ms: int) -> Appended | None:
-    """Return a last batch of a partition that a broker appended after `time_ms`, or None if none is found.
+    """Return the last batch of any partition to which a broker appended after `time_ms`, or None if there is none.
 
     The metadata log is skipped. For a partition that was not modified after `time_ms`, only the names of its files and
     one modification time are read. A partition that cannot be read is skipped: the code that processes it reports the
@@ -66,7 +65,7 @@ def _last_appended(fs: FileSystem, partition_path: str, time_ms: int) -> Appende
         if modified_ms <= time_ms:
             return None  # the segments before it were modified earlier
         end = log_end(fs, log_path, base_offset) if facts.size_bytes else None
-        if end is not None and end.last_position >= 0:  # else it may have been truncated in its first batch
+        if end is not None and end.last_position >= 0:  # otherwise it may have been truncated in its first batch
             return _evidence(fs, log_path, end, modified_ms, time_ms, names.IMPORT_RECORD in listed)
     return None
 

@@ -1,8 +1,8 @@
 """Reads the cluster metadata of a log dir: topics and configs, from the latest snapshot and the log after it.
 
-Nothing is changed, and a broker may be running. Metadata that cannot be read to the end raises Refused with place and
-reason; nothing is guessed. The last records may not be committed by the cluster yet; therefore `Values` contains every
-possible value of a config. `config/` decides which config applies.
+Nothing is changed, and a broker may be running. If the metadata cannot be read to the end, Refused is raised, with
+place and reason. The last records may not be committed by the cluster yet; therefore `Values` contains every possible
+value of a config. `config/` decides which config applies.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class ClusterMetadata:
     topic_configs: Mapping[str, Mapping[str, Values]]
     cluster_configs: Mapping[str, Values]  # dynamic defaults of all brokers
     broker_configs: Mapping[str, Values]  # dynamic configs of the requested broker
-    as_of_offset: int  # of the last record read; -1 if there is none
+    as_of_offset: int  # offset of the last record read; -1 if there is none
     as_of_ms: int  # when that record was written
-    features: Mapping[str, int] = field(default_factory=dict)  # levels by name, metadata.version among them
-    uncertain_topics: Mapping[str, str] = field(default_factory=dict)  # by name, why their settings are uncertain
-    unknown_types: tuple[int, ...] = ()  # of records that were skipped because their type is unknown
+    features: Mapping[str, int] = field(default_factory=dict)  # levels by name, including metadata.version
+    # Reasons why their settings are uncertain, by name.
+    uncertain_topics: Mapping[str, str] = field(default_factory=dict)
+    unknown_types: tuple[int, ...] = ()  # types of records that were skipped because they are unknown
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
@@ -130,7 +131,7 @@ def _unreadable(path: str, problem: KeytailError | OSError) -> Refused:
 
 @dataclass(frozen=True, order=True)
 class _Snapshot:
-    end_offset: int  # exclusive
+    end_offset: int  # the end is exclusive
     epoch: int
     path: str
     size_bytes: int
@@ -184,7 +185,7 @@ def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collecti
 
 
 def _refuse_uncertain_broker(replay: Replay, path: str, broker: int) -> None:
-    """Raise Refused if settings of the broker are uncertain: they are the defaults of every topic."""
+    """Raise Refused if settings of the broker are uncertain, because they are the defaults of every topic."""
     for name, why in replay.newer(ResourceType.BROKER).items():
         if name in ("", str(broker)):
             whose = f"broker {name}" if name else "all brokers"

@@ -53,7 +53,7 @@ class Replay:
     def __init__(self, kept_configs: Collection[str]) -> None:
         self._kept = frozenset(kept_configs)
         self._topics: dict[str, _Topic] = {}
-        self._names: dict[str, str] = {}  # by topic id
+        self._names: dict[str, str] = {}  # topic names by id
         self._configs: dict[Resource, dict[str, str]] = {}
         self._earlier: dict[Resource, dict[str, list[str | None]]] = {}
         self._newer: dict[Resource, str] = {}

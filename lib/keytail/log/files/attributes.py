@@ -7,13 +7,15 @@ import errno
 import os
 import stat as stat_bits
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from keytail.acting_user import User, current
 
 ACCESS_ACL = "system.posix_acl_access"
 SECURITY_LABELS = ("security.selinux", "security.SMACK64")
 KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 
-# Treated as having no extended attributes: a file system without them, or one where they cannot be read.
+# Errors of file systems that have no extended attributes, or where they cannot be read.
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
 
 
@@ -145,3 +147,21 @@ def attributes_of(target: str | int) -> tuple[tuple[str, bytes], ...]:
             return ()
         raise
     return tuple((name, os.getxattr(target, name)) for name in KEPT_ATTRIBUTES if name in names)
+
+
+def owner_and_user(path: Any) -> str:
+    """Return the end of an access error: the owner and mode of the file, and the user that this process works as.
+
+    If the file is absent or cannot be reached, the nearest directory above it is described; empty if nothing is known.
+    """
+    at = path if isinstance(path, str) else ""
+    while at and at != os.path.dirname(at):
+        try:
+            found = os.lstat(at)
+        except OSError:
+            at = os.path.dirname(at)
+            continue
+        what = "it" if at == path else f"the directory {os.path.basename(at)}"
+        owner = User(found.st_uid, found.st_gid, ())
+        return f": {what} belongs to {owner}, mode {found.st_mode & 0o7777:04o}, and keytail works as {current()}"
+    return ""

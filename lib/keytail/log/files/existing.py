@@ -14,8 +14,8 @@ from keytail.log.files.paths import DIRECTORY, open_directory, split, symbolic_l
 
 T = TypeVar("T")
 
-# Limit for a file that is read as a whole. The index of a log of 2^31 bytes with an entry every 100 bytes has less than
-# half of it.
+# Limit for a file that is read as a whole. The index of a log of 2^31 bytes with an entry every 100 bytes is less than
+# half as large.
 MOST_SMALL_BYTES = 1 << 29
 
 # Without O_NONBLOCK, opening a FIFO waits for the other end.
@@ -116,7 +116,7 @@ def open_regular(path: str, flags: int) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise symbolic_link(path) from error
-        if error.errno in (errno.ENXIO, errno.EISDIR):  # a socket; a directory to be written to
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a socket, or a directory opened for writing
             raise _not_regular(path) from error
         raise
     finally:

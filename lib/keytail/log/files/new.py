@@ -120,7 +120,8 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
             wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
         present = dict(attributes_of(fd))
         for name in present.keys() - wanted.keys():
-            if name == ACCESS_ACL:  # inherited from a directory's default ACL; a label is only ever replaced
+            # The new file inherited it from the directory's default ACL; labels are only replaced.
+            if name == ACCESS_ACL:
                 os.removexattr(fd, name)
         for name, value in wanted.items():
             if present.get(name) != value:

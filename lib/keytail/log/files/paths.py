@@ -16,7 +16,7 @@ import stat as stat_bits
 from keytail.errors import SymbolicLink
 from keytail.format import names
 
-DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # cannot be read, but names below it can be opened
+DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # the directory cannot be read, but names in it can be opened
 READABLE_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _OF_A_LOG_DIR = (
@@ -26,9 +26,9 @@ _OF_A_LOG_DIR = (
     names.LOG_START_CHECKPOINT,
     names.HIGH_WATERMARK_CHECKPOINT,
 )
-_MOST_LINKS = 40  # as in Linux
+_MOST_LINKS = 40  # the limit of Linux
 
-_OPENAT2 = 437  # the same on all architectures
+_OPENAT2 = 437  # the system call has the same number on all architectures
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS = 4
 
@@ -58,14 +58,15 @@ def open_directory(path: str, flags: int = DIRECTORY) -> int:
     Raises SymbolicLink for a link that is not followed, NotADirectoryError for any other file.
     """
     encoded = os.fsencode(path)
-    if b"\0" in encoded:  # C would end the path there
+    if b"\0" in encoded:  # in C, the path would end there
         raise ValueError("embedded null byte")
     while True:
         fd: int = _system_call(_OPENAT2, _AT_FDCWD, encoded, _HOW[flags], _HOW_BYTES)
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        if number in (errno.ELOOP, errno.ENOSYS, errno.EPERM):  # a link; no openat2, or a container forbids it
+        # There is a link, or no openat2, or a container forbids it.
+        if number in (errno.ELOOP, errno.ENOSYS, errno.EPERM):
             return _walk(path, flags)
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number), path)
@@ -106,19 +107,19 @@ def _walk(path: str, flags: int) -> int:
 def _may_follow(link: os.stat_result, directory_fd: int) -> bool:
     """Return whether a link in this directory can be trusted to lead where the caller intended.
 
-    A link in a log dir never can. For root, link and directory must both belong to root: the owner of a directory can
-    replace a link at any moment. For other users the system checks permissions; the link must not belong to a third
-    user, as Linux requires in /tmp.
+    A link in a log dir is never trusted. For root, link and directory must both belong to root: the owner of a
+    directory can replace a link at any moment. For other users the system checks permissions; the link must not belong
+    to a third user, as Linux requires in /tmp.
     """
     user, directory = os.geteuid(), os.fstat(directory_fd)
     if user == 0 and not link.st_uid == directory.st_uid == 0:
         return False
     if link.st_uid not in (0, user, directory.st_uid):
         return False
-    return not any(_holds(directory_fd, name) for name in _OF_A_LOG_DIR)
+    return not any(_contains(directory_fd, name) for name in _OF_A_LOG_DIR)
 
 
-def _holds(directory_fd: int, name: str) -> bool:
+def _contains(directory_fd: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:

@@ -163,7 +163,7 @@ class AbortedTransaction(NamedTuple):
 
     producer_id: int
     first_offset: int
-    last_offset: int  # of the ABORT marker
+    last_offset: int  # offset of the ABORT marker
     last_stable_offset: int
 
 

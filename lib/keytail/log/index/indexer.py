@@ -15,8 +15,8 @@ from keytail.kernels import index as kernels
 class SegmentIndexer:
     """Collects the index entries of the segment with `base_offset`: add every batch once, in order, then `close` it.
 
-    With `part` it receives the batches of a part of the segment, starting with one that is assumed to get an offset
-    entry, and is later joined to the indexer of the preceding batches; it is small enough to be sent to another host.
+    With `part`, it indexes a part of the segment, whose first batch is assumed to get an offset entry, and is later
+    joined to the indexer of the preceding batches. It is small enough to be sent to another host.
     """
 
     stored_fields = ("_base", "_interval", "_max_offset_entries", "_max_time_entries", "_state", "_offsets", "_times")

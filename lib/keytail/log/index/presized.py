@@ -211,7 +211,7 @@ class PresizedIndex:
         item = bytearray(self._layout.size)
 
         def is_zero(slot: int) -> bool:
-            item[:] = bytes(len(item))  # bytes that the broker truncated meanwhile were not in use
+            item[:] = bytes(len(item))  # bytes that the broker truncated meanwhile were unused
             self._fs.read_into(fd, item, slot * len(item))
             return not any(item)
 

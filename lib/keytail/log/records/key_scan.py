@@ -11,10 +11,10 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.chunk import Chunk, OpenedRows
 
-# Keys of a portion: those of a chunk with records of 64 bytes. Fewer cost time: waking the thread that looks them up
-# takes as long as looking up thousands of keys.
+# Keys of a portion: the number in a chunk with records of 64 bytes. With fewer keys it takes longer: waking the thread
+# that looks them up takes as long as looking up thousands of keys.
 _KEYS = 1 << 17
-_RECORDS_AT_ONCE = 1 << 10  # so few that they and their bytes remain in the private cache of a core
+_RECORDS_AT_ONCE = 1 << 10  # few enough that they and their bytes remain in the private cache of a core
 
 
 class _Columns:
@@ -101,7 +101,7 @@ class KeyScanner:
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != record_kernels.OK:
                 chunk.fail_record(code, bad_row)
-            if next_row == row:  # a batch with more records than fit
+            if next_row == row:  # the batch has more records than fit
                 self._make_room(int(chunk.table["record_count"][row]))
                 continue
             self._columns.reverse()

@@ -103,7 +103,7 @@ class OpenedRows:
         return chunk if self.table is None else replace(chunk, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
-        """Return `first`, the number of each row's first record; for the row of a piece, that of its first record."""
+        """Return `first`, the number of each row's first record, with that of the piece's first record in its row."""
         if not self.records_before:
             return first
         first = first.copy()
@@ -191,13 +191,14 @@ class BlockOpener:
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
         """Open the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS. The first `floor`
-        bytes of an arena hold converted messages of magic 0 and 1."""
+        bytes of an arena contain converted messages of magic 0 and 1.
+        """
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
             self._ensure_arena(limit, floor)
             raw = chunk.raw.view()
-            raw.flags.writeable = False  # as in a proof: the decoders are then compiled once
+            raw.flags.writeable = False  # read-only as in a proof, so that the decoders are compiled only once
             while True:
                 row, used = plain_kernels.open_blocks(
                     self._decoders().tools, raw, chunk.table[:end], row, self._arenas[0], used, where, start,

@@ -25,7 +25,7 @@ WHOLE_BLOCK_RECORDS = 1 << 18
 PIECE_BYTES = 8 << 20
 PIECE_RECORDS = 1 << 17
 
-_NO_DELTA_LIMIT = 2**31  # above every offset delta
+_NO_DELTA_LIMIT = 2**31  # larger than every offset delta
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RecordStream:
         self._parts = decompressed(codec, data)
         self._part, self._part_at = np.empty(0, np.uint8), 0
         self._arenas = arenas
-        self._used = self._filled = 0  # of the arena in use: bytes returned, and bytes available
+        self._used = self._filled = 0  # bytes returned, and bytes available, in the current arena
         self._out = np.zeros(5, np.int64)
         self.left = records
         self.last_delta = -1
@@ -80,7 +80,7 @@ class RecordStream:
                 break
             if wanted > max_record_bytes():
                 if not self._has(wanted):
-                    break  # an invalid length: the block ends within the record
+                    break  # the length is invalid: the block ends within the record
                 raise Refused(
                     f"a record has {wanted} bytes, more than the limit of {max_record_bytes()}",
                     remedy=LARGER_REMEDY,

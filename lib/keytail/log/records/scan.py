@@ -87,7 +87,7 @@ class RecordScanner:
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != kernels.OK:
                 chunk.fail_record(code, bad_row)
-            if next_row == row:  # a batch with more records than fit
+            if next_row == row:  # the batch has more records than fit
                 self._columns[0] = Columns(int(chunk.table["record_count"][row]))
                 continue
             self._columns.reverse()

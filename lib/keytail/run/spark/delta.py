@@ -1,8 +1,8 @@
-"""Provide what a Spark session needs to read and write Delta tables: jars, and settings that Delta requires.
+"""Provides the jars and settings that a Spark session needs to read and write Delta tables.
 
-The jars of the installed delta-spark are among Spark's own (as an image may have them), or come from a Maven repository
-at the first start (Spark's Ivy caches them), or from a folder. spark-submit starts its JVM before keytail runs: there
-its own flags or conf must name the jars.
+The jars of the installed delta-spark are taken from Spark's own jars (an image may have them there), from a folder, or,
+at the first start, from a Maven repository (Spark's Ivy caches them). spark-submit starts its JVM before keytail runs:
+there its own flags or conf must name the jars.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SETTINGS = {
     # takes 0.9 s. A state of a million files still fits into one.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-# Dependencies of Delta's jars of which Spark has newer versions: 66 of 80 MB. Delta's catalog of another vendor is not
-# used.
+# Dependencies of Delta's jars that are not downloaded, 66 of 80 MB: Spark has newer versions of them, and Delta's
+# catalog of another vendor is not used.
 _SPARKS_OWN = (
     "com.fasterxml.jackson.core:jackson-annotations",
     "com.fasterxml.jackson.core:jackson-core",
@@ -184,8 +184,9 @@ def alone(folder: str) -> Iterator[None]:
 
 
 def _open_lock(path: str) -> int:
-    """Open the lock file, creating it if necessary, and return its descriptor. KeytailError if it is not a regular
-    file."""
+    """Open the lock file, creating it if necessary, and return its descriptor. Raises KeytailError if it is not a
+    regular file.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o666)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytail.compact import bundles
-from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, space_limits
 from keytail.compact.expectation import gain_per_s
+from keytail.compact.running import schedule
+from keytail.compact.running.bundles import BUNDLE_BYTES, BundleSize, Waiting, space_limits
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase import passes
 from keytail.errors import KeytailError
@@ -23,7 +23,7 @@ from keytail.run.rows import NOT_BEGUN
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome
 from tests.chance import chance
-from tests.compact.test_bundles import CONFIG, Storage, taken
+from tests.compact.running.test_bundles import CONFIG, Storage, taken
 from tests.compact.test_driver import compaction_of
 from tests.run.engines import LikeSpark
 
@@ -137,7 +137,7 @@ def test_what_is_done_by_a_deadline_has_the_largest_gain_per_second(
         Path(task.partition_path).mkdir()
     seconds = {task.partition: sum(s.log_bytes for s in task.segments) / 1e8 for task in tasks}
     clock, lock = Clock(), threading.Lock()
-    monkeypatch.setattr(bundles, "time", clock)
+    monkeypatch.setattr(schedule, "time", clock)
 
     def run_bundle(some: list[CleaningTask], function: Any, **_: Any) -> list[Outcome[Any]]:
         with lock:

@@ -20,8 +20,8 @@ from keytail.threads import inheriting
 
 # Executors of a cluster with free resources start within seconds.
 LONGEST_WAIT_S = 30.0
-_PACE_S = 1.0  # between two checks
-_ANSWER_S = 10  # for the master's reply
+_PACE_S = 1.0  # seconds between two checks
+_ANSWER_S = 10  # seconds to wait for the master's reply
 _MOST_NAMED = 5
 
 
@@ -49,7 +49,8 @@ class MasterState:
 @dataclass(frozen=True)
 class Executor:
     """The resources of one executor by Spark's settings. `cores` None: all free cores of a worker. `cores_max`: the
-    limit for all executors of the run; None: no limit."""
+    limit for all executors of the run together; None: no limit.
+    """
 
     memory_mib: int
     cores: int | None = None
@@ -64,7 +65,7 @@ class Executor:
 
 
 def refuse_too_large(executor: Executor, workers: Sequence[Worker], master: str) -> None:
-    """Raise KeytailError if no worker could ever run such an executor. Without workers nothing is known."""
+    """Raise KeytailError if no worker could ever run such an executor. Without workers, this is unknown."""
     if executor.cores is not None and executor.cores_max is not None and executor.cores > executor.cores_max:
         raise KeytailError(
             f"spark.executor.cores is {executor.cores}, but spark.cores.max is {executor.cores_max}: no executor would "
@@ -172,7 +173,7 @@ def _state(context: Any) -> MasterState | None:
     scheme, _, hosts = context.master.partition("://")
     if scheme != "spark":
         return None
-    for host in hosts.split(","):  # only one of several masters is active
+    for host in hosts.split(","):  # of several masters, only one is active
         try:
             state = _master_state(context, f"{scheme}://{host}")
             if str(state.status().toString()) == "ALIVE":

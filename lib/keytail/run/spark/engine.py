@@ -1,4 +1,4 @@
-"""Run tasks on Spark's Python workers, one payload per task, and return one small answer for each.
+"""Runs tasks on Spark's Python workers, one payload per task, and returns one small answer for each.
 
 Answers are data (values.py): a worker sends the driver no code to run. A worker that dies (killed, out of memory) ends
 its job: the payloads of that job are run again, one per job, and only a payload whose worker dies again has failed.
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError
 from keytail.run.ended import raise_if_ended, text_of
-from keytail.run.jvm_log import JvmLog
 from keytail.run.kernels import compile_on_worker
+from keytail.run.spark.jvm_log import JvmLog
 from keytail.run.tasks import Outcome, Times, answer_bytes, killed, run_attempt
 from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
 from keytail.values import from_bytes
@@ -28,7 +28,7 @@ answer_schema = "id bigint, answer binary"
 
 
 class SparkEngine:
-    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/session.py.
+    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/spark/session.py.
 
     `log` is the output of its JVM; `kernels` is the command whose kernels workers compile before their first task, if
     any.
@@ -97,7 +97,7 @@ class SparkEngine:
 
     def cancel(self) -> None:
         self.log.silence()
-        with contextlib.suppress(Exception):  # its JVM may have ended
+        with contextlib.suppress(Exception):  # the JVM may have ended
             self.session.sparkContext.setLogLevel("OFF")  # cancelled jobs fail with long messages
             self.session.sparkContext.cancelAllJobs()
 
@@ -133,7 +133,7 @@ def _prepared(kernels: str | None, function: Callable[[P, str], R], payload: P, 
 def name_jobs(context: Any, name: str) -> None:
     """Set the name that Spark's UI shows for the subsequent jobs of this thread and their stages.
 
-    Interruption ends the workers of an abandoned job, which would otherwise run on beside the next attempt.
+    Cancelling such a job interrupts its workers, which would otherwise continue beside the next attempt.
     """
     context.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
 

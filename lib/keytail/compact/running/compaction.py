@@ -1,8 +1,8 @@
-"""The driver of a compaction: runs partitions in bundles, each on a thread, from its tasks to its rows.
+"""The driver of a compaction: runs the partitions in bundles, each on its own thread.
 
-Tasks only write scratch files; the driver renames them and moves checkpoints (running.py). A partition's checkpoint is
-advanced only after its new segments are durable. The scratch space of all partitions in flight is kept within its
-limit. The caller holds the locks and has decided what is to be cleaned.
+Tasks only write scratch files; the driver renames them and moves checkpoints (installing.py). A partition's checkpoint
+advances only after its new segments are durable. The partitions in flight together stay within the limit of scratch
+space. The caller holds the locks and has decided which partitions are cleaned.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from keytail.cli.stopping import Stopped
-from keytail.compact.bundles import (
+from keytail.compact.running.bundles import (
     Bundle,
     BundleSize,
-    Schedule,
     Waiting,
     bundles_in_flight,
     commits_in_flight,
     space_limits,
 )
-from keytail.compact.replacing import Destination, planned_row, remove_unneeded
-from keytail.compact.run_state import SILENT, Events, Rows, Stop
-from keytail.compact.running import Answer, Installer, TaskRunner
+from keytail.compact.running.installing import Answer, Installer, TaskRunner
+from keytail.compact.running.replacing import Destination, planned_row, remove_unneeded
+from keytail.compact.running.schedule import Schedule
+from keytail.compact.running.state import SILENT, Events, Rows, Stop
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError
 from keytail.run.ended import SparkEnded, await_signal, sweep
@@ -45,11 +45,11 @@ _ROLLS_AT_ONCE = 16
 
 
 class Compaction:
-    """One run over many partitions, whose output is put in `destination`.
+    """One run over many partitions, with its output in `destination`.
 
     Partitions run in bundles (bundles.py), one Spark job each. The groups of a bundle are installed, then its
     checkpoints move together, in one replacement of the file of each log dir. A run that is killed before that cleans
-    those partitions again. Bundles of prepared partitions need no job, and more of them are in flight. A partition that
+    those partitions again. Bundles of prepared partitions need no job, so more of them are in flight. A partition that
     does not fit into the scratch space is written in passes, alone on its file system: one job per pass, whose groups
     are installed before the next. Its checkpoint moves after the last.
 
@@ -85,7 +85,7 @@ class Compaction:
         keeper = self.destination.keeper
         waiting = Waiting(self.tasks, size, space, keeper, by_gain=by_gain, in_order=has_deadline)
         schedule = Schedule(waiting, self.rows, self.stop, self.changed, most_cleaning=2 * parallel)
-        # Not joined: if a signal interrupts a join, Python 3.11 marks a thread that still runs as finished.
+        # Threads are not joined: if a signal interrupts a join, Python 3.11 marks a running thread as finished.
         ends: list[threading.Event] = []
         try:
             bundles = bundles_in_flight(len(self.tasks), parallel)
@@ -99,7 +99,7 @@ class Compaction:
             if self.stop.spark_ended is not None:
                 await_signal()
                 raise self.stop.spark_ended
-        except BaseException:  # a signal: the group that is being installed is finished, nothing else begins
+        except BaseException:  # after a signal, the group that is being installed is finished, and nothing else begins
             self.stop.asked = True
             end_tasks(engine, lambda: not all(end.is_set() for end in ends))
             if self.stop.crash is not None:
@@ -112,8 +112,8 @@ class Compaction:
     def run_or_leave(
         self, at_end: contextlib.ExitStack, rows_of_run: Callable[[Sequence[ResultRow]], list[ResultRow]]
     ) -> list[ResultRow]:
-        """As `run`; a run that ends early passes `rows_of_run` of its rows on with the error, and removes its scratch
-        files `at_end`.
+        """Do the same as `run`. If the run ends early, add `rows_of_run` of its rows to the error, and remove its
+        scratch files `at_end`.
         """
         try:
             return self.run()
@@ -123,7 +123,7 @@ class Compaction:
             raise
 
     def remove_scratch(self) -> None:
-        """Remove the scratch files that tasks of a stopped run have left; what is prepared is retained."""
+        """Remove the scratch files that tasks of a stopped run have left; prepared files are retained."""
         left = [task for task in self.tasks if task.prepared is None and not self._is_prepared(task)]
         sweep(lambda: sum(remove_unneeded(self.destination.fs, task) for task in left))
 
@@ -165,7 +165,7 @@ class Compaction:
                 self._finish(number, [(task, self.runner.in_place_of_one_task(task, outcome.problem))])
 
     def _rolled(self, tasks: Sequence[CleaningTask]) -> list[tuple[CleaningTask, KeytailError | None]]:
-        """Roll the active segments that are due, side by side: nearly all of the time is that of syncs."""
+        """Roll the active segments that are due, concurrently: nearly all of the time is spent on syncs."""
         if all(task.roll == "no" for task in tasks):
             return [(task, None) for task in tasks]
         with Threads(min(len(tasks), _ROLLS_AT_ONCE)) as pool:

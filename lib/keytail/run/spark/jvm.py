@@ -1,8 +1,8 @@
 """The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
 
 A process has at most one JVM of pyspark, which keeps running when a session is stopped; pyspark keeps it in
-`SparkContext._gateway`. The data of a JVM that keytail started is kept there too, so nothing here is global. A JVM
-that other code of this process started, as in a notebook, is used but never ended.
+`SparkContext._gateway`. The data of a JVM that keytail started is kept there, too, so this module has no global state.
+A JVM that other code of this process started, as in a notebook, is used but never ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from keytail.acting_user import as_caller, popen_as_caller
-from keytail.run.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
-from keytail.run.jvm_log import JvmLog
+from keytail.run.spark.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
+from keytail.run.spark.jvm_log import JvmLog
 
 
 class Jvm:
@@ -53,7 +53,7 @@ class Jvm:
         tables."""
         process = popen_as_caller(*arguments, **options)
         self._processes.append(process)
-        if self._is_ended:  # the start was interrupted meanwhile, in another thread
+        if self._is_ended:  # another thread was interrupted during the start
             process.kill()
         return process
 
@@ -65,7 +65,7 @@ class Jvm:
             process.wait()
         context = _pyspark().SparkContext
         if getattr(context._gateway, "proc", None) in self._processes:
-            context._gateway = context._jvm = None  # the next session starts a JVM of its own
+            context._gateway = context._jvm = None  # the next session starts another JVM
         self._remove_dirs()
 
     @as_caller()

@@ -1,7 +1,7 @@
 """The Spark session in which keytail's jobs run: one that a run starts, or spark-submit's.
 
-Its settings are defined in run/settings.py, and its JVM is started and ended by run/jvm.py. A job under spark-submit
-never gets a master from here.
+Its settings are defined in run/spark/settings.py; its JVM is started and ended by run/spark/jvm.py. A job under
+spark-submit never gets a master from here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 from keytail.acting_user import as_caller, popen_as_caller
 from keytail.errors import KeytailError
 from keytail.extras import SPARK, require
-from keytail.run.delta import IVY_NOISE, jars_problem
 from keytail.run.ended import (
     SparkEnded,
     await_signal,
@@ -31,12 +30,13 @@ from keytail.run.ended import (
     signal_of,
     silence_py4j,
 )
-from keytail.run.executor_wait import reported_wait
-from keytail.run.java import require_java
-from keytail.run.jvm import Jvm, end_jvm, has_jvm, has_session, jvm_of_keytail
-from keytail.run.jvm_log import JvmLog, write
-from keytail.run.settings import settings_of, settings_of_every_session
-from keytail.run.spark_engine import SparkEngine
+from keytail.run.spark.delta import IVY_NOISE, jars_problem
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.executor_wait import reported_wait
+from keytail.run.spark.java import require_java
+from keytail.run.spark.jvm import Jvm, end_jvm, has_jvm, has_session, jvm_of_keytail
+from keytail.run.spark.jvm_log import JvmLog, write
+from keytail.run.spark.settings import settings_of, settings_of_every_session
 
 _log = logging.getLogger(__name__)
 _ANSWERS_WITHIN_S = 10.0
@@ -78,7 +78,7 @@ def local_session(
         withheld = b"".join(jvm.log.withheld)
         if (jars := jars_problem(withheld)) is not None:
             raise jars from problem
-        write(2, withheld)  # not printed by a healthy start
+        write(2, withheld)  # a healthy start does not print these lines
         raise
 
 
@@ -111,7 +111,7 @@ def session_of_run(
     rows_in_jvm: bool = False,
     kernels: str | None = None,
 ) -> SparkEngine:
-    """Return the engine of spark-submit's session if there is one, else of one of `local_session` on `master`; the
+    """Return the engine of spark-submit's session if there is one, else that of a `local_session` on `master`. The
     session is stopped with `run`, unless other code of this process, such as a notebook, had started it before. Raises
     KeytailError if no worker of a standalone cluster is large enough for an executor.
 
@@ -133,7 +133,7 @@ def session_of_run(
     engine = SparkEngine(session, log, kernels)
     if is_own:
         run.callback(_stop, engine)
-    run.push(partial(_raise_ended, engine))  # runs before end_jvm and _stop
+    run.push(partial(_raise_ended, engine))  # called before end_jvm and _stop
     run.enter_context(reported_wait(session))
     return engine
 
@@ -142,7 +142,7 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
     if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
         raise stop from None
     if isinstance(problem, SparkEnded):
-        if problem.rows is None:  # otherwise the signal has already been awaited
+        if problem.rows is None:  # otherwise, the signal has already been awaited
             await_signal()
     elif isinstance(problem, Exception) and is_of_spark(problem) and engine.has_ended():
         await_signal()
@@ -151,7 +151,9 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
 
 @as_caller()
 def _stop(engine: SparkEngine) -> None:
-    """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches spark-submit's."""
+    """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches the JVM of
+    spark-submit.
+    """
     engine.log.silence()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark warns in that case

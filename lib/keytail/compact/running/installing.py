@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from keytail.compact.bundles import for_next_pass
 from keytail.compact.cleaner import next_pass
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.out_of_place.partition import uncleaned
-from keytail.compact.replacing import (
+from keytail.compact.running.bundles import for_next_pass
+from keytail.compact.running.replacing import (
     Destination,
     Installation,
     Interrupted,
@@ -21,7 +21,7 @@ from keytail.compact.replacing import (
     value_of,
     written,
 )
-from keytail.compact.run_state import Events, Stop
+from keytail.compact.running.state import Events, Stop
 from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.append.roll_closed import roll
@@ -45,10 +45,10 @@ class TaskRunner:
     stop: Stop
 
     def run(self, bundle: Sequence[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
-        """Return the outcomes of the tasks, in their order; `name` is shown where the engine shows jobs."""
-        if bundle[0].prepared is not None:  # such a bundle has only such tasks
+        """Return the outcomes of the tasks, in their order. `name` is the name of the job."""
+        if bundle[0].prepared is not None:  # then all tasks of the bundle are prepared ones
             return [Outcome(task.prepared.result if task.prepared else None, None) for task in bundle]
-        if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # such a bundle has one task
+        if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # then the bundle has one task
             return [self._fan_out(task) for task in bundle]
         return self.engine.run_bundle(
             bundle,
@@ -59,7 +59,9 @@ class TaskRunner:
         )
 
     def in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
-        """Run a task whose keys do not fit into its memory: as a fan-out if the engine can, else as far as they fit."""
+        """Run a task whose keys do not fit into its memory: as a fan-out if the engine supports it, else as far as they
+        fit.
+        """
         name = planned_row(task).name
         if self.engine.session is None:
             with_spark = "with --master, or --fan-out always, Spark compacts all of it"
@@ -77,7 +79,7 @@ class TaskRunner:
             on_trace=self.events.on_trace,
             stopped=self.stop.is_asked,
         )
-        if task.out_of_place is not None and isinstance(outcome.problem, Refused):  # as with one task: it is copied
+        if task.out_of_place is not None and isinstance(outcome.problem, Refused):  # it is copied, as with one task
             return replace(outcome, value=replace(uncleaned(task), refusal=in_words(outcome.problem)), problem=None)
         return outcome
 
@@ -94,7 +96,9 @@ class Installer:
     stop: Stop
 
     def rolled(self, task: CleaningTask) -> tuple[CleaningTask, KeytailError | None]:
-        """Roll the active segment if that is due; return the task with the new one, or as it was with the problem."""
+        """Roll the active segment if that is due. Return the task with the new segment, or the unchanged task and the
+        problem.
+        """
         if task.roll != "due":
             return task, None
         if self.stop.asked:
@@ -112,7 +116,7 @@ class Installer:
     def finish(self, answers: Sequence[Answer]) -> list[Installation]:
         """Install the output of tasks, then move the checkpoints of all partitions that succeeded.
 
-        Returns each partition that was begun, with its row; a stopped run begins no more of them.
+        Returns each partition whose installation was begun, with its row; a stopped run begins no more.
         """
         started: list[Installation] = []
         for task, outcome in answers:
@@ -158,7 +162,7 @@ class Installer:
         if outcome.trace:
             self.events.on_trace(outcome.trace)
         result = value_of(outcome)
-        if task.prepared is not None:  # no task has run, and the files have been compared with their record
+        if task.prepared is not None:  # no task has run; the files have been compared with their record
             return result
         refuse_unseen(self.destination.fs, task.scratch_path, sorted(written(result)), outcome.host)
         remove_unneeded(self.destination.fs, task, result)

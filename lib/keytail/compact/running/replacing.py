@@ -1,5 +1,4 @@
-"""Installs the groups of one partition in the driver, or undoes what was begun, and creates the row that reports the
-progress.
+"""Installs the groups of one partition in the driver, or undoes an unfinished group, and creates the partition's row.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """One partition, over all its passes: `task` is that of the last pass begun. `row` holds the results so far.
-    If `problem` is set, the partition has ended with it.
+    """One partition, over all its passes. `task` is that of the latest pass; `row` has the results so far; if `problem`
+    is set, the partition has ended with it.
     """
 
     fs: FileSystem
@@ -59,14 +58,14 @@ class Replacing:
     task: CleaningTask
     row: ResultRow
     problem: KeytailError | None = None
-    _results: list[CleaningResult] = field(default_factory=list)  # of the passes whose installation has begun
-    _waiting: list[GroupOutput] = field(default_factory=list)  # of the last pass
+    _results: list[CleaningResult] = field(default_factory=list)  # results of the passes whose installation has begun
+    _waiting: list[GroupOutput] = field(default_factory=list)  # groups of the last pass that are not installed
     _replace_s: float = 0.0
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         """Install the groups of one pass. Raises Interrupted between two groups.
 
-        In a run of several passes, remove the scratch files that no later pass needs.
+        If there are several passes, remove the scratch files that no later pass needs.
         """
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
@@ -87,7 +86,7 @@ class Replacing:
 
     @property
     def _groups(self) -> list[GroupOutput]:
-        """The groups of all passes; those still waiting are the last ones."""
+        """The groups of all passes; those that are not installed yet are last."""
         return [group for result in self._results for group in result.groups]
 
     @property
@@ -108,7 +107,7 @@ class Replacing:
         return replace(with_numbers(self.row, self.result), detail=detail)
 
     def fail(self, problem: KeytailError) -> None:
-        """End a partition that is not done. The group in which it stopped is finished or undone."""
+        """End a partition that is not done. An unfinished group is finished or undone."""
         self.problem = problem
         left = ErrorText("the next run finishes or undoes what was started")
         try:
@@ -123,7 +122,7 @@ class Replacing:
                 self.keeper.remove_unused(self.task)
             left = NO_ERROR
         except LockLost:
-            pass  # The other partitions of the log dir will fail with it as well: nothing more is changed.
+            pass  # The other partitions of the log dir will fail in the same way. Nothing more is changed.
         except (KeytailError, OSError) as also:
             left = left + " (" + ErrorText(also) + ")"
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
@@ -144,7 +143,7 @@ class Replacing:
         )
 
     def _still_prepared(self) -> frozenset[str]:
-        """Return the files of a preparation none of whose groups is in place: the next run may commit them."""
+        """Return the files of a preparation if none of its groups is in place: the next run may commit them."""
         prepared = self.task.prepared
         return prepared.files if prepared is not None and len(self._waiting) == len(self._groups) else frozenset()
 
@@ -157,12 +156,12 @@ class Replacing:
         return warnings_of(self.row.name, self.result)
 
     def _how_far(self) -> str:
-        """Return how many groups are done; further passes may follow, with an unknown number of groups."""
+        """Return how many groups are done. Further passes may follow, with an unknown number of groups."""
         groups, continues = len(self._groups), self.result.rest is not None
         return f"{groups - len(self._waiting)} of {'at least ' if continues else ''}{groups + continues} groups done"
 
     def _present(self) -> tuple[int | None, int | None]:
-        """Return number and bytes of the current segments, or None if they cannot be listed."""
+        """Return the number and the bytes of the current segments, or None if they cannot be listed."""
         try:
             entries = [(names.parse_file_name(entry.name), entry) for entry in self.fs.scan(self.task.partition_path)]
         except OSError:
@@ -174,11 +173,11 @@ class Replacing:
 @dataclass(frozen=True)
 class InPlace:
     """The destination of a run that replaces segments with the outputs of its tasks; `InTarget` in
-    out_of_place/placing.py is another one. `hosted` names the partitions of each log dir: the entries that its
-    checkpoint keeps.
+    out_of_place/placing.py is another one. `hosted` has the partitions of each log dir, whose entries its checkpoint
+    retains.
 
-    `clean` is the function of a task. `shared_storage` asserts that no broker can access log dirs that are on a network
-    file system. `phase` names an installation in the progress of the run.
+    `clean` is the function that a task runs. `shared_storage` asserts that no broker can access log dirs on a network
+    file system. `phase` is the name of an installation in the progress of the run.
     """
 
     fs: FileSystem
@@ -192,8 +191,8 @@ class InPlace:
         return Replacing(self.fs, self.keeper, task, row)
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Move the checkpoints of partitions that are durably installed, in one replacement of the file per log dir,
-        and return those for which it failed.
+        """Move the checkpoints of durably installed partitions, with one replacement of the file per log dir; yield the
+        partitions for which it failed.
         """
         by_log_dir: dict[str, list[Installation]] = {}
         for item in done:
@@ -212,7 +211,7 @@ def move_checkpoints(
     offsets: Mapping[tuple[str, int], int],
     hosted: Collection[tuple[str, int]],
 ) -> None:
-    """Set where the next rounds begin, in the checkpoint file that a broker also reads."""
+    """Set the first dirty offsets of the next rounds in the checkpoint file, which a broker also reads."""
     update_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), offsets, hosted=hosted)
 
 
@@ -262,7 +261,7 @@ def planned_row(task: CleaningTask) -> ResultRow:
 
 
 def unreplaced(task: CleaningTask, row: ResultRow, status: str, error: ErrorText) -> ResultRow:
-    """Return the row with this status of a partition of which no segment was replaced."""
+    """Return the row, with this status, of a partition of which no segment was replaced."""
     if task.roll != "done":
         return row.unchanged(status, error)
     rolled = joined([error, "the active segment was rolled, as a broker does"])
@@ -272,12 +271,12 @@ def unreplaced(task: CleaningTask, row: ResultRow, status: str, error: ErrorText
 def remove_unneeded(
     fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
 ) -> int:
-    """Remove the scratch files of task attempts that were lost with their worker or executor, or that a duplicate
-    attempt overtook: Spark reports neither. Files of `result` are kept; with `again`, also the saved state that the
-    task needs to run again. Return the number of removed files.
+    """Remove the scratch files of task attempts that were lost with their executor, or that a duplicate attempt
+    overtook: Spark reports neither. The files of `result` are retained and, with `again`, the saved state with which
+    the task can run again. Return the number of removed files.
 
-    An attempt that still runs loses its files and fails, or writes more, which is removed when the partition is done:
-    names of attempts differ.
+    An attempt that still runs loses its files and fails, or writes more files, which are removed when the partition is
+    done. Their names differ by attempt.
     """
     kept = set() if result is None else written(result)
     if result is not None and task.prepared is not None:
@@ -304,7 +303,7 @@ def value_of(outcome: Outcome[CleaningResult]) -> CleaningResult:
 
 
 def _is_replaced(fs: FileSystem, task: CleaningTask, group: GroupOutput, recovered: Sequence[str]) -> bool:
-    """Return whether recovery finished the whole group, not only one of the replacements that it may consist of."""
+    """Return whether recovery finished the whole group, and not only some of its replacements."""
     if not any(sentence.startswith("finished the replacement") for sentence in recovered):
         return False
     sizes = {entry.name: entry.size_bytes for entry in fs.scan(task.partition_path)}

@@ -1,17 +1,15 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
 Largest first; small partitions are packed together. A partition that does not fit beside those in flight waits; one
-that never fits is written in passes, alone on its file system. With a deadline, or if scratch space and not cores
-limits how many run at a time, the partitions with the largest expected gain per second are first instead: what is done
-by the deadline is worth most, and space is freed as early as possible. With a deadline no partition overtakes one that
-only waits for space: small ones could keep it waiting until then. Only `Schedule` is thread-safe.
+that never fits is written in passes, alone on its file system. With a deadline, or if scratch space rather than the
+number of cores limits how many run at a time, the partitions with the largest expected gain per second are first: this
+reclaims most by the deadline, and frees space as early as possible. With a deadline, no partition overtakes one that
+waits for space: small ones could keep it waiting until the deadline.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +17,10 @@ from dataclasses import dataclass, replace
 
 from keytail.compact.expectation import gain_per_s
 from keytail.compact.keeper import Keeper
-from keytail.compact.replacing import planned_row
-from keytail.compact.run_state import Rows, Stop
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.passes import least_scratch_bytes, scratch_bytes
-from keytail.errors import ErrorText, KeytailError, in_words
-from keytail.log.lock import LockLost
+from keytail.errors import KeytailError
 from keytail.run.memory import map_memory_bytes
-from keytail.run.rows import NOT_BEGUN, status_of
 from keytail.run.storage import ScratchSpace
 
 # A killed run loses the bundles in flight: small enough to repeat, large enough to hide the 0.1 s of a Spark job.
@@ -34,12 +28,12 @@ BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 # Without Spark jobs, a bundle only saves rewrites of checkpoints; this number per core keeps all cores busy.
 _BUNDLES_A_CORE = 8
-# In flight. Each uses a driver thread and two sockets, of the 1,024 descriptors that a process usually has.
+# Bundles in flight. Each uses a driver thread and two sockets; a process usually has 1,024 descriptors.
 MOST_BUNDLES = 256
-# Of prepared partitions. Their commits mostly wait for syncs of directories, and a file system completes those of many
-# directories together.
+# Bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced, and a file system
+# syncs many directories together.
 MOST_COMMITS = 16
-# Partitions that a killed run has committed, but whose checkpoints it has not moved, are read and cleaned again.
+# If a run is killed, the partitions that it has committed without moving their checkpoints are cleaned again.
 _COMMITS_A_BUNDLE = 16
 
 
@@ -60,7 +54,7 @@ class BundleSize:
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
-    """Return one bundle for each task that can run, and a quarter more, which are installed meanwhile."""
+    """Return one bundle for each task that can run, and a quarter more for those that are being installed."""
     return min(_in_flight(parallel), partitions, MOST_BUNDLES)
 
 
@@ -120,15 +114,14 @@ class Waiting:
         return bool(self._prepared or self._tasks)
 
     def take(self) -> Bundle | None:
-        """Return one large partition or several small ones with their space reserved; None if there is no room.
+        """Return one large partition or several small ones, with their space reserved; None if there is no room.
 
-        Those that were prepared are first: their commits take seconds, and free space.
+        Prepared partitions are first: their commits take seconds and free space.
         """
         return self.take_prepared() or self._reserved(self._fitting() or self._in_passes())
 
     def take_prepared(self) -> Bundle | None:
-        """Return some of those that were prepared, with their space reserved; None if there is no room, or none is
-        left."""
+        """Return some prepared partitions, with their space reserved; None if there is no room, or none is left."""
         return self._reserved(self._of_prepared())
 
     def release(self, bundle: Bundle) -> None:
@@ -155,7 +148,7 @@ class Waiting:
         taken: list[CleaningTask] = []
         while self._prepared and len(taken) < self._commits_a_bundle:
             task = self._prepared[0]
-            more = self._needs(task, 0, needs)  # of copies for a backup
+            more = self._needs(task, 0, needs)  # the bytes of copies for a backup
             fits = self._space.fits(more)
             if fits or (not taken and self._copies_fit_alone(task)):
                 taken.append(self._prepared.popleft())
@@ -165,8 +158,9 @@ class Waiting:
         return Bundle(taken, needs) if taken else None
 
     def _copies_fit_alone(self, task: CleaningTask) -> bool:
-        """Return whether the backup of a prepared partition, which needs no other space, fits while no other copies are
-        made, although it may take more than half of the free space."""
+        """Return whether the backup of a prepared partition fits while no other backup is written. It needs no other
+        space, so it may take more than half of the free space.
+        """
         if self._keeper is None:
             return False
         reserved = self._space.reserved_bytes.get(self._space.device(self._keeper.backup.directory), 0)
@@ -184,7 +178,7 @@ class Waiting:
                 break
             if len(taken) >= self._size.least and size + need > BUNDLE_BYTES:
                 at = bisect_left(self._tasks, size - BUNDLE_BYTES, lo=at, key=lambda item: -item[0])
-                continue  # at the largest that fits
+                continue  # start at the largest that fits
             more = self._needs(task, need, needs)
             if self._space.fits(more):
                 taken.append(at)
@@ -195,7 +189,7 @@ class Waiting:
         return self._bundle(taken, needs)
 
     def _fitting_by_gain(self) -> Bundle | None:
-        """Return the next ones that fit, as many as a bundle takes."""
+        """Return the next partitions that fit, as many as a bundle takes."""
         taken: list[int] = []
         needs: dict[int, int] = {}
         waited_for: set[int] = set()  # devices
@@ -228,7 +222,8 @@ class Waiting:
     def _in_passes(self) -> Bundle | None:
         """Return the largest partition whose file system has no reservations, with all of that space."""
         for place, (need, task) in enumerate(self._tasks):
-            if task.prepares:  # the next pass begins only when the output of this one is in place
+            # A preparation has one pass: the next one would begin only when the output of this one is in place.
+            if task.prepares:
                 continue
             if self._space.reserved_bytes.get(_device_of(self._space, task)):
                 continue
@@ -241,7 +236,7 @@ class Waiting:
         return None
 
     def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
-        """Return the bytes needed by file system, including `before`, those of the tasks before it."""
+        """Return the needed bytes by file system, including `before`, the needs of the tasks before this one."""
         needs = dict(before)
         device = _device_of(self._space, task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
@@ -258,8 +253,9 @@ def _gain(task: CleaningTask) -> float:
 
 
 def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpace) -> bool:
-    """Return whether the scratch space of a file system is too little for its `parallel` largest partitions at a
-    time: then space, and not cores, limits how many run."""
+    """Return whether a file system has too little scratch space for its `parallel` largest partitions at a time: then
+    space, not the number of cores, limits how many run.
+    """
     needs: dict[int, list[int]] = {}
     for task in tasks:
         if task.prepared is None:
@@ -271,7 +267,8 @@ def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpa
 
 def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> int | None:
     """Return the scratch space in bytes that a partition may use if no other one is in flight on its file system, or
-    None if it cannot be rewritten even then. A plan decides by this too (room.py)."""
+    None if it cannot be rewritten even then. A plan uses this, too (room.py).
+    """
     device = _device_of(space, task)
     bound = space.for_passes(device, _least_bytes(task))
     if bound is None or keeper is None:
@@ -313,90 +310,6 @@ def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
 
 def _least_bytes(task: CleaningTask) -> int:
     """Return the bytes that the largest group may write."""
-    memory = task.map_memory_bytes or map_memory_bytes(1)  # a host's share is smaller
+    # The maximum: a task has less memory if several run on its host.
+    memory = task.map_memory_bytes or map_memory_bytes(1)
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))
-
-
-@dataclass
-class Schedule:
-    """The partitions that have not begun, and the number of those that have. Thread-safe.
-
-    `changed` is the lock of the run, which also protects its scratch space. A bundle begins only if
-    fewer than `most_cleaning` partitions are being cleaned.
-    """
-
-    waiting: Waiting
-    rows: Rows
-    stop: Stop
-    changed: threading.Condition
-    most_cleaning: int
-    cleaning: int = 0  # partitions whose tasks have not returned
-    in_flight: int = 0  # bundles that have not ended
-    begun: int = 0  # bundles
-
-    def next_bundle(self) -> Bundle | None:
-        """Wait for room, then return a bundle with its space reserved, or None if nothing is left to begin.
-
-        Partitions that cannot be rewritten even alone get their rows here.
-        """
-        with self.changed:
-            while self.waiting and not self.stop.asked:
-                if self.stop.lock_lost is not None:
-                    self._refuse_waiting(self.stop.lock_lost)
-                    break
-                if self._is_past_deadline():
-                    self._give_up_waiting()
-                    break
-                bundle = self.waiting.take() if self.cleaning < self.most_cleaning else None
-                if bundle is not None:
-                    self.cleaning += bundle.cleans
-                    self.in_flight += 1
-                    return bundle
-                if self.in_flight == 0:
-                    self._refuse_waiting()
-                    break
-                self.changed.wait(timeout=1.0)
-        return None
-
-    def next_prepared(self) -> Bundle | None:
-        """Return a bundle of partitions that were prepared, or None if none can begin now: `next_bundle` is called by
-        other threads, too, and returns those that are left."""
-        with self.changed:
-            if self.stop.asked or self.stop.lock_lost is not None or self._is_past_deadline():
-                return None
-            bundle = self.waiting.take_prepared()
-            self.in_flight += bundle is not None
-            return bundle
-
-    def begin(self) -> int:
-        """Return the number of a bundle that begins, from 1."""
-        with self.changed:
-            self.begun += 1
-            return self.begun
-
-    def cleaned(self, bundle: Bundle) -> None:
-        """Let the next bundle begin, while this one is installed."""
-        with self.changed:
-            self.cleaning -= bundle.cleans
-            self.changed.notify_all()
-
-    def release(self, bundle: Bundle) -> None:
-        """Release the space of a bundle that has ended."""
-        with self.changed:
-            self.in_flight -= 1
-            self.waiting.release(bundle)
-            self.changed.notify_all()
-
-    def _is_past_deadline(self) -> bool:
-        return self.stop.deadline_s is not None and time.monotonic() >= self.stop.deadline_s
-
-    def _refuse_waiting(self, lost: LockLost | None = None) -> None:
-        for task in self.waiting.take_all():
-            problem = lost or self.waiting.refusal(task)
-            row = planned_row(task).unchanged(status_of(problem), in_words(problem))
-            self.rows.add(task, replace(row, problem=problem))
-
-    def _give_up_waiting(self) -> None:
-        why = ErrorText("--deadline had passed. Run the same command again to compact it")
-        for task in self.waiting.take_all():
-            self.rows.add(task, planned_row(task).unchanged(NOT_BEGUN, why))

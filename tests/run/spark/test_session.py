@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from keytail.errors import KeytailError, UsageProblem
-from keytail.run import jvm_log, session
-from keytail.run.java import java_version, require_java
-from keytail.run.jvm_log import JvmLog
-from keytail.run.session import refuse_unreachable
+from keytail.run.spark import jvm_log, session
+from keytail.run.spark.java import java_version, require_java
+from keytail.run.spark.jvm_log import JvmLog
+from keytail.run.spark.session import refuse_unreachable
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def make_java(home: Path, version: str) -> Path:

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytail.compact import bundles
-from keytail.compact.bundles import (
+from keytail.compact.running import bundles
+from keytail.compact.running.bundles import (
     BUNDLE_BYTES,
     MOST_COMMITS,
     BundleSize,
-    Schedule,
     Waiting,
     bundles_in_flight,
     commits_in_flight,
 )
-from keytail.compact.run_state import Rows, Stop
+from keytail.compact.running.schedule import Schedule
+from keytail.compact.running.state import Rows, Stop
 from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase import passes
 from keytail.config.compaction import CompactionConfig

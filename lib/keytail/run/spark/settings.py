@@ -1,4 +1,4 @@
-"""The settings of Spark sessions that are set in code: what correctness and safety need, and those of one machine.
+"""The settings of Spark sessions that are set in code: for correctness and safety, and for sessions on one machine.
 
 Tuning belongs to conf/spark-defaults.conf.
 """
@@ -35,14 +35,14 @@ _LOCAL = {
 # it starts about 1.5 s sooner (measured on 2 cores) and leaves cores to the Python workers.
 _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
-_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+_QUIET_LOGGING = Path(__file__).parents[1] / "log4j2.properties"
 
 
 def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dict[str, str]:
     """Return the settings of a session that is not spark-submit's; CORRECTNESS is not among them.
 
-    `local`: all of it is on this machine. With `rows_in_jvm` the JVM processes records, and is configured for that and
-    not for a quick start. `temporary` is its directory for temporary files, None if there is a JVM already.
+    `local`: all processes are on this machine. With `rows_in_jvm`, the JVM processes records, and is configured for
+    that and not for a quick start. `temporary` is its directory for temporary files, None if there is a JVM already.
     """
     java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:
@@ -53,6 +53,6 @@ def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dic
 
 
 def settings_of_every_session() -> dict[str, str]:
-    """Return CORRECTNESS, and what executors need of this process's environment."""
+    """Return CORRECTNESS, and the settings that pass variables of this process's environment to executors."""
     limit = os.environ.get(MAX_RECORD_VARIABLE)
     return {**({f"spark.executorEnv.{MAX_RECORD_VARIABLE}": limit} if limit else {}), **CORRECTNESS}

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from keytail.errors import KeytailError
-from keytail.run import isolation
-from keytail.run.isolation import LocalDirs, configured_parents, remove_abandoned
+from keytail.run.spark import isolation
+from keytail.run.spark.isolation import LocalDirs, configured_parents, remove_abandoned
 from tests.class_archives import submit_options
 from tests.log_dirs import random_records, write_log_dir
 from tests.run.cluster import PACKAGES, Cluster
@@ -30,7 +30,7 @@ PLANTED = ("pyspark/__init__.py", "numpy.py", "pyspark_source.py", "pyarrow.py",
 
 DRIVER = """
 import contextlib, json, os, signal, sys
-from keytail.run.session import session_of_run
+from keytail.run.spark.session import session_of_run
 from pyspark import SparkContext
 with contextlib.ExitStack() as run:
     spark = session_of_run(run, "local[1]", submitted=False).session

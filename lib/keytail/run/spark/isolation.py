@@ -1,4 +1,4 @@
-"""Protect keytail's JVM and its Python workers from other users of the host and from modules in the current directory.
+"""Protects keytail's JVM and its Python workers from other users of the host and from modules in the current directory.
 
 The directories in which Spark keeps shuffle files, broadcasts and temporary files have mode 0700, and the process that
 created them holds their flock until it removes them. Directories of a killed process are removed by the next run of the
@@ -40,8 +40,9 @@ class LocalDirs:
             raise of_system(problem) from problem
 
     def remove(self) -> None:
-        """Remove them with their content; a forked child removes nothing. Directories that cannot be removed are left
-        to the next run."""
+        """Remove the directories with their contents, except in a forked child. The next run removes those that cannot
+        be removed now.
+        """
         if os.getpid() != self._maker:
             return
         while self.paths:
@@ -70,7 +71,7 @@ def remove_abandoned(parent: str) -> None:
     """Remove the directories of this user below `parent` whose creator has ended."""
     try:
         parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # the caller will fail to create a directory there, and report it
+    except OSError:  # the caller fails to create a directory there, and reports that
         return
     try:
         for name in os.listdir(parent_fd):
@@ -97,8 +98,9 @@ def _locked(name: str, parent_fd: int) -> Iterator[None]:
 
 
 def configured_parents() -> list[str]:
-    """Return where Spark is configured to keep them: SPARK_LOCAL_DIRS, spark.local.dir of spark-defaults.conf, else the
-    temporary directory. Raises KeytailError if one of them cannot be created."""
+    """Return the directories in which Spark is configured to keep such files: SPARK_LOCAL_DIRS, spark.local.dir of
+    spark-defaults.conf, or the temporary directory. Raises KeytailError if one of them cannot be created.
+    """
     named = os.environ.get("SPARK_LOCAL_DIRS") or _local_dir_of_conf() or tempfile.gettempdir()
     parents = [os.path.abspath(parent) for parent in named.split(",") if parent]
     for parent in parents:
@@ -124,7 +126,9 @@ def _local_dir_of_conf() -> str | None:
 
 
 def safe_environment(local_dirs: list[str]) -> dict[str, str]:
-    """Return variables for a JVM and its Python workers; a cluster's executors use those of their own host."""
+    """Return environment variables for a JVM and its Python workers; the executors of a cluster use those of their
+    hosts.
+    """
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
         "PYTHONSAFEPATH": "1",

@@ -1,4 +1,4 @@
-"""What the parts of one run of a compaction share: its callbacks, why it stops, and the rows of its partitions."""
+"""The state that all threads of a compaction share: callbacks, the reason to stop, and the rows of its partitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from keytail.cli.progress import Reporter
-from keytail.compact.replacing import planned_row, unreplaced
+from keytail.compact.running.replacing import planned_row, unreplaced
 from keytail.compact.task import CleaningTask
 from keytail.console import print_message
 from keytail.errors import ErrorText
@@ -18,9 +18,9 @@ from keytail.run.rows import NOT_BEGUN, ResultRow
 
 @dataclass(frozen=True)
 class Events:
-    """Callbacks of a run, called from any thread: `on_row` with the row of each partition when it ends, one call at a
-    time; `on_note` with further messages about a partition; `on_trace` with the Python traceback of a task; `on_phase`
-    with the name of a partition and what the driver does with it.
+    """The callbacks of a run, called from any thread: `on_row` with the row of each partition when it ends, one call at
+    a time; `on_note` with further messages about a partition; `on_trace` with the Python traceback of a task;
+    `on_phase` with the name of a partition and the driver's current phase for it.
     """
 
     on_row: Callable[[ResultRow], None] = lambda row: None
@@ -43,17 +43,17 @@ SILENT = Events()
 
 @dataclass
 class Stop:
-    """Whether a run begins nothing more, and why. Any thread may set it; nothing resets it.
+    """Whether a run has to stop, and why. Any thread may set this; nothing resets it.
 
-    Once `asked`, the group that is being installed is finished. `deadline_s` is a time.monotonic() after which no
-    bundle and no pass begins; no bundle begins either once a lock is lost.
+    Once `asked`, only the group that is being installed is finished. `deadline_s` is a time.monotonic() after which no
+    bundle and no pass begins. No bundle begins after a lock is lost, either.
     """
 
     deadline_s: float | None = None
     asked: bool = False
     crash: BaseException | None = None  # an error of this program, not of a partition
     spark_ended: SparkEnded | None = None
-    lock_lost: LockLost | None = None  # that of one log dir
+    lock_lost: LockLost | None = None  # the lock of one log dir was lost
 
     def is_asked(self) -> bool:
         return self.asked
@@ -69,8 +69,9 @@ class Stop:
 
 @dataclass
 class Rows:
-    """The rows of the partitions that have ended, by path, and the tasks of those that have begun. `lock` is that of
-    the run: a caller may hold it."""
+    """The rows of the partitions that have ended, by path, and the tasks of those that have begun. `lock` is the run's;
+    a caller may hold it.
+    """
 
     on_row: Callable[[ResultRow], None]
     lock: threading.Condition
@@ -78,7 +79,7 @@ class Rows:
     begun: dict[str, CleaningTask] = field(default_factory=dict)
 
     def begin(self, tasks: Iterable[CleaningTask]) -> None:
-        """Note that these have begun; again for a task that has changed since."""
+        """Record that these partitions have begun. Called again for a task that has changed since."""
         with self.lock:
             self.begun.update((task.partition_path, task) for task in tasks)
 
@@ -88,7 +89,7 @@ class Rows:
             self.on_row(row)
 
     def of_stopped_run(self, tasks: Iterable[CleaningTask]) -> list[ResultRow]:
-        """Return a row for each task, also for those that have not ended or not begun."""
+        """Return a row for each task, including those that have not ended or not begun."""
         return [self.by_path.get(task.partition_path) or self._of_stopped(task) for task in tasks]
 
     def _of_stopped(self, task: CleaningTask) -> ResultRow:

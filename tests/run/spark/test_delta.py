@@ -12,7 +12,7 @@ import pytest
 from keytail.doctor.command import CheckRow
 from keytail.doctor.machine import delta
 from keytail.errors import KeytailError, UsageProblem
-from keytail.run.delta import (
+from keytail.run.spark.delta import (
     IVY_NOISE,
     LOCK,
     SETTINGS,
@@ -24,7 +24,7 @@ from keytail.run.delta import (
     session_settings,
 )
 
-CONF = Path(__file__).parents[2] / "conf" / "spark-delta.conf"
+CONF = Path(__file__).parents[3] / "conf" / "spark-delta.conf"
 
 
 def test_the_shipped_conf_names_the_installed_delta_and_its_settings() -> None:

@@ -1,4 +1,4 @@
-"""Find the Java that Spark starts, and its version."""
+"""Finds the Java that Spark starts, and its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filter what Spark's JVM prints: not the lines of every healthy start, and nothing once a stop has begun."""
+"""Filters the output of Spark's JVM: omits the lines of every healthy start, and everything once a stop has begun."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ class JvmLog:
         real, started = os.dup(2), threading.Event()
         started.set()
         threading.Thread(target=self._pass_on, args=(reader, real, started), daemon=True).start()
-        with contextlib.suppress(Exception):  # no /proc, or a JVM that is already ending
+        with contextlib.suppress(Exception):  # there is no /proc, or the JVM is already ending
             java = session.sparkContext._jvm.java
             stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
             java.lang.System.setErr(java.io.PrintStream(stream, True))
-        os.close(writer)  # the thread ends with the JVM, or now
+        os.close(writer)  # the thread ends when the JVM ends, or now
 
     def _pass_on(self, reader: int, real: int, started: threading.Event) -> None:
         """Pass on lines at once while the JVM starts, and afterwards with a delay: the signal that ends a run may reach
         the JVM and its workers a moment before the driver."""
-        begun_so_far = b""  # the start of a line
+        begun_so_far = b""  # an incomplete line
         while data := os.read(reader, 1 << 16):
             if started.is_set() and not self._silenced.is_set():
                 self._silenced.wait(HELD_BACK_S)
@@ -104,7 +104,7 @@ class JvmLog:
 
 
 def write(fd: int, data: bytes) -> None:
-    """Write, or discard the data if there is no reader any more: a JVM whose pipe is not emptied would wait
-    forever."""
+    """Write the data, or discard it if there is no reader any more: a JVM whose pipe is not emptied would wait forever.
+    """
     with contextlib.suppress(OSError):
         os.write(fd, data)

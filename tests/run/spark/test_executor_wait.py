@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from keytail.errors import KeytailError
-from keytail.run import executor_wait
-from keytail.run.executor_wait import Executor, MasterState, Worker, refuse_too_large, report_waits, why_none
+from keytail.run.spark import executor_wait
+from keytail.run.spark.executor_wait import Executor, MasterState, Worker, refuse_too_large, report_waits, why_none
 from tests.run.cluster import ROOT, Cluster
 
 MASTER = "spark://m:7077"
@@ -86,7 +86,7 @@ spark.stop()
 """
 _IMPATIENT = """
 from keytail.main.main import main
-from keytail.run import executor_wait
+from keytail.run.spark import executor_wait
 executor_wait.LONGEST_WAIT_S = 2.0
 main()
 """
