@@ -38,7 +38,7 @@ from keytail.verify import driver as verify_driver
 from tests.chance import SEED
 from tests.cli.forked import keytail
 from tests.command_line import Run, rows_of
-from tests.compact.test_command import CONFIG, KEYTAIL, assert_kept
+from tests.compact.test_command import CONFIG, KEYTAIL, assert_unchanged_records
 from tests.log_dirs import BASE_MS, newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.reference.batches import Rec
 from tests.run.test_submit import JOB, ROOT, SUBMIT
@@ -124,7 +124,7 @@ def check_left(log_dir: Path, before: dict[str, list[Rec]]) -> None:
     assert not [path for path in log_dir.rglob("*") if path.suffix in (".clean", ".swap", ".deleted", ".cleaned")]
     for name, records in before.items():
         assert recover(LOCAL, str(log_dir / name)) == []
-        assert_kept(records, log_dir / name)
+        assert_unchanged_records(records, log_dir / name)
 
 
 def jvm_of(group: int) -> int | None:
@@ -187,7 +187,7 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in json.loads(done.stdout) if row["partition"] == 0] == ["compacted"]
     for name, records in before.items():
-        assert_kept(records, log_dir / name)
+        assert_unchanged_records(records, log_dir / name)
 
 
 @pytest.mark.one_of("a signal to a run with Spark")

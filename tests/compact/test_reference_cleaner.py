@@ -1,4 +1,4 @@
-"""The reference cleaner does what Kafka's does, on rounds worked out by hand.
+"""The reference cleaner does what Kafka's cleaner does, in rounds worked out by hand.
 
 All comparisons with `tests/reference/cleaner.py` rely on this.
 """
@@ -461,7 +461,7 @@ def test_aborted_records_are_removed_and_their_marker_one_round_later():
 
 
 def test_a_commit_marker_is_retained_while_data_of_its_transaction_is_left():
-    """Checklist 19 and 29: a user's key like a marker's changes nothing."""
+    """Checklist 19 and 29: a record whose key looks like a marker's changes nothing."""
     source = seg(
         0,
         batch(rec(0, "a"), **PID),
@@ -587,7 +587,7 @@ def random_segments(draw):
 @settings(deadline=None, max_examples=draws(150))
 @given(random_segments(), st.integers(1, 4), st.integers(50, 400))
 def test_laws_of_a_round(made, max_entries, segment_bytes):
-    """Checklist 12 to 16, 18: what may be removed, what must be retained, and nothing is added or moved."""
+    """Checklist 12 to 16, 18: what may be removed, what must be retained, and that nothing is added or moved."""
     segments, end = made
     source = [(r, b) for s in segments for b in decode_log(s.log) for r in b.records]
     given = {"first_uncleanable": end, "segment_bytes": segment_bytes}

@@ -26,7 +26,7 @@ from tests.cli.test_stopping import (
     wait_until_gone,
 )
 from tests.command_line import Run
-from tests.compact.test_command import CONFIG, KEYTAIL, assert_kept, keytail
+from tests.compact.test_command import CONFIG, KEYTAIL, assert_unchanged_records, keytail
 from tests.log_dirs import random_records, records_of, snapshot, write_log_dir
 
 NAMES = ("orders-0", "orders-1", "orders-2", "users-0")
@@ -118,7 +118,7 @@ def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, lar
     assert status == 0, errors
     assert {row["status"] for row in again} <= {"compacted", "clean"}
     for name, records in before.items():
-        assert_kept(records, large / name)
+        assert_unchanged_records(records, large / name)
 
 
 def test_a_deadline_between_rounds(large: Path) -> None:
@@ -175,4 +175,4 @@ def test_a_killed_driver_takes_its_workers_and_locks_with_it(large: Path, tmp_pa
     assert status == 0, errors
     assert not list(large.rglob("*.clean"))
     for name, records in before.items():
-        assert_kept(records, large / name)
+        assert_unchanged_records(records, large / name)

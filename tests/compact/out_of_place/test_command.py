@@ -16,7 +16,7 @@ import pytest
 from keytail.log.lock import hold
 from tests import golden
 from tests.command_line import Run, rows_of
-from tests.compact.test_command import assert_kept
+from tests.compact.test_command import assert_unchanged_records
 from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.no_spark import without_spark
 
@@ -451,7 +451,7 @@ def test_an_output_can_itself_be_a_source(run: Run, log_dir: Path, tmp_path: Pat
     place(run, log_dir, out)
     place(run, out, second)
     assert files_of(second) == files_of(out)
-    assert_kept(before, second / "orders-0")
+    assert_unchanged_records(before, second / "orders-0")
     assert newest_by_key(records_of(second / "orders-0")).keys() <= newest_by_key(before).keys()
     with without_spark():
         done = run("compact", "--log-dirs", second, *CONFIG, "--execute", "--output", "json")
