@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keytail.audit.compare import ReplicaLog, compared_range
 from keytail.audit.scan import AuditTask
-from tests.reference import audit as twin
+from tests.reference import audit as reference
 from tests.reference.batches import Batch, Rec, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.legacy import decode_any_log, encode_single, encode_wrapper
@@ -201,11 +201,11 @@ def task_of(replicas: list[Replica], home: Path, *, shards: int = 1, examples: i
     return AuditTask("t", 0, logs, end, shards, examples, 12345), first
 
 
-def expected(replicas: list[Replica], task: AuditTask) -> twin.Found:
+def expected(replicas: list[Replica], task: AuditTask) -> reference.Found:
     starts = [replica.log_start for replica in replicas]
     segments = [[(s.base_offset, decode_any_log(s.log)) for s in replica.segments] for replica in replicas]
-    limits = twin.limits(segments, starts, [replica.cleaned_to for replica in replicas])
-    return twin.audit([replica.batches() for replica in replicas], starts, task.end_offset, limits)
+    limits = reference.limits(segments, starts, [replica.cleaned_to for replica in replicas])
+    return reference.audit([replica.batches() for replica in replicas], starts, task.end_offset, limits)
 
 
 def plant(rng: random.Random, replicas: list[Replica], kind: str, end: int) -> int | None:

@@ -18,7 +18,7 @@ from tests.command_line import Run, rows_of
 from tests.log.test_listing import Counting
 from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.no_spark import without_spark
-from tests.reference import metadata as dull
+from tests.reference import metadata as model
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.metadata import T0, MetadataLog
 
@@ -29,7 +29,7 @@ COMPACT = ("cleanup.policy", "compact")
 def _write_id(partition: Path, number: int) -> None:
     from keytail.format.metadata import RemoveTopicRecord, parse_record
 
-    record = parse_record(dull.remove(number))
+    record = parse_record(model.remove(number))
     assert isinstance(record, RemoveTopicRecord)
     (partition / "partition.metadata").write_text(f"version: 0\ntopic_id: {record.topic_id}")
 
@@ -41,9 +41,9 @@ def log(log_dir: Path) -> MetadataLog:
         if path.is_dir():
             _write_id(path, 1 if path.name.startswith("orders") else 2)
     log = MetadataLog(log_dir / METADATA)
-    log.append(dull.topic("orders", 1), dull.topic_config("orders", *COMPACT))
-    log.append(dull.partition(1, 0), dull.partition(1, 1, (2, 1)))
-    return log.append(dull.topic("users", 2), dull.partition(2, 0)).no_ops(1000)
+    log.append(model.topic("orders", 1), model.topic_config("orders", *COMPACT))
+    log.append(model.partition(1, 0), model.partition(1, 1, (2, 1)))
+    return log.append(model.topic("users", 2), model.partition(2, 0)).no_ops(1000)
 
 
 def plan(run: Run, log_dir: Path, *flags: str | Path) -> tuple[dict[str, dict[str, Any]], str]:
@@ -100,25 +100,25 @@ def test_dynamic_settings_of_brokers(run: Run, log_dir: Path, log: MetadataLog, 
     properties = tmp_path / "server.properties"
     properties.write_text(f"log.dirs={log_dir}\nnode.id=1\nlog.cleaner.min.compaction.lag.ms=0\n")
     lag = "log.cleaner.min.compaction.lag.ms"
-    log.append(dull.config(4, "", lag, "4000000000000")).no_ops(1000)
+    log.append(model.config(4, "", lag, "4000000000000")).no_ops(1000)
     rows, _ = plan(run, log_dir, "--config", properties)
     assert rows["orders-0"]["status"] == "skipped"
     assert "younger than min.compaction.lag.ms 4000000000000" in rows["orders-0"]["error"]
-    log.append(dull.config(4, "1", lag, "0")).no_ops(1000)
+    log.append(model.config(4, "1", lag, "0")).no_ops(1000)
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "would-compact"
-    log.append(dull.config(4, "1", lag, None), dull.config(4, "2", lag, "0")).no_ops(1000)
+    log.append(model.config(4, "1", lag, None), model.config(4, "2", lag, "0")).no_ops(1000)
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "skipped"
 
 
 def test_of_a_recent_change_the_safer_value_counts(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.topic_config("users", *COMPACT))
+    log.append(model.topic_config("users", *COMPACT))
     rows, _ = plan(run, log_dir)
     assert rows["users-0"]["status"] == "skipped"
     assert "cleanup.policy may have one of several values (Kafka's default or metadata log" in rows["users-0"]["error"]
     table = run("plan", "--log-dirs", log_dir).stdout
     assert "users-0 skipped: cleanup.policy is [], without compact; cleanup.policy may have one of several" in table
     assert "the safer one is used. Plan again when the broker has run for ten minutes more" in table
-    log.append(dull.topic_config("orders", "cleanup.policy", "compact,delete"))
+    log.append(model.topic_config("orders", "cleanup.policy", "compact,delete"))
     assert plan(run, log_dir)[0]["orders-0"]["status"] == "would-compact"
     log.no_ops(1000)
     assert plan(run, log_dir)[0]["users-0"]["status"] == "would-compact"
@@ -142,7 +142,7 @@ def test_stray_partitions_are_refused_whatever_the_command_line_says(
 ) -> None:
     name = "users-0"
     if case == "unknown topic":
-        log.append(dull.remove(2))
+        log.append(model.remove(2))
     elif case == "other id":
         _write_id(log_dir / name, 9)
     elif case == "no id":
@@ -151,7 +151,7 @@ def test_stray_partitions_are_refused_whatever_the_command_line_says(
         name = "users-5"
         (log_dir / "users-0").rename(log_dir / name)
     else:
-        log.append(dull.change(2, 0, (2, 3)))
+        log.append(model.change(2, 0, (2, 3)))
     for flags in ((), ("--topic-config", "users:cleanup.policy=compact", "--topics-have-no-overrides")):
         rows, _ = plan(run, log_dir, *flags)
         assert rows[name]["status"] == "refused"
@@ -268,14 +268,14 @@ def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
     config.write_text("zookeeper.connect=localhost\nbroker.id=1\n")
     assert set(statuses(plan(run, log_dir, "--config", config)[0]).values()) == {"refused"}
     for level, status in ((21, "refused"), (22, "would-compact")):  # 3.9 and 4.0, which has no ZooKeeper
-        log.append(dull.frame(12, 0, dull.text("metadata.version") + struct.pack(">h", level))).no_ops(1000)
+        log.append(model.frame(12, 0, model.text("metadata.version") + struct.pack(">h", level))).no_ops(1000)
         rows, _ = plan(run, log_dir)
         assert statuses(rows)["orders-0"] == status, rows["orders-0"]["error"]
 
 
 def test_records_of_an_unknown_type_are_warned_of(run: Run, log_dir: Path, log: MetadataLog) -> None:
     assert "Warning: records of type" not in plan(run, log_dir)[1]
-    log.append(dull.frame(99, 0, b"\x00")).no_ops(1000)
+    log.append(model.frame(99, 0, b"\x00")).no_ops(1000)
     rows, message = plan(run, log_dir)
     assert "Warning: records of type 99 are ignored, because this release does not know them" in message
     assert statuses(rows)["orders-0"] == "would-compact"
@@ -316,9 +316,9 @@ def test_internal_topics_expire_as_the_metadata_log_says(run: Run, tmp_path: Pat
     log = MetadataLog(log_dir / METADATA)
     for number, name in enumerate(names, start=1):
         _write_id(log_dir / name, number)
-        log.append(dull.topic(name[:-2], number), dull.partition(number, 0))
-    log.append(dull.topic_config("__transaction_state", "cleanup.policy", "compact,delete"))
-    log.append(dull.topic_config("__transaction_state", "retention.ms", "1")).no_ops(1000)
+        log.append(model.topic(name[:-2], number), model.partition(number, 0))
+    log.append(model.topic_config("__transaction_state", "cleanup.policy", "compact,delete"))
+    log.append(model.topic_config("__transaction_state", "retention.ms", "1")).no_ops(1000)
     flags = ("expire", "--log-dirs", log_dir, "--metadata-is-current", "--output", "json")
     found = statuses(rows_of(run(*flags)))
     assert found == {names[0]: "kept", names[1]: "would-expire", names[2]: "kept"}
@@ -390,7 +390,7 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
     (tmp_path / "configs").write_text("orders:segment.bytes=16384\n")
     (tmp_path / "server.properties").write_text("log.segment.bytes=16384\nbroker.id=1\n")
     if source == "metadata":
-        log.append(dull.topic_config("orders", "segment.bytes", "16384")).no_ops(1000)
+        log.append(model.topic_config("orders", "segment.bytes", "16384")).no_ops(1000)
     rows, message = plan(run, log_dir, *flags[source])
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     named = "topics without a value of their own (" if source == "broker" else "orders (16384)"
@@ -404,13 +404,13 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
 
 
 def test_internal_segment_bytes_and_1_mib_are_no_reason_to_warn(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
+    log.append(model.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
     _, message = plan(run, log_dir, "--topic-config", "orders:internal.segment.bytes=300")
     assert "segment.bytes" not in message
 
 
 def test_segment_bytes_below_14_is_refused(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.topic_config("orders", "segment.bytes", "13")).no_ops(1000)
+    log.append(model.topic_config("orders", "segment.bytes", "13")).no_ops(1000)
     rows, _ = plan(run, log_dir)
     assert rows["orders-0"]["status"] == "refused"
     assert "Use a whole number from 14 to 2147483647" in rows["orders-0"]["error"]
@@ -521,7 +521,7 @@ def test_whose_log_dirs_they_are_must_be_known(run: Run, log_dir: Path, log: Met
 
 
 def test_secrets_in_the_metadata_log_are_not_shown(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.config(4, "1", "ssl.key.password", "hunter2"), dull.frame(11, 0, b"hunter2 as a credential"))
+    log.append(model.config(4, "1", "ssl.key.password", "hunter2"), model.frame(11, 0, b"hunter2 as a credential"))
     result = run("plan", "--log-dirs", log_dir)
     assert result.exit_code == 0
     assert "hunter2" not in result.output
@@ -550,7 +550,7 @@ def newer(data: bytes) -> bytes:
 
 
 def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(newer(dull.topic_config("orders", "retention.ms", "1")), dull.frame(99, 7, b"of a later Kafka"))
+    log.append(newer(model.topic_config("orders", "retention.ms", "1")), model.frame(99, 7, b"of a later Kafka"))
     rows, message = plan(run, log_dir)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
     why = "a record of type 4 has version 9, which this release does not support"
@@ -564,9 +564,9 @@ def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_
 def test_a_newer_version_of_the_brokers_settings_leaves_every_topic_unknown(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
-    log.append(newer(dull.config(4, "2", "retention.ms", "1")))
+    log.append(newer(model.config(4, "2", "retention.ms", "1")))
     assert statuses(plan(run, log_dir)[0])["orders-0"] == "would-compact", "of another broker"
-    log.append(newer(dull.config(4, "", "retention.ms", "1")))
+    log.append(newer(model.config(4, "", "retention.ms", "1")))
     rows, _ = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
     assert "the settings of all brokers are uncertain: a record of type 4 has version 9" in rows["users-0"]["error"]

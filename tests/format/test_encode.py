@@ -25,7 +25,7 @@ from keytail.log.records.scan import RecordScanner
 from tests.chance import draws
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.encode import bytes_arrays, headers_arrays
-from tests.reference.encode import encode as twin
+from tests.reference.encode import encode as reference_encode
 
 field = st.none() | st.binary(max_size=5) | st.integers(60, 300).map(lambda n: b"ab" * n)
 headers = st.lists(st.tuples(st.binary(max_size=4), field), max_size=3)
@@ -74,14 +74,14 @@ def test_the_model_reads_what_went_in(drawn, codec, batch_bytes, part_bytes, bas
     data = encoded(records, base_offset, codec=codec, batch_bytes=batch_bytes, part_bytes=part_bytes)
     batches = decode_log(data)
     assert all_records(batches) == records
-    plain = decode_log(b"".join(twin(records, batch_bytes, leader_epoch=4)))
+    plain = decode_log(b"".join(reference_encode(records, batch_bytes, leader_epoch=4)))
     for batch, like in zip(batches, plain, strict=True):
         assert (batch.codec, batch.attributes & ~7, batch.leader_epoch) == (codec, 0, 4)
         for name in ("base_offset", "last_offset", "base_timestamp", "max_timestamp", "record_count", "producer_id"):
             assert getattr(batch, name) == getattr(like, name), name
         assert (batch.producer_epoch, batch.base_sequence) == (-1, -1)
     if codec == NONE:
-        assert data == b"".join(twin(records, batch_bytes, leader_epoch=4))
+        assert data == b"".join(reference_encode(records, batch_bytes, leader_epoch=4))
 
 
 @pytest.mark.parametrize("codec", range(len(CODECS)))
@@ -141,7 +141,7 @@ def spread(column: BytesColumn) -> BytesColumn:
 
 def test_offsets_may_have_32_bits_and_arrays_be_read_only():
     records = records_of([(5, b"k", None, [(b"h", b"x")]), (4, None, b"v" * 70, []), (9, b"", b"", [(b"", None)])])
-    expected = b"".join(twin(records, 16384))
+    expected = b"".join(reference_encode(records, 16384))
     for width in (np.int32, np.int64):
         columns = columns_of(records, width)
         for array in (columns.timestamps_ms, columns.keys.offsets, columns.values.valid):
@@ -207,7 +207,7 @@ def test_rows_that_cannot_be_records_are_named_before_any_byte():
 
 def test_a_record_too_large_is_refused():
     drawn = [GOOD, GOOD, (5, b"k", b"a" * 1000, [])]
-    (batch,) = twin(records_of(drawn)[2:], 1)
+    (batch,) = reference_encode(records_of(drawn)[2:], 1)
     assert f"row 2 needs a batch of {len(batch)} bytes; the limit is {len(batch) - 1}" in refusal(
         records_of(drawn), max_message_bytes=len(batch) - 1
     )
@@ -235,7 +235,7 @@ def test_a_record_too_large_even_compressed_is_refused_in_its_turn(codec):
 def test_what_only_compression_takes_over_the_limit_stays_plain(codec):
     noise = np.random.default_rng(8).bytes(4000)
     records = records_of([(5, None, noise, []), (5, b"k", b"v" * 500, [])])
-    (first, *_) = twin(records[:-1], 10**6)
+    (first, *_) = reference_encode(records[:-1], 10**6)
     limit = len(first)
     batches = decode_log(encoded(records, codec=codec, batch_bytes=10**6, max_message_bytes=limit))
     assert [batch.codec for batch in batches] == [NONE, codec]

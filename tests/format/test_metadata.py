@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keytail.format import metadata as m
 from keytail.format.names import parse_file_name, parse_metadata_snapshot
 from tests.format.pages import blocks
-from tests.reference import metadata as dull
+from tests.reference import metadata as model
 
 ORDERS = "xJzPFbPLR5CO-O_4yYN9wQ"
 PAGE = blocks("METADATA.md")
@@ -76,10 +76,10 @@ def test_a_newer_version_is_known_by_its_leading_fields(name: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        dull.frame(2, 1, struct.pack(">i", 77) + dull.text("orders") + dull.topic_uuid(1)),
-        dull.frame(4, 1, b"\x63" + dull.text("orders") + dull.text("retention.ms") + dull.text("1")),
-        dull.frame(4, 1, b"\x02" + dull.text("not a topic") + dull.text("retention.ms") + dull.text("1")),
-        dull.frame(4, 1, b"\x02" + dull.text("orders") + dull.text("\x01") + dull.text("1")),
+        model.frame(2, 1, struct.pack(">i", 77) + model.text("orders") + model.topic_uuid(1)),
+        model.frame(4, 1, b"\x63" + model.text("orders") + model.text("retention.ms") + model.text("1")),
+        model.frame(4, 1, b"\x02" + model.text("not a topic") + model.text("retention.ms") + model.text("1")),
+        model.frame(4, 1, b"\x02" + model.text("orders") + model.text("\x01") + model.text("1")),
     ],
 )
 def test_a_newer_version_whose_known_fields_make_no_sense_is_an_error(data: bytes) -> None:
@@ -95,9 +95,9 @@ def test_a_newer_version_whose_known_fields_make_no_sense_is_an_error(data: byte
         (b"\x02\x02\x00", "unsupported frame version 2, expected 1"),
         (b"\x01\x80\x80\x02\x00", "type 32768 is above 32767"),
         (b"\x01\x80\x80\x80\x80\x80\x00", "varint is longer than 5 bytes"),
-        (dull.frame(2, 0, dull.text(None) + bytes(16)), "name is null"),
-        (dull.frame(3, 0, bytes(20) + b"\0"), "replicas is null"),
-        (dull.frame(9, 0, bytes(16), b"\x00\x00"), "1 bytes after the last field"),
+        (model.frame(2, 0, model.text(None) + bytes(16)), "name is null"),
+        (model.frame(3, 0, bytes(20) + b"\0"), "replicas is null"),
+        (model.frame(9, 0, bytes(16), b"\x00\x00"), "1 bytes after the last field"),
     ],
 )
 def test_what_is_an_error(data: bytes | None, reason: str) -> None:
@@ -115,16 +115,16 @@ lists = st.lists(numbers, min_size=1, max_size=200).map(tuple)
 def test_what_the_reference_encoder_writes_is_read(
     name: str, number: int, partition: int, replicas: tuple[int, ...], key: str, value: str | None
 ) -> None:
-    created = m.parse_record(dull.topic(name, number))
+    created = m.parse_record(model.topic(name, number))
     assert isinstance(created, m.TopicRecord)
     assert created.name == name
     topic_id = created.topic_id
-    assert m.parse_record(dull.remove(number)) == m.RemoveTopicRecord(topic_id)
-    made = m.parse_record(dull.partition(number, partition, replicas))
+    assert m.parse_record(model.remove(number)) == m.RemoveTopicRecord(topic_id)
+    made = m.parse_record(model.partition(number, partition, replicas))
     assert made == m.PartitionRecord(topic_id, partition, replicas)
-    changed = m.parse_record(dull.change(number, partition, replicas))
+    changed = m.parse_record(model.change(number, partition, replicas))
     assert changed == m.PartitionChangeRecord(topic_id, partition, replicas)
-    configured = m.parse_record(dull.config(4, name, key, value))
+    configured = m.parse_record(model.config(4, name, key, value))
     assert configured == m.ConfigRecord(4, name, key, value)
 
 
@@ -151,7 +151,7 @@ def test_any_bytes_are_a_record_or_an_error(data: bytes) -> None:
 
 def test_snapshot_header() -> None:
     value = PAGE["snapshot-header-value"]
-    assert m.parse_snapshot_header(value) == dull.T0
+    assert m.parse_snapshot_header(value) == model.T0
     for bad in (None, b"", value[:9], b"\xff" + value[1:]):
         with pytest.raises(ValueError, match="snapshot header has"):
             m.parse_snapshot_header(bad)

@@ -10,9 +10,9 @@ from keytail.format import record as fmt
 from keytail.format.record import Record, decode_record, decode_records
 from tests.chance import draws
 from tests.format.records import encode_record
-from tests.reference import varints as twin
+from tests.reference import varints as reference
 from tests.reference.batches import Rec, decode_log, encode_batch
-from tests.reference.batches import decode_records as twin_decode_records
+from tests.reference.batches import decode_records as reference_decode_records
 
 ints = st.integers(-(2**31), 2**31 - 1)
 longs = st.integers(-(2**63), 2**63 - 1)
@@ -27,21 +27,21 @@ LONG_EDGES = sorted({s * 2**b + d for b in range(6, 64, 7) for s in (1, -1) for 
 
 @pytest.mark.parametrize("value", [v for v in INT_EDGES if -(2**31) <= v < 2**31])
 def test_varint_edges(value: int) -> None:
-    data = twin.encode_varint(value)
+    data = reference.encode_varint(value)
     assert fmt.decode_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @pytest.mark.parametrize("value", [v for v in LONG_EDGES if -(2**63) <= v < 2**63] + [-(2**63)])
 def test_varlong_edges(value: int) -> None:
-    data = twin.encode_varlong(value)
+    data = reference.encode_varlong(value)
     assert fmt.decode_varlong(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @given(ints, longs)
 @settings(deadline=None)
 def test_varints_round_trip(value: int, long_value: int) -> None:
-    assert fmt.decode_varint(twin.encode_varint(value), 0) == (value, len(twin.encode_varint(value)))
-    assert fmt.decode_varlong(twin.encode_varlong(long_value), 0)[0] == long_value
+    assert fmt.decode_varint(reference.encode_varint(value), 0) == (value, len(reference.encode_varint(value)))
+    assert fmt.decode_varlong(reference.encode_varlong(long_value), 0)[0] == long_value
 
 
 @given(st.binary(max_size=12))
@@ -52,7 +52,7 @@ def test_varints_round_trip(value: int, long_value: int) -> None:
 @example(b"\xff" * 10)
 @settings(deadline=None, max_examples=draws(300))
 def test_any_bytes_are_read_as_by_the_model(data: bytes) -> None:
-    for ours, theirs in ((fmt.decode_varint, twin.decode_varint), (fmt.decode_varlong, twin.decode_varlong)):
+    for ours, theirs in ((fmt.decode_varint, reference.decode_varint), (fmt.decode_varlong, reference.decode_varlong)):
         try:
             expected = theirs(data, 0)
         except ValueError:
@@ -82,7 +82,7 @@ def test_the_model_reads_the_same(record: Record) -> None:
     rec = Rec(
         record.offset_delta, record.timestamp_delta + base_timestamp, record.key, record.value, record.headers
     )
-    assert twin_decode_records(encode_record(record), 1, 0, base_timestamp) == [rec]
+    assert reference_decode_records(encode_record(record), 1, 0, base_timestamp) == [rec]
 
 
 @given(st.lists(records, min_size=1, max_size=3), st.integers(0, 10**6))
@@ -112,7 +112,7 @@ def test_damaged_records_are_judged_as_by_the_model(written: list[Record], at: i
     block = bytearray(b"".join(map(encode_record, written)))
     block[at % len(block)] ^= 1 << bit
     try:
-        expected = twin_decode_records(bytes(block), len(written), 0, 0)
+        expected = reference_decode_records(bytes(block), len(written), 0, 0)
     except ValueError:
         with pytest.raises(ValueError, match=r"."):
             decode_records(block, len(written))

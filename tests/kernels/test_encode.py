@@ -13,7 +13,7 @@ from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.encode import MANY, bytes_arrays, headers_arrays
-from tests.reference.encode import encode as twin
+from tests.reference.encode import encode as reference_encode
 
 # Lengths on both sides of each change of a varint's length.
 sized = st.tuples(st.sampled_from([0, 1, 2, 63, 64, 65, 8191, 8192]), st.integers(0, 255)).map(
@@ -87,7 +87,7 @@ def encoded(columns, base_offset, batch_bytes, batch_records, *, stop_bytes, tab
 @example([(2**62, b"", b"", []), (-1, b"", b"", []), (2**62, b"", b"", [])], 10**6, MANY, 1, 1, 7)
 def test_bytes_are_the_models(drawn, batch_bytes, batch_records, stop_bytes, table_rows, base_offset):
     records = records_of(drawn, base_offset)
-    expected = twin(records, batch_bytes, batch_records, leader_epoch=9)
+    expected = reference_encode(records, batch_bytes, batch_records, leader_epoch=9)
     found = encoded(
         arrays(records), base_offset, batch_bytes, batch_records, stop_bytes=stop_bytes, table_rows=table_rows
     )
@@ -185,7 +185,7 @@ def test_what_no_batch_can_hold_is_found_in_its_row(what, row, code):
 
 def test_no_timestamp_is_a_timestamp():
     records = records_of([(-1, b"k", None, [])] * 2)
-    assert encoded(arrays(records), 3, 10**6, MANY, stop_bytes=1) == twin(
+    assert encoded(arrays(records), 3, 10**6, MANY, stop_bytes=1) == reference_encode(
         records_of([(-1, b"k", None, [])] * 2, 3), 10**6, leader_epoch=9
     )
 

@@ -14,7 +14,7 @@ from keytail.rebuild_index.aborted import Needed, asked_offsets, right_entries
 from tests.chance import SEED, draws
 from tests.reference.cleaner import Aborted
 from tests.reference.transactions import Event, broker_entries
-from tests.reference.transactions import right_entries as twin
+from tests.reference.transactions import right_entries as reference_entries
 
 _CONTROL_TYPE = {"ABORT": 0, "COMMIT": 1, "other control": 2, "emptied control": -1}
 
@@ -96,8 +96,8 @@ def test_combined_parts_equal_the_model_of_the_whole(case: int, monkeypatch: pyt
     entries = entries_of(known)
     parts = in_parts(rng, events, entries, log_start)
     found = as_model_entries(right_entries(parts, entries, 0, log_start))
-    assert [item for item in found if item.last_offset >= log_start] == twin(events, known, log_start)
-    below = twin(events, known, 0)
+    assert [item for item in found if item.last_offset >= log_start] == reference_entries(events, known, log_start)
+    below = reference_entries(events, known, 0)
     assert [item for item in found if item.last_offset < log_start] == [o for o in below if o.last_offset < log_start]
 
 

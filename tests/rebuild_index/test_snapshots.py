@@ -24,13 +24,13 @@ from keytail.rebuild_index.snapshots import (
 )
 from tests.chance import draws
 from tests.log.test_producers import as_loaded, batch, entries_of, logs, write
-from tests.reference import producers as twin
+from tests.reference import producers as reference
 from tests.reference.batches import Batch, decode_log
 
 
 def state_at(batches: Sequence[Batch], offset: int, start: int = 0, known: dict | None = None) -> list[ProducerEntry]:
     """Return the state by the reference model: `known` at `start` and the batches from there on."""
-    state = twin.Producers(dict(known or {}))
+    state = reference.Producers(dict(known or {}))
     for found in batches:
         if start <= found.last_offset < offset:
             state.take(found)

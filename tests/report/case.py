@@ -16,7 +16,7 @@ from keytail.report.facts import Report
 from keytail.report.of_rows import partitions
 from keytail.report.page import page
 from keytail.run.rows import ResultRow
-from tests.reference import key_counts as twin
+from tests.reference import key_counts as model
 
 NOW_MS = 1_750_000_000_000
 HOUR_MS = 3_600_000
@@ -49,7 +49,7 @@ def counts_of(numbers: Sequence[int], topic: str, partition: int, *, show: bool 
     partition."""
     top = sorted(((number, 100 * n) for n, number in enumerate(numbers) if number > 1), reverse=True)[:HOTTEST]
     keys = [hot_key(*item, f"{topic}/{partition}/key-{item[1]}".encode(errors="replace"), show=show) for item in top]
-    return KeyCounts(*twin.by_size(numbers), tuple(keys))
+    return KeyCounts(*model.by_size(numbers), tuple(keys))
 
 
 def row(topic: str, number: int, status: str, error: str, problem: Any = None) -> ResultRow:
@@ -80,7 +80,7 @@ def with_odd_keys(item: ResultRow) -> ResultRow:
             b"password=hunter2", "{{ keys }}\u202e\n".encode()]  # fmt: skip
     hot = [hot_key(10**9 // (n + 1), 10**12 + n, key, show=True) for n, key in enumerate(keys)]
     numbers = [1, 2, 3, 2**32 - 1, *(item.records for item in hot)]
-    counts = KeyCounts(*twin.by_size(numbers), (hot_key(2**32 - 1, 7, b"most", show=True), *hot))
+    counts = KeyCounts(*model.by_size(numbers), (hot_key(2**32 - 1, 7, b"most", show=True), *hot))
     return replace(item, detail=replace(item.detail, key_counts=counts))
 
 

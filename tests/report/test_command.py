@@ -34,7 +34,7 @@ from tests import golden
 from tests.compact.test_command import keytail
 from tests.log_dirs import BASE_MS, snapshot, write_log_dir
 from tests.no_spark import without_spark
-from tests.reference import key_counts as twin
+from tests.reference import key_counts as model
 from tests.reference.batches import Rec
 
 Run = Callable[..., Result]
@@ -174,7 +174,7 @@ def refuse_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
 
 
 def expected_hottest(records: list[Rec], end: int) -> list[tuple[int, int, bytes]]:
-    return twin.hottest([(record.key or b"", record.offset) for record in records if record.offset < end], HOTTEST)
+    return model.hottest([(record.key or b"", record.offset) for record in records if record.offset < end], HOTTEST)
 
 
 SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
