@@ -1,8 +1,8 @@
-"""The driver of a test on a cluster where one host sees other files: the results of each command for each log dir.
+"""The driver of a test on a cluster where one host sees other files: runs each command on each log dir.
 
     python -m tests.run.on_hosts MASTER NOTES LOG_DIR...
 
-All commands share one session. In each step the first task of a host waits for one on the other host, so that both
+All commands share one session. In each step, the first task of a host waits for one on the other host, so that both
 take part. Prints as JSON, by log dir and command, the status and error of each partition.
 """
 
@@ -65,7 +65,9 @@ def main() -> None:
             choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master
         )
         answer[log_dir] = {
-            "verify": step(f"{log_dir}-verify", lambda: verification.verify(verification.Request(choice, master=master))),
+            "verify": step(
+                f"{log_dir}-verify", lambda: verification.verify(verification.Request(choice, master=master))
+            ),
             "rebuild-index": step(f"{log_dir}-rebuild", lambda: rebuild.rebuild(indexes)),
             "compact": step(f"{log_dir}-compact", lambda: compaction.compact(cleaning)),
         }
