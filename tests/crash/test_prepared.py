@@ -1,7 +1,7 @@
-"""Stop before every file operation of a preparation and of the commit after it, and let each of them fail.
+"""Stops before every file operation of a preparation and of its commit, and lets each one fail.
 
-At every stop a broker finds what it would find after a stop of a compaction in one run, and the next run, which commits
-what was prepared or discards it, has the result of the reference model. Inodes are ignored: the states are
+At every stop a broker finds what it would find after a stop of a compaction in a single run, and the next run, which
+commits or discards the preparation, has the result of the reference model. Inodes are ignored, because the states are
 written to a disk again. KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
@@ -141,7 +141,7 @@ def _is_not_run(task: CleaningTask, attempt: str) -> None:
     raise AssertionError
 
 
-# Two commits, a checkpoint shared by partitions, transactions with their indexes; and one drawn from all others.
+# Two commits, a checkpoint shared by partitions, transactions with their indexes, and one drawn from all others.
 IN_CHECK = "partitions that share a checkpoint file"
 DRAWN = [name for name in (*SHAPES, "random 0", "random 1") if name != IN_CHECK]
 
@@ -184,7 +184,7 @@ def test_every_stop_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -
         read_tree(origin), log_dir.run, check, work_dir=fast_dir / "stops", counts=counts,
         partial_cuts=3 if SOAK else 0, torn_writes=SOAK, seed=SEED,
     )  # fmt: skip
-    print(f"{name} (seed {SEED}): {counts}; {committed} times what was prepared was committed by the next run")
+    print(f"{name} (seed {SEED}): {counts}; the next run committed {committed} preparations")
     assert committed
 
 

@@ -1,7 +1,7 @@
-"""Stop before every file operation of a compaction that first rolls the active segments, and let each of them fail.
+"""Stops before every file operation of a compaction that first rolls the active segments, and lets each one fail.
 
-As in test_compaction.py: at every stop a broker finds the log as it was, rolled, or compacted, and loses nothing; the
-next run has the result of the reference model on a log that was rolled.
+As in test_compaction.py, at every stop a broker finds the log unchanged, rolled or compacted, and loses nothing; the
+next run has the result of the reference model on a rolled log.
 """
 
 from __future__ import annotations

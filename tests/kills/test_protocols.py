@@ -43,7 +43,7 @@ def test_import_is_all_or_nothing(
 ) -> None:
     kill_instead(test_import, "import", monkeypatch)
     with pytest.raises(Enough):
-        test_import.test_all_or_nothing_at_every_stop(name, tmp_path, fast_dir)
+        test_import.test_a_broker_finds_all_or_nothing_of_an_import_at_every_stop(name, tmp_path, fast_dir)
 
 
 def test_rebuilt_indexes_are_the_old_or_the_new(
@@ -73,7 +73,7 @@ def test_expired_segments_go_in_order(
 ) -> None:
     kill_instead(test_expire, "expire", monkeypatch)
     with pytest.raises(Enough):
-        test_expire.test_every_stop_and_fault(name, fast_dir, capsys)
+        test_expire.test_every_stop_and_fault_of_expire(name, fast_dir, capsys)
 
 
 def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
