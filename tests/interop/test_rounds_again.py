@@ -59,7 +59,7 @@ class Again:
         options = {**self.traffic.options, "clock_ms": clock_ms, "producer_id_expiration_ms": self.expiration_ms}
         start, end = self.traffic.log_start_offset, self.traffic.log_end_offset
         now = Circumstances(self.traffic.configs, clock_ms, start, end, end, None, None, self.expiration_ms)
-        assert self.case.run_rounds(self.side, Round(steps or [], options, None, now, own_checkpoint=False))
+        assert self.case.play(self.side, Round(steps or [], options, None, now, own_checkpoint=False))
         self._look()
         return self.files != before
 
