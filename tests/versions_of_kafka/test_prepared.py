@@ -1,7 +1,8 @@
-"""Compactions prepared beside a running broker of each version, and committed when it has stopped.
+"""Compactions that are prepared beside a running broker of each version, and committed after it has stopped.
 
-While they are prepared, the broker's clients write, its cleaner runs on some topics, and segments roll. Each round ends
-with a stop, a commit and a start: every consumer gets what it would have got. A soak run makes a hundred rounds.
+During the preparation, the broker's clients write, its cleaner runs on some topics, and segments roll. Each round ends
+with a stop, a commit and a start, after which every consumer receives what it would have received without it. A soak
+run makes a hundred rounds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ DAYS_10_MS = 10 * 86_400_000
 
 
 class Traffic:
-    """Writes to all topics in a thread until it is stopped, at times that make segments roll."""
+    """Writes to all topics in a thread until it is stopped, with timestamps that make segments roll."""
 
     def __init__(self, client: BrokerClient, first_ms: int, number: int) -> None:
         self._client, self._time_ms, self._number = client, first_ms, number
@@ -65,7 +66,7 @@ class Traffic:
             raise self.failed
 
     def wait_for(self, times: int) -> None:
-        """Until all topics have been written to so many times more."""
+        """Wait until all topics have been written to this many times more."""
         for _ in range(times):
             assert self._written.acquire(timeout=120), self.failed
 
@@ -77,7 +78,7 @@ class Traffic:
                 self._number += 1
                 self._time_ms += MINUTES_10_MS
                 self._written.release()
-                self._stop.wait(0.2)  # each time is a segment of each topic
+                self._stop.wait(0.2)  # each timestamp begins a new segment of each topic
         except BaseException as error:
             self.failed = error
             self._written.release(100)
@@ -88,7 +89,7 @@ class Traffic:
 
 
 def _wait_for_checkpoints(log_dir: Path) -> None:
-    """Until the recovery point of a topic is above 0: a preparation goes no further than what is flushed."""
+    """Wait until the recovery point of a topic is above 0: a preparation covers only what is flushed."""
     give_up = time.monotonic() + 60
     while True:
         path = log_dir / "recovery-point-offset-checkpoint"
@@ -96,11 +97,11 @@ def _wait_for_checkpoints(log_dir: Path) -> None:
         flushed = {line.split()[0]: int(line.split()[2]) for line in lines}
         if all(flushed.get(topic, 0) > 0 for topic in TOPICS):
             return
-        assert time.monotonic() < give_up, f"recovery points stay at {flushed}"
+        assert time.monotonic() < give_up, f"the recovery points are still {flushed}"
         time.sleep(0.1)
 
 
-def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_broker(
+def test_consumers_receive_the_same_after_a_commit_of_preparations(
     version: str, tmp_path: Path
 ) -> None:
     log_dir = tmp_path / "logs"
@@ -112,7 +113,7 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
             client.create_topic(topic, 1, settings)
         first_ms, number = int(time.time() * 1000) - DAYS_10_MS, 0
         for round_number in range(ROUNDS):
-            cleaned = chance().sample(sorted(TOPICS), 2)  # by the broker itself, meanwhile
+            cleaned = chance().sample(sorted(TOPICS), 2)  # cleaned by the broker itself during the preparation
             with Traffic(client, first_ms, number) as traffic:
                 traffic.wait_for(4)
                 _wait_for_checkpoints(log_dir)
@@ -144,14 +145,14 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
 
 
 def _commit(broker: Broker, tmp_path: Path) -> list[str]:
-    """Commit what was prepared; return what became of each preparation."""
+    """Commit the preparations, and return the result of each."""
     check_is_sound(tmp_path)
     flags = ("--force", "--execute", "--prepared-only")
     rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), *flags)
     check_is_sound(tmp_path)
     ended = [row["prepared"] for row in rows if row["prepared"]]
     assert {row["status"] for row in rows if row["prepared"] == "committed"} <= {"compacted"}
-    assert not list((tmp_path / "logs").glob("*/*.clean")), "left over"
+    assert not list((tmp_path / "logs").glob("*/*.clean")), "scratch files are left"
     return [text if text == "committed" else text.partition("[")[2].rstrip("]") for text in ended]
 
 
@@ -160,6 +161,6 @@ def _compare(before: list[Served], after: list[Served]) -> None:
         old, new = ([record for record in records if record.topic == topic] for records in (before, after))
         assert set(new) <= set(old), topic
         assert state_of(new) == state_of(old), topic
-        gone = newest_of(old).keys() - newest_of(new).keys()  # tombstones whose time was over
+        gone = newest_of(old).keys() - newest_of(new).keys()  # tombstones past their horizon
         assert all(newest_of(old)[key].value is None for key in gone), topic
         assert all(newest_of(new)[key] == newest_of(old)[key] for key in newest_of(new)), topic

@@ -1,8 +1,9 @@
-"""Compactions prepared and committed on each broker of a cluster of three in turn, while clients go on writing.
+"""Compactions that are prepared and committed on each broker of a cluster of three in turn, while clients continue to
+write.
 
-Producers (idempotent, transactional with aborts, one transaction open over many rolls) write while brokers are down,
-the brokers' cleaners and retention work on some topics, and segments roll. After each roll the broker follows the
-leaders from where its log ended, and consumers get what was written. At the end the replicas are alike.
+Producers (idempotent, transactional with aborts, one with a transaction that stays open over many restarts) write while
+brokers are down, the brokers' cleaners and retention work on some topics, and segments roll. After each restart, the
+broker follows the leaders from its log end, and consumers receive what was written. At the end the replicas are equal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.soak("test_prepared.py: one broker of each version, whose consumers, cleaner and log are the same"),
 ]
 
-ROLLS = int(os.environ.get("KEYTAIL_ROLLS", "100"))  # of one broker each
+RESTARTS = int(os.environ.get("KEYTAIL_ROLLS", "100"))  # restarts of one broker each
 BROKERS = (1, 2, 3)
 PROPERTIES = {
     "controlled.shutdown.enable": "true",
@@ -46,10 +47,10 @@ PROPERTIES = {
     "replica.high.watermark.checkpoint.interval.ms": "200",
     "transaction.state.log.min.isr": "2",
     "transaction.state.log.replication.factor": "3",
-    # The longest that brokers allow: the open transaction outlives many rolls.
+    # The maximum that brokers allow: the open transaction outlives many restarts.
     "transaction.max.timeout.ms": "7200000",
 }
-# Times of records roll the segments. No round of the brokers' own cleaners is due, except for `cleaned`.
+# Segments roll by the times of records. No round of the brokers' own cleaners is due, except for `cleaned`.
 SETTINGS = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "1",
@@ -64,7 +65,7 @@ TOPICS: Mapping[str, Mapping[str, str]] = {
     "cleaned": {**SETTINGS, "min.cleanable.dirty.ratio": "0.01"},
     "both": {**SETTINGS, "cleanup.policy": "compact,delete", "retention.ms": str(11 * 86_400_000)},
 }
-OWN = ("plain", "lz4", "transactional", "held")  # whose files only keytail replaces
+OWN = ("plain", "lz4", "transactional", "held")  # only keytail replaces files of these topics
 PARTITIONS = [(topic, 0) for topic in TOPICS]
 LOGGERS = {
     "AbstractIndex",
@@ -86,9 +87,9 @@ OPEN_MS = 7_000_000
 
 
 class Writers:
-    """Write to all topics in a thread, at times that make segments roll; `latest` has what consumers must get.
+    """Write to all topics in a thread, with times that make segments roll; `latest` has what consumers must receive.
 
-    Requests that fail while leaders change are sent again by the producers themselves.
+    Producers themselves send requests again that fail while leaders change.
     """
 
     def __init__(self, bootstrap: Broker) -> None:
@@ -115,7 +116,7 @@ class Writers:
             raise self.failed
 
     def wait_for(self, times: int) -> None:
-        """Until all topics have been written to so many times more."""
+        """Wait until all topics have been written to this many times more."""
         while self.written.acquire(blocking=False):
             pass
         for _ in range(times):
@@ -123,7 +124,7 @@ class Writers:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is written meanwhile; all but the open transaction are decided."""
+        """Pause writing; all transactions but the open one have ended."""
         self._paused.clear()
         self._pause.set()
         assert self._paused.wait(120), self.failed
@@ -168,12 +169,12 @@ class Writers:
         self.latest.update({(topic, key): value for _, key, value in records})
 
     def _write_held(self) -> None:
-        """Begin a transaction, which stays open; before it, write records that can be cleaned."""
+        """Write records that can be cleaned, and then begin a transaction, which stays open."""
         for _ in range(3):
             records = self._records("held")
             self._client.produce("before held", "held", 0, records, idempotent=True)
             self.latest.update({("held", key): value for _, key, value in records})
-            time.sleep(2.1)  # the brokers' clock is what rolls the segments of this topic
+            time.sleep(2.1)  # segments of this topic roll by the brokers' clock
         self._client.transaction("held", "begin", "held", timeout_ms=OPEN_MS)
         records = [(int(time.time() * 1000), b"held-%d" % self._number, b"in a transaction")]
         self._client.produce("held", "held", 0, records, transactional_id="held")
@@ -188,7 +189,7 @@ class Writers:
         ]
 
 
-def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
+def test_brokers_of_a_cluster_are_restarted_with_prepared_compactions(tmp_path: Path) -> None:
     ports = free_ports(1)
     controller = controller_of(tmp_path / "controller", ports[0])
     brokers = {
@@ -207,26 +208,26 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
             admin.create_topic(topic, 1, settings, replicas=3)
         with Writers(brokers[1]) as writers:
             writers.wait_for(5)
-            for roll in range(ROLLS):
+            for roll in range(RESTARTS):
                 number = BROKERS[roll % 3]
-                found.update(_roll(brokers[number], writers, down_s))
+                found.update(_restart_with_commit(brokers[number], writers, down_s))
                 other = brokers[BROKERS[(roll + 1) % 3]]
                 admin.connect(other)
                 _wait_until_in_sync(admin)
                 if roll % 3 == 2:
                     with writers.paused():
                         _check_consumers(other, writers.latest)
-                print(f"roll {roll + 1} of {ROLLS}: down for {down_s[-1]:.1f} s, {dict(found)}", flush=True)
+                print(f"roll {roll + 1} of {RESTARTS}: down for {down_s[-1]:.1f} s, {dict(found)}", flush=True)
             with writers.paused():
                 _wait_until_in_sync(admin)
     replicas = [text for number in BROKERS for text in ("--replica", f"b{number}={tmp_path / f'b{number}' / 'logs'}")]
     rows = keytail("audit", *replicas, "--topic-list", ",".join(TOPICS))
     assert {row["status"] for row in rows} == {"alike"}, rows
-    assert found["committed"] >= 2 * ROLLS
+    assert found["committed"] >= 2 * RESTARTS
 
 
-def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float]) -> list[str]:
-    """Prepare on the running broker, stop it, commit, start it; return what became of each preparation."""
+def _restart_with_commit(broker: ClusterBroker, writers: Writers, down_s: list[float]) -> list[str]:
+    """Prepare on the running broker, stop it, commit, start it, and return the result of each preparation."""
     config = ("--config", broker.work_dir / "server.properties")
     writers.wait_for(chance().randrange(1, 4))
     keytail("compact", *config, "--force", "--prepare", "--topic-list", ",".join(TOPICS))
@@ -245,7 +246,7 @@ def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float]) -> list[
     broker.start()
     down_s.append(time.monotonic() - stopped_s)
     writers.wait_for(2)
-    # Nothing was fetched again: the segments are the files that were there.
+    # Nothing was fetched again: the segments are the same files as before.
     assert {path: _identity(path) for path in closed} == closed
     assert not _of_logs(broker)
     return [text if text == "committed" else text.partition("[")[2].rstrip("]") for text in ends]
