@@ -113,7 +113,7 @@ class CaseOfVersion(Case):
             number = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
             pair = expected[number : number + 1], found[number : number + 1]
             raise Difference(
-                f"batch {number} of {len(expected)} (Kafka) and {len(found)} (keytail): Kafka's {pair[0]}, ours {pair[1]}"
+                f"batch {number} of {len(expected)} and {len(found)}: Kafka's {pair[0]}, ours {pair[1]}"
             )
 
     def _without_last(self, found: list[Any], expected: list[Any], last_offset: int) -> list[Any]:
