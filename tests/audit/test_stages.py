@@ -13,8 +13,8 @@ import pytest
 from keytail.audit.stages import Alone, Audit, audit
 from keytail.log.fs import LOCAL
 from tests.audit.logs import (
-    NOW,
     DIFFERENCES,
+    NOW,
     Replica,
     expected,
     insert_difference,

@@ -1,4 +1,4 @@
-"""The states of parts of a log, combined, give the transaction indexes of a pass over the whole log."""
+"""The combined states of parts of a log give the transaction indexes of a pass over the whole log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _CONTROL_TYPE = {"ABORT": 0, "COMMIT": 1, "other control": 2, "emptied control":
 
 
 def random_events(rng: random.Random, count: int, *, cleaned: bool) -> list[Event]:
-    """Few producers, so that transactions interleave; in a cleaned log most data is removed, and some markers."""
+    """Return events of few producers, so that transactions interleave; in a cleaned log most data is removed, and some
+    markers.
+    """
     offset, events = 0, []
     aborts = rng.choice([0.0, 0.1, 0.5])
     for _ in range(count):
@@ -66,7 +68,7 @@ def as_model_entries(entries: np.ndarray) -> list[Aborted]:
 
 
 def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_start: int) -> list[np.ndarray]:
-    """Split into parts, each read in chunks."""
+    """Split the log into parts, each read in chunks."""
     cuts = sorted(rng.randint(0, len(events)) for _ in range(rng.choice([0, 1, 3, 10])))
     parts = []
     for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
@@ -111,8 +113,9 @@ def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyP
 
 
 def test_the_state_of_a_part_is_small() -> None:
-    """Of a long transaction only the first batch and the marker are stored; of many committed ones, a few rows for each
-    producer."""
+    """Of a long transaction, only the first batch and the marker are stored; of many committed ones, a few rows per
+    producer.
+    """
     data = [Event("data", 1, n, n) for n in range(1000)]
     needed = Needed(np.empty(0, np.int64), 0)
     needed.add(table_of([*data, Event("ABORT", 1, 1000, 1000)]))
