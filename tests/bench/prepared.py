@@ -47,7 +47,7 @@ def timed(log_dir: Path, *flags: str) -> float:
 
 
 def counted(root: Path, segments: int) -> Counter[str]:
-    """Return the operations on the log dir of a commit, for each partition."""
+    """Return the operations of a commit on the log dir, per partition."""
     log_dir = make(root, COUNTED_PARTITIONS, segments)
     choice, settings = Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True)
     driver.prepare(driver.Request(choice, settings, prepare=True, force=True))
