@@ -69,7 +69,9 @@ def test_named_files_exist() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_page_on_creating_a_log_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_log_by_hand_prints_the_output_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The code block is run unchanged, and prints what the page shows."""
     [lines] = re.findall(r"^```python\n(.*?)^```$", GUIDE["log-by-hand.md"], re.MULTILINE | re.DOTALL)
     given = {"log_dir": str(tmp_path / "logs"), "now_ms": time.time_ns() // 1_000_000}

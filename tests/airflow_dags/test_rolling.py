@@ -1,5 +1,4 @@
-"""What the rolling run decides from the output of commands, and its invariant, in random sequences of the tasks that
-Airflow has.
+"""The decisions of the rolling run from the output of commands, and its invariant in random sequences of its tasks.
 
 KEYTAIL_SEED repeats the sequences.
 """
@@ -15,7 +14,7 @@ import pytest
 from tests.airflow_dags.conftest import imported
 from tests.chance import SEED
 
-pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers all questions
+pytestmark = pytest.mark.xdist_group("airflow")  # all tests use one process of Airflow
 
 rolling: Any = imported("keytail_rolling")
 

@@ -14,7 +14,7 @@ from keytail.main.main import app
 from tests.airflow_dags.conftest import DAGS, ROOT, Ask
 from tests.airflow_dags.test_commands import ODD
 
-pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers all questions
+pytestmark = pytest.mark.xdist_group("airflow")  # all tests use one process of Airflow
 
 SNAPSHOTS, BROKERS = "keytail_compact_snapshots", "keytail_compact_brokers"
 REBUILD, LEDGER = "keytail_index_rebuild", "keytail_ledger_maintenance"

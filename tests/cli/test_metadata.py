@@ -98,7 +98,7 @@ def test_the_command_line_overrides_the_metadata_log(run: Run, log_dir: Path, lo
     assert rows["orders-0"]["status"] == "skipped"
 
 
-def test_dynamic_settings_of_brokers(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+def test_dynamic_settings_of_brokers_are_applied(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text(f"log.dirs={log_dir}\nnode.id=1\nlog.cleaner.min.compaction.lag.ms=0\n")
     lag = "log.cleaner.min.compaction.lag.ms"

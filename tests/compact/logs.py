@@ -1,4 +1,4 @@
-"""Random partitions for tests of cleaning: segments as bytes, on disk, and as the tasks that clean them."""
+"""Random partitions for tests of cleaning: the bytes of segments, their files, and the tasks that clean them."""
 
 from __future__ import annotations
 

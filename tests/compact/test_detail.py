@@ -32,7 +32,7 @@ def batches_of(path: str) -> dict[int, list[Batch]]:
 
 
 @pytest.mark.parametrize("case", range(draws(25)))
-def test_records_and_horizons_by_source(
+def test_records_and_horizons_are_reported_by_source(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
     """In every other case a segment is read in several chunks."""

@@ -30,7 +30,7 @@ def expected(log_bytes: int, offsets: int, clean_bytes: int = 0, map_memory_byte
                   map_memory_bytes=map_memory_bytes)  # fmt: skip
 
 
-def test_strategy_by_scratch_size_and_keys() -> None:
+def test_the_strategy_depends_on_scratch_size_and_keys() -> None:
     assert expected(1 << 20, 1000).strategy == "packed"
     assert expected(4 * PACKED_BYTES, 1000).strategy == "one task"
     room = int(GIB / MAP_BYTES_A_KEY)

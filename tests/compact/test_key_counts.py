@@ -301,7 +301,7 @@ def test_a_segment_that_lost_records_meanwhile_is_reported(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "1"), (1, "2"), (2, "3 to 4"), (3, "5 to 8"), (11, "1,025 to 2,048")])
-def test_sizes_as_text(size: int, text: str) -> None:
+def test_sizes_are_printed_as_ranges(size: int, text: str) -> None:
     assert size_text(size) == text
     low, high = (int(part.replace(",", "")) for part in (text.split(" to ") * 2)[:2])
     for count in (low, high):
@@ -328,7 +328,7 @@ def test_sizes_as_text(size: int, text: str) -> None:
         (b"k" * 119 + b"\xff" * 81, "hex " + "6b" * 119 + "ff… (200 bytes)"),
     ],
 )
-def test_keys_as_text(key: bytes, text: str) -> None:
+def test_keys_are_printed_as_text_or_hexadecimal(key: bytes, text: str) -> None:
     assert key_text(hot_key(2, 7, key, show=True)) == text
 
 

@@ -397,7 +397,7 @@ def test_a_known_policy_without_compact_is_skipped_and_not_refused():
         (partition([segment(0, 100), segment(10, 50), segment(20)], cleaner_checkpoint=10), "skipped"),
     ],
 )
-def test_the_status_of_a_plan(facts, status):
+def test_the_status_of_a_plan_follows_from_the_decision(facts, status):
     decision = decide(facts, COMPACT, "", Rules(NOW), policy_known=True)
     assert decision.status == status
     assert bool(decision.error) == (status != "would-compact")
@@ -428,7 +428,7 @@ def test_settings_of_a_compaction_are_listed():
         (99, 100, (3, 4)),
     ],
 )
-def test_segments_between(start, end, expected):
+def test_segments_between_two_offsets_are_found(start, end, expected):
     assert segments_between(partition().segments, start, end) == expected
 
 
@@ -452,13 +452,13 @@ ALL, TWO_AND_ONE, ALONE = ((0, 3),), ((0, 2), (2, 3)), ((0, 1), (1, 2), (2, 3))
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(300, ALL), (299, TWO_AND_ONE), (1, ALONE)])
-def test_groups_by_log_bytes_with_equality_allowed(limit, expected):
+def test_the_logs_of_a_group_may_reach_the_limit_exactly(limit, expected):
     """Checklist 37."""
     assert grouped(partition().segments, segment_bytes=limit) == expected
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(48, ALL), (47, TWO_AND_ONE), (1, ALONE)])
-def test_groups_by_bytes_of_either_index_with_equality_allowed(limit, expected):
+def test_either_index_of_a_group_may_reach_the_limit_exactly(limit, expected):
     """Checklist 37."""
     by_offset_index = [segment(base, index=16, time_index=12) for base in (0, 10, 20, 30)]
     assert grouped(by_offset_index, index_bytes=limit) == expected
@@ -544,7 +544,7 @@ def test_ranges_equal_the_models(data):
 
 @settings(deadline=None, max_examples=draws(400))
 @given(st.data())
-def test_grouping_laws(data):
+def test_groups_of_random_segments_equal_those_of_the_model(data):
     """Checklist 37 to 39: the groups cover the range in order, within their bounds, and are as large as allowed."""
     segments = data.draw(segment_lists())
     end = data.draw(offsets_near(segments))

@@ -139,7 +139,7 @@ def test_a_skipped_partition_that_was_named_counts_as_refused(run: Run, log_dir:
     assert run("plan", *flags, "--partitions", "users-0").exit_code == 1
 
 
-def test_selection_by_flags(run: Run, log_dir: Path) -> None:
+def test_flags_select_partitions(run: Run, log_dir: Path) -> None:
     def chosen(*flags: str) -> list[str]:
         result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--output", "json")
         return list(rows_of(result))

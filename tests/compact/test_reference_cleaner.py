@@ -168,7 +168,7 @@ def test_a_rewritten_batch_keeps_its_header_and_loses_unused_bits():
     assert (rebuilt.base_timestamp, rebuilt.max_timestamp) == (40, 40)
 
 
-def test_the_bytes_of_a_rewritten_batch():
+def test_the_bytes_of_a_rewritten_batch_are_those_of_kafka():
     """Checklist 21 and 22: the batch with a retained tombstone, as Kafka's classes write it."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000, ((b"h", b"x"),)),
@@ -188,7 +188,7 @@ def test_the_bytes_of_a_rewritten_batch():
     assert only(done).log == expected + newer
 
 
-def test_the_bytes_of_an_emptied_batch():
+def test_the_bytes_of_an_emptied_batch_are_those_of_kafka():
     """Checklist 21 and 23."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000),

@@ -126,7 +126,9 @@ def served(root: Path) -> tuple[int, list[int], int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_stop_and_fault_of_expire(name: str, fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_every_stop_and_fault_of_expire_loses_nothing_else(
+    name: str, fast_dir: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:
     case = CASES[name]
     case.make(fast_dir / "origin")
     before = served(fast_dir / "origin")

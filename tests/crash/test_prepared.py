@@ -152,7 +152,7 @@ def in_two_steps(name: str) -> InTwoSteps:
 
 
 @pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
-def test_every_stop_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -> None:  # noqa: F811
+def test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name: str, fast_dir: Path) -> None:  # noqa: F811
     log_dir = in_two_steps(name)
     origin = fast_dir / "origin"
     log_dir.make(origin)
@@ -189,7 +189,7 @@ def test_every_stop_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -
 
 
 @pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
-def test_every_fault_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -> None:  # noqa: F811
+def test_every_fault_of_a_preparation_and_its_commit_loses_nothing(name: str, fast_dir: Path) -> None:  # noqa: F811
     log_dir = in_two_steps(name)
     origin = fast_dir / "origin"
     log_dir.make(origin)

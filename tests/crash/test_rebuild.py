@@ -89,7 +89,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_every_stop_of_a_rebuild_loses_nothing(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     LOG_DIR.make(fast_dir / "right")
     right = files_of(fast_dir / "right")
     spoiled = fast_dir / "spoiled"

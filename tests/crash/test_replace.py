@@ -82,7 +82,7 @@ IN_CHECK = ("three into one", "one by itself, with a transaction index that is r
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
-def test_every_stop_of_a_replacement_and_of_its_recovery(
+def test_every_stop_of_a_replacement_and_of_its_recovery_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -135,7 +135,7 @@ class _FewLinks:
 
 
 @pytest.mark.parametrize("links", [1, 2])
-def test_every_stop_if_the_file_system_refuses_further_hard_links(links: int, fast_dir: Path) -> None:  # noqa: F811
+def test_every_stop_loses_nothing_if_the_file_system_refuses_further_hard_links(links: int, fast_dir: Path) -> None:  # noqa: F811
     """The names created before are permanently removed before anything is renamed: beside a `.log` with its final name,
     a broker would treat them as rebuilt indexes, and would remove the other index files.
     """
@@ -158,7 +158,7 @@ def test_every_stop_if_the_file_system_refuses_further_hard_links(links: int, fa
 
 
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
-def test_every_fault_of_a_replacement_and_of_its_recovery(
+def test_every_fault_of_a_replacement_and_of_its_recovery_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -55,7 +55,7 @@ def explorer_of(name: str, log_dir: LogDir, work_dir: Path, seen: list[bool]) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_every_stop_of_a_compaction_that_rolls(
+def test_every_stop_of_a_compaction_that_rolls_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -72,7 +72,7 @@ def test_every_stop_of_a_compaction_that_rolls(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_every_fault_of_a_compaction_that_rolls(
+def test_every_fault_of_a_compaction_that_rolls_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -206,7 +206,7 @@ PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_choice_between_full_and_incremental(name: str) -> None:
+def test_the_log_decides_between_a_full_and_an_incremental_export(name: str) -> None:
     changes, strategy, why = PLANS[name]
     now = LogNow(**{**NOW.__dict__, **changes})
     plan = plan_export(KNOWN, now)

@@ -174,7 +174,7 @@ K = Rec(50, 1000, b"a", b"1")
 K3 = [Rec(50, 1000, b"a", b"1"), Rec(52, 1001, b"b", None), Rec(57, 1002, None, b"")]
 
 
-def test_absolute_and_relative_offsets() -> None:
+def test_absolute_and_relative_offsets_are_read() -> None:
     for magic in (0, 1):
         batch, records = read(encode_wrapper(K3, GZIP, magic=magic))
         assert (batch.base_offset, batch.last_offset) == (50, 57)
@@ -196,7 +196,7 @@ def test_a_magic_0_message_may_end_after_its_last_inner_message() -> None:
     assert (batch.base_offset, batch.last_offset, batch.record_count) == (50, 60, 3)
 
 
-def test_timestamps_of_inner_messages_with_another_magic() -> None:
+def test_timestamps_of_inner_messages_with_another_magic_are_read() -> None:
     times = {}
     for magic, append_time in ((0, None), (1, None), (1, 5000)):
         data = encode_wrapper(K3, GZIP, magic=magic, inner_magics=[0, 1, 1], append_time=append_time)
@@ -360,7 +360,7 @@ def test_any_bytes_are_read_or_refused_without_access_outside_them(case: Any, da
 
 @settings(deadline=None, max_examples=draws(200))
 @given(st.binary(max_size=120), st.data())
-def test_any_inner_bytes_give_a_code_without_access_past_the_end(block: bytes, data: Any) -> None:
+def test_any_inner_bytes_are_read_or_refused_without_access_past_the_end(block: bytes, data: Any) -> None:
     good = encode_message(0, b"a", b"1") + encode_message(1, None, None, magic=0)
     chosen = bytearray(data.draw(st.sampled_from([block, good, good + good])))
     if chosen:

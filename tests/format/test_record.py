@@ -26,13 +26,13 @@ LONG_EDGES = sorted({s * 2**b + d for b in range(6, 64, 7) for s in (1, -1) for 
 
 
 @pytest.mark.parametrize("value", [v for v in INT_EDGES if -(2**31) <= v < 2**31])
-def test_varints_at_every_change_of_length(value: int) -> None:
+def test_varints_of_every_length_are_decoded(value: int) -> None:
     data = reference.encode_varint(value)
     assert fmt.decode_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @pytest.mark.parametrize("value", [v for v in LONG_EDGES if -(2**63) <= v < 2**63] + [-(2**63)])
-def test_varlongs_at_every_change_of_length(value: int) -> None:
+def test_varlongs_of_every_length_are_decoded(value: int) -> None:
     data = reference.encode_varlong(value)
     assert fmt.decode_varlong(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 

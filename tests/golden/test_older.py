@@ -117,7 +117,9 @@ def test_rebuild_has_nothing_to_rebuild(version: str, topic: str, log_dirs: dict
 
 
 @pytest.mark.parametrize(("version", "topic"), ALL)
-def test_such_indexes_divide_segments_into_slices(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
+def test_indexes_of_older_brokers_divide_segments_into_slices(
+    version: str, topic: str, log_dirs: dict[str, Path]
+) -> None:
     for task in tasks_of(facts_of(log_dirs[version], f"{topic}-0")):
         parts = slices_of(LOCAL, task, 1000)
         scans = [scan(LOCAL, task, part) for part in parts]

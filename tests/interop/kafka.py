@@ -517,8 +517,8 @@ class Kafka:
 def class_path(*, with_logging: bool = False) -> str:
     """Return Kafka's jars and the compiled harness, resolved and compiled if needed.
 
-    The harness returns Kafka's log messages through its own logging binding. `with_logging` is for a broker process:
-    without the harness, and with a binding that writes to standard error.
+    The harness returns Kafka's log messages through its own logging binding. `with_logging` returns the class path of a
+    broker process, without the harness and with a binding that writes to standard error.
     """
     if with_logging:
         return broker_class_path(VERSION)

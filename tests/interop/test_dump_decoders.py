@@ -128,7 +128,9 @@ def records(rng: random.Random, topic: str) -> list[tuple[bytes | None, bytes | 
     ("topic", "flag"),
     [("__consumer_offsets", "--offsets-decoder"), ("__transaction_state", "--transaction-log-decoder")],
 )
-def test_every_type_at_every_version(kafka: Kafka, tmp_path: Path, topic: str, flag: str) -> None:
+def test_every_type_of_every_version_is_decoded_as_by_kafka(
+    kafka: Kafka, tmp_path: Path, topic: str, flag: str
+) -> None:
     rng = random.Random(f"{SEED}-{topic}")
     found = records(rng, topic)
     log = tmp_path / f"{0:020d}.log"

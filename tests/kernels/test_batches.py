@@ -137,5 +137,5 @@ def test_any_flipped_bit_except_in_offset_length_and_epoch_is_detected(seed, dat
 
 @settings(deadline=None, max_examples=draws(200))
 @given(st.binary(max_size=200))
-def test_any_bytes_give_a_code(data):
+def test_any_bytes_are_parsed_or_refused(data):
     index(data)

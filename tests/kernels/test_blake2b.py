@@ -24,7 +24,7 @@ def _many(array: np.ndarray, spans: list[tuple[int, int]]) -> list[tuple[int, in
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
-def test_the_example_of_the_rfc_with_a_shorter_digest():
+def test_the_digest_of_the_example_of_the_rfc_is_that_of_hashlib():
     data = np.frombuffer(b"abc", dtype=np.uint8)
     digest = bytes.fromhex("cf4ab791c62b8d2b2109c90275287816")
     assert hashlib.blake2b(b"abc", digest_size=16).digest() == digest

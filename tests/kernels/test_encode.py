@@ -102,7 +102,7 @@ def test_the_bytes_are_those_of_the_model(drawn, batch_bytes, batch_records, sto
 
 
 @given(rows)
-def test_the_largest_batch_of_one_record(drawn):
+def test_a_record_must_fit_into_the_largest_batch(drawn):
     records = records_of(drawn)
     sizes = [len(encode_batch([Rec(0, rec.timestamp, rec.key, rec.value, rec.headers)])) for rec in records]
     columns = arrays(records)
@@ -187,7 +187,7 @@ def test_a_row_that_no_batch_can_contain_is_reported(what, row, code):
     assert encode.check_records(*broken(what, row), 2**31 - 1)[:2] == (code, row)
 
 
-def test_the_value_for_no_timestamp_is_encoded():
+def test_records_without_a_timestamp_are_encoded():
     records = records_of([(-1, b"k", None, [])] * 2)
     assert encoded(arrays(records), 3, 10**6, MANY, stop_bytes=1) == reference_encode(
         records_of([(-1, b"k", None, [])] * 2, 3), 10**6, leader_epoch=9

@@ -81,7 +81,7 @@ header = st.tuples(st.text(max_size=4), st.none() | st.binary(max_size=4))
 
 
 @given(st.lists(header, max_size=4))
-def test_headers(headers):
+def test_headers_are_printed(headers):
     block = encode_varint(len(headers))
     for key, value in headers:
         block += encode_varint(len(key.encode())) + key.encode()

@@ -155,7 +155,7 @@ def test_each_damage_has_its_code(block, count, code):
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.integers(0, 40), st.data())
-def test_any_bytes_of_records_give_a_code_without_a_read_past_the_end(count, data):
+def test_any_bytes_of_records_are_parsed_or_refused_without_a_read_past_the_end(count, data):
     good = GOOD + raw_record(
         body(offset=1, key=None, value=None, headers=encode_varint(1) + sized(b"h") + sized(b"x"))
     )

@@ -53,7 +53,7 @@ def test_rebuilt_indexes_are_the_old_or_the_new_ones(
 ) -> None:
     kill_instead(test_rebuild, "index rebuild", monkeypatch)
     with pytest.raises(Enough):
-        test_rebuild.test_every_stop_of_a_rebuild(fast_dir, capsys)
+        test_rebuild.test_every_stop_of_a_rebuild_loses_nothing(fast_dir, capsys)
 
 
 @pytest.mark.parametrize("case", test_tail.CASES)
@@ -73,7 +73,7 @@ def test_expired_segments_are_removed_in_order(
 ) -> None:
     kill_instead(test_expire, "expire", monkeypatch)
     with pytest.raises(Enough):
-        test_expire.test_every_stop_and_fault_of_expire(name, fast_dir, capsys)
+        test_expire.test_every_stop_and_fault_of_expire_loses_nothing_else(name, fast_dir, capsys)
 
 
 def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:

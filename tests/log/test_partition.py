@@ -45,7 +45,7 @@ def _survey(*log_dirs: Path) -> dict[str, PartitionFacts]:
     }
 
 
-def test_facts_of_a_partition(tmp_path: Path) -> None:
+def test_the_facts_of_a_partition_are_read(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0"
     for name, offset in [
@@ -77,7 +77,7 @@ def test_facts_of_a_partition(tmp_path: Path) -> None:
     assert [segment.base_offset for segment in facts.segments] == [0, 10]
 
 
-def test_a_partition_without_checkpoints_and_clean_shutdown_marker(tmp_path: Path) -> None:
+def test_without_checkpoints_and_clean_shutdown_marker_offsets_have_defaults(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / ".kafka_cleanshutdown").unlink()
     facts = _survey(log_dir)["orders-0"]
@@ -110,7 +110,7 @@ def _legacy(offset: int, magic: int, timestamp: int) -> bytes:
     return struct.pack(">qi", offset, len(body)) + body
 
 
-def test_first_batch_timestamps(tmp_path: Path) -> None:
+def test_timestamps_of_first_batches_are_read(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0"
     expected = []

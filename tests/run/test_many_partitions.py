@@ -90,7 +90,7 @@ def policies(log_dirs: list[Path]) -> tuple[str, str]:
     return "--topic-configs", str(file)
 
 
-def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:
+def test_many_rows_are_printed_as_table_and_json(log_dirs: list[Path], run: Run) -> None:
     def plan(*more: str) -> Result:
         dirs = ",".join(map(str, log_dirs))
         return run("plan", "--log-dirs", dirs, *policies(log_dirs), *more)
@@ -126,7 +126,7 @@ def test_failures_in_a_process_are_reported(log_dirs: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("setting", ["min.compaction.lag.ms=86400000", "max.compaction.lag.ms=86400000"])
-def test_settings_about_ages_use_the_times_of_indexes_and_batches(
+def test_lag_settings_use_the_times_of_indexes_and_batches(
     setting: str, log_dirs: list[Path], run: Run
 ) -> None:
     """The records are years old, although their files are new."""

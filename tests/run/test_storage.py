@@ -25,7 +25,7 @@ def test_unknown_types_are_not_local(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"])
-def test_local_types(kind: str) -> None:
+def test_types_of_local_file_systems_are_recognised(kind: str) -> None:
     assert is_local(kind)
 
 

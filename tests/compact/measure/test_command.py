@@ -80,7 +80,7 @@ def test_an_estimate_has_bounds(run: Run, log_dir: Path) -> None:
     assert " KiB to " in shown and "(about " in shown
 
 
-def test_tables_and_totals_by_topic(run: Run, log_dir: Path) -> None:
+def test_tables_and_totals_by_topic_are_printed(run: Run, log_dir: Path) -> None:
     shown = plan(run, log_dir, "--measure")
     lines = shown.stdout.splitlines()
     at = lines.index("By topic")

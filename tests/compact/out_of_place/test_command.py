@@ -202,7 +202,7 @@ def test_only_all_partitions_make_a_log_dir(run: Run, log_dir: Path, tmp_path: P
     assert not any((out / name).exists() for name in ROOT_FILES), "one partition is older than the source"
 
 
-def test_several_log_dirs(run: Run, tmp_path: Path) -> None:
+def test_several_log_dirs_have_separate_targets(run: Run, tmp_path: Path) -> None:
     item = write_log_dir(tmp_path / "one", {"orders-0": random_records(1, 200)})
     two = write_log_dir(tmp_path / "two", {"orders-1": random_records(2, 200), "users-0": random_records(3, 50)})
     outs = tmp_path / "out-one", tmp_path / "out-two"

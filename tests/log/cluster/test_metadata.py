@@ -72,7 +72,7 @@ def test_golden_partitions_have_the_ids_of_their_topics(golden_dir: Path) -> Non
         assert found == golden.manifest()["topics"][topic]["id"]
 
 
-def test_a_partition_without_a_topic_id_or_with_an_invalid_one(tmp_path: Path) -> None:
+def test_an_invalid_topic_id_is_refused_and_a_missing_one_accepted(tmp_path: Path) -> None:
     assert read_topic_id(LOCAL, str(tmp_path)) is None
     (tmp_path / "partition.metadata").write_text("nonsense")
     with pytest.raises(CorruptLog, match=r"cannot be read.*partition\.metadata"):
@@ -106,7 +106,7 @@ def test_a_log_without_records_has_no_topics(log: MetadataLog) -> None:
     assert (found.topics, found.as_of_offset, found.as_of_ms) == ({}, -1, -1)
 
 
-def test_configs_of_all_brokers_and_of_this_one(log: MetadataLog) -> None:
+def test_configs_of_all_brokers_and_of_this_one_are_read(log: MetadataLog) -> None:
     log.append(
         model.config(4, "", "log.retention.ms", "1"),
         model.config(4, "1", "log.retention.ms", "2"),

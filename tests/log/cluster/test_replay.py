@@ -36,7 +36,7 @@ def policies(replay: Replay, topic: str = "t") -> tuple[str | None, ...]:
 NEW = [model.topic("t", 1), policy("compact"), model.partition(1, 0, (1, 2))]
 
 
-def test_a_topic_with_partitions_and_configs() -> None:
+def test_a_topic_with_partitions_and_configs_is_replayed() -> None:
     replay = replayed([*NEW, model.partition(1, 5, (3,))])
     (topic,) = replay.topics().values()
     assert topic.replicas == {0: (1, 2), 5: (3,)}
@@ -226,6 +226,6 @@ def test_unknown_record_types_are_reported() -> None:
     assert replayed(NEW, [model.BEGIN, model.frame(999, 0, b""), model.ABORT]).unknown_types() == ()
 
 
-def test_levels_of_features() -> None:
+def test_levels_of_features_are_replayed() -> None:
     level = model.frame(12, 0, model.text("metadata.version") + b"\x00\x1d")
     assert replayed(NEW, [level]).features() == {"metadata.version": 29}
