@@ -30,7 +30,7 @@ EAGER = CompactionConfig(cleanup_policy=frozenset({"compact"}), min_cleanable_di
 class _Appended:
     record: Rec
     epoch: int | None
-    producer: int | None  # of its transaction, while it is open
+    producer: int | None  # the producer of its open transaction
     aborted: bool = False
 
 

@@ -29,7 +29,7 @@ from hypothesis import Phase, settings
 from numba.extending import register_jitable
 
 MEMORY_BYTES = 12 << 30
-WAITING_S = 1200  # of one test: a busy machine must not count as a caught mutant
+WAITING_S = 1200  # the limit for one test, so that a busy machine does not count as a caught mutant
 
 
 def _of_walk() -> dict[str, object]:

@@ -75,7 +75,7 @@ CORE = {
 COMPILED = {"kernels/proof/blake2b.py": "tests/kernels/test_blake2b.py::"}
 # Its kernels do not belong to the core, and mutants would change how all kernels are cached.
 NOT_RUN = {"tests/kernels/test_jit.py"}
-LONG_CPU_S = 30  # of all cases of a test together, while their lines are recorded; slower tests are not run
+LONG_CPU_S = 30  # all cases of a test together, while lines are recorded; slower tests are not run
 
 
 class Remove(Operator):
@@ -191,7 +191,7 @@ def diff_of(mutant: Mutant) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    number: int  # of the call
+    number: int  # the number of the call
     status: int  # as returned by `waitstatus_to_exitcode`
     cpu_s: float
     printed: str

@@ -137,7 +137,7 @@ def test_downtimes_are_determined_from_known_times() -> None:
     for unknown, known, words in (
         ({"in_sync_at_ms": None}, 2, "down for 41.3 s, not in sync"),
         ({"reachable_at_ms": None}, 1, "did not answer since"),
-        ({"reachable_at_ms": 999}, 1, "did not answer since"),  # of an earlier start
+        ({"reachable_at_ms": 999}, 1, "did not answer since"),  # this is the time of an earlier start
         ({"down_at_ms": None}, 0, "not seen to be down"),
     ):
         made = rolling.downtime({**TIMES, **unknown})
@@ -215,7 +215,7 @@ class World:
         name = f"{group}.{step}"
         dies = rng.random() < 0.06
         if step == "prepare":
-            if group in self.skipped or rng.random() < 0.2:  # or the broker is off
+            if group in self.skipped or rng.random() < 0.2:  # the broker may also be off
                 return "skipped"
             self.over |= dies
             return "failed" if dies else "success"

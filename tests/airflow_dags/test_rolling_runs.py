@@ -49,7 +49,7 @@ class Roll:
     tries: Mapping[str, int] = field(default_factory=dict)
     # words in the commands "BROKER.COMMAND", in order
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    recorded: tuple[tuple[str, ...], ...] = ()  # of each downtime: the broker, the known times, and --run
+    recorded: tuple[tuple[str, ...], ...] = ()  # the broker, the known times and --run of each downtime
 
 
 def of(broker: str, *steps: str) -> list[str]:
@@ -64,7 +64,7 @@ ROLLS: dict[str, Roll] = {
         b2={"start_fails": 7},
         conf={**LEDGER, "topic": "t", "prepare_throttle": "9m"},
         states={"b1.start": "success", "b2.start": "success"},
-        tries={"b2.start": 2},  # of the task; each try runs the command five times
+        tries={"b2.start": 2},  # each try of the task runs the command five times
         words={
             "b1.prepare": ("--topic t", "--deadline 240", "--throttle 9m", "--prepare"),
             "b1.compact": ("--topic t", "--deadline 60", "--ledger /l", "--execute"),
@@ -87,7 +87,7 @@ ROLLS: dict[str, Roll] = {
         ("b1, step compact", "nothing was done", "Broker b1 runs", "the compaction failed", "Not touched: b2"),
         b1={"compact": {"status": 1, "rows": [row("failed")]}},
         states={"b1.compact": "failed", "b1.verify": "success", "b1.start": "success", "b1.in_sync": "success"},
-        words={"b1.verify": ("--only-ends",)},  # of all partitions
+        words={"b1.verify": ("--only-ends",)},  # all partitions are verified
     ),
     "a preparation that takes too long, then a compaction that dies": Roll(
         of("b1", *ROUND[1:]), ("b1, step compact", "signal 9", "Broker b1 runs"),
@@ -124,7 +124,7 @@ ROLLS: dict[str, Roll] = {
         ("b1, step verify", "could not be verified", "Broker b1 runs"),
         b1={"verify": "dies"},
         states={"b1.verify": "failed", "b1.start": "success"},
-        words={"b1.verify": ("--only-ends",)},  # of all partitions, in the second try
+        words={"b1.verify": ("--only-ends",)},  # the second try verifies all partitions
     ),
     "an unclean stop": Roll(
         of("b1", *STOPPED, "start", "downtime"),

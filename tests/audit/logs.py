@@ -27,7 +27,7 @@ class Replica:
     segments: list[Segment]
     log_start: int = 0
     cleaned_to: int | None = 0
-    end: int | None = None  # for a log that the reference model cannot read
+    end: int | None = None  # set if the reference model cannot read the log
 
     def batches(self) -> list[Batch]:
         return [batch for segment in self.segments for batch in decode_any_log(segment.log)]

@@ -46,7 +46,7 @@ class Sizes:
     partitions: tuple[int, ...]
     unique_keys: tuple[int, ...]
     entries: tuple[int, ...]
-    fixed_records: int  # of the curves over something else
+    fixed_records: int  # the number of records in the other curves
     core_partitions: int
     core_records: int
 

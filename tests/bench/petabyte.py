@@ -34,12 +34,12 @@ class Assumed:
     partition_bytes: float = 10e9
     segment_bytes: float = 1e9
     record_bytes: float = 117.0
-    kept_share: float = 0.2  # of bytes, and of records
+    kept_share: float = 0.2  # the share of bytes, and of records
     partitions_a_log_dir: int = 4_000
     cores: int = 32
     memory_bytes: float = 128 * 2**30
-    disk_bytes_per_s: float = 3e9  # of a machine's local drives, for reading and writing together
-    network_bytes_per_s: float = 25e9 / 8 * 0.9  # of a machine, if storage is remote
+    disk_bytes_per_s: float = 3e9  # reading and writing together, on the local drives of a machine
+    network_bytes_per_s: float = 25e9 / 8 * 0.9  # per machine, if storage is remote
     machines: tuple[int, ...] = (10, 100, 1000)
 
     @property

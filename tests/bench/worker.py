@@ -222,7 +222,7 @@ def rebuild_indexes(log_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     commands = {"task": whole_task, "kernels": kernels_alone, "limits": limits, "rebuild": rebuild_indexes}
-    keep_freed_memory()  # as the process of a task does
+    keep_freed_memory()  # the process of a task does this too
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(commands[request.pop("command")](**request)), flush=True)

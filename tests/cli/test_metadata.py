@@ -309,7 +309,7 @@ def test_ages_of_many_partitions_are_found_without_reading_logs(log_dir: Path, l
     for path in log_dir.glob("*-*/*.log"):
         os.utime(path, (T0 / 1000, T0 / 1000))
     assert appended_after(fs, [str(log_dir)], T0) is None
-    assert fs.counts == {"scan": 4, "stat": 3}  # of the log dir and three partitions
+    assert fs.counts == {"scan": 4, "stat": 3}  # the log dir and three partitions are listed
 
 
 def test_internal_topics_expire_with_the_settings_of_the_metadata_log(run: Run, tmp_path: Path) -> None:

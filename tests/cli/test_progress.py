@@ -116,7 +116,7 @@ def test_a_dead_attempt_counts_neither_as_read_nor_as_running() -> None:
     progress_so_far = RunProgress([("t-0", 10)], 1.0)
     progress_so_far.on_progress(TaskProgress("t-0", "died", "write", 8), 1.0)
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 1), 20.0)
-    assert progress_so_far.done_bytes == 9  # it may be another task of a fan-out
+    assert progress_so_far.done_bytes == 9  # the later task may be another one of a fan-out
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 2), 40.0)
     assert progress_so_far.done_bytes == 2
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 9, is_over=True), 41.0)

@@ -279,7 +279,7 @@ def test_a_stopped_bundle_moves_the_checkpoints_of_finished_partitions(tmp_path:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if "/t-1/" in path and path.endswith(".log.cleaned"):
-                driver.stop.asked = True  # in the middle of its group, after its commit
+                driver.stop.asked = True  # the stop is requested after the commit of the group
 
     driver = compaction(ThisProcess(), log_dir, tasks, fs=Stopping())
     given = answers(tasks[:2])

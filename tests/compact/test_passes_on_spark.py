@@ -219,7 +219,7 @@ def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if path.endswith(".log.cleaned"):
-                driver.stop.asked = True  # in the middle of a group, after its commit
+                driver.stop.asked = True  # the stop is requested after the commit of a group
 
     driver = compaction(ThisProcess(), log_dir, [task], fs=Stopping())
     [row] = rows_of_answers(driver, [(task, run_attempt(clean_here, task, "a0"))])

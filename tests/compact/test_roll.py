@@ -387,7 +387,7 @@ def test_beside_a_running_broker_a_plan_expects_a_clean_stop(run: Run, log_dir: 
     stop_uncleanly(log_dir)
     lower_high_watermark(log_dir)
     remove_snapshot(log_dir)
-    do_not_trim(log_dir)  # as beside a running broker
+    do_not_trim(log_dir)  # a running broker does not trim its indexes either
     flags = ("plan", "--log-dirs", log_dir, *FLAGS, "--output", "json")
     with lock_held(log_dir):
         done = run(*flags, "--roll-active")

@@ -32,7 +32,7 @@ def test_the_value_of_the_highest_layer_is_used(present: set[str]) -> None:
     assert resolved.overrides_known
 
 
-def test_the_source_has_the_log_and_the_offset() -> None:
+def test_the_source_of_a_value_names_the_log_and_the_offset() -> None:
     topics = {"t": topic_options("t", {NAME: ["5"]}, "metadata log at offset 7")}
     dynamic = [broker_options({"log.segment.bytes": ["2000000"]}, "metadata log at offset 7, all brokers")]
     settings = effective("t", topics=topics, dynamic=dynamic).settings

@@ -67,7 +67,7 @@ class Counts:
     `make crash` prints."""
 
     protocol: str = ""
-    calls: int = 0  # of log/fs.py in an undisturbed run, including reads
+    calls: int = 0  # calls of log/fs.py in a run without a fault, including reads
     stops: int = 0
     faults: int = 0
     states: int = 0

@@ -31,7 +31,7 @@ from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
 from tests.reference.loader import load_alike
 
-SHARE = 0.03  # of the faults, without KEYTAIL_FAULTS=all
+SHARE = 0.03  # the share of the faults without KEYTAIL_FAULTS=all
 SCRATCH = (".clean", ".tmp", ".cleaned")
 RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 

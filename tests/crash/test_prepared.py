@@ -122,7 +122,9 @@ class InTwoSteps(LogDir):
         facts = survey_partition(fs, listing, entry)
         if recovers and facts.leftovers:
             record, _ = read_record(fs, entry.path, facts.leftovers)
-            if record is None or not record.files.issuperset(facts.leftovers):  # as in compact/steps.py
+            if record is None or not record.files.issuperset(
+                facts.leftovers
+            ):  # this is the condition of compact/steps.py
                 recover(fs, entry.path, record.files if record else ())
                 facts = survey_partition(fs, listing, entry)
         if facts.problems:

@@ -159,7 +159,7 @@ def test_a_stopped_undo_loses_nothing_and_the_next_undo_completes_it(
         nonlocal compacted
         compacted = tree(root / "logs")
         for path in (root / KEPT).rglob("*") if log_dir.copies else ():
-            os.utime(path, ns=(1, 1))  # so that these files are copied back
+            os.utime(path, ns=(1, 1))  # therefore undo copies these files back
         assert compacted != origin
 
     compacted: Tree = {}

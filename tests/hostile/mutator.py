@@ -239,7 +239,7 @@ def _spoil_message(rng: random.Random, message: bytes) -> bytes:
             if rng.random() < 0.2:
                 rng.shuffle(inner_parts)
             packed = codecs.compress(codec, b"".join(inner_parts))
-        except Exception:  # as above
+        except Exception:  # the message may already be damaged
             return flip_bits(rng, message)
         return resized(message[: at - 4] + struct.pack(">i", len(packed)) + packed)
     at = first if rng.random() < 0.5 else first + 4 + max(struct.unpack_from(">i", message, first)[0], 0)

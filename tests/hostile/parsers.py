@@ -131,7 +131,7 @@ def inspection(data: bytes, rng: random.Random) -> None:
         if any(
             batch[16] == 2 and batch[22] & 7 > 4 and not any(batch[57:61]) for batch in kernel_drive.batches_of(data)
         ):
-            kinds -= {"codec"}  # a batch without records is never decompressed, but its codec does not exist
+            kinds -= {"codec"}  # the codec of a batch without records is invalid, but the batch is never decompressed
         expect(not kinds, f"verify finds {sorted(kinds)}, cleaning finds nothing")
         expect(report.counts.records == len(first), f"{report.counts.records} records, and {len(first)}")
 

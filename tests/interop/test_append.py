@@ -110,7 +110,7 @@ class Writer:
         self.clock_ms += self.rng.choice([0, 1000, HOUR_MS])
         self.steps.append({"close": 1})
         if self.rng.random() < 0.3:
-            self.start = self.rng.randint(self.start, self.end)  # as DeleteRecords requests
+            self.start = self.rng.randint(self.start, self.end)  # like the effect of DeleteRecords
             for sender in self.senders:
                 sender.in_transaction = False  # the snapshot with this producer may be removed
         self.open()

@@ -56,7 +56,7 @@ class Ledger:
     client: BrokerClient
     chance: random.Random
     sent: dict[int, list[Sent]] = field(default_factory=lambda: {0: [], 1: []})
-    ended: dict[str, str] = field(default_factory=dict)  # by transaction: commit or abort
+    ended: dict[str, str] = field(default_factory=dict)  # "commit" or "abort" by transaction
     groups: dict[str, int] = field(default_factory=dict)  # committed offsets by group
     running: dict[str, str] = field(default_factory=dict)  # the open transaction by producer
     pending: dict[str, dict[str, int]] = field(default_factory=dict)  # offsets by group, by transaction

@@ -52,7 +52,7 @@ NEVER_MISSED = (
     "second runs that changed nothing",
     "rounds that wrote groups in rounds",
 )
-IN_PASSES = 0.15  # of cleanings get a scratch limit, and take several times as long
+IN_PASSES = 0.15  # the share of rounds with a scratch limit, which take several times as long
 PLAIN: dict[str, Any] = {}
 TRANSACTIONS = {"transactional": True}
 LEGACY = {"legacy": True}
@@ -244,7 +244,7 @@ def keytail_round(
         map_max_entries=now.map_max_entries,
         hash_seed=now.log_end_offset,
         drop_keyless=True,
-        **{"message_format": "v2", **fields},  # as the cleaner of 4.3.1
+        **{"message_format": "v2", **fields},  # like the cleaner of 4.3.1
     )
     rng = random.Random(repr(now))
     if rng.random() >= IN_PASSES:

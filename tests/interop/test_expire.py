@@ -30,7 +30,7 @@ from tests.reference.legacy import encode_single
 pytestmark = pytest.mark.interop
 
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) or 35
-DRAWS = 4  # of settings, clocks and high watermarks for each log
+DRAWS = 4  # settings, clocks and high watermarks per log
 
 
 def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -160,7 +160,7 @@ class Pair:
             now_ms=now.now_ms,
             config=config,
             run_id="odd",
-            message_format="v2",  # as the cleaner of 4.3.1
+            message_format="v2",  # like the cleaner of 4.3.1
             clean_shutdown=facts.clean_shutdown,
             map_memory_bytes=1 << 20,
             map_max_entries=now.map_max_entries,
@@ -348,7 +348,9 @@ def test_18_10_markers_outlive_their_data_by_a_round__equal(kafka: Kafka, fast_d
     pair.round(now_ms=now_ms)
     assert pair.offsets() == [1, 2, 3]
     assert pair.batches()[1].delete_horizon_ms is None  # this round still saw data of the transaction
-    assert pair.batches()[2].delete_horizon_ms == now_ms + RETENTION_MS  # of a transaction without data
+    assert (
+        pair.batches()[2].delete_horizon_ms == now_ms + RETENTION_MS
+    )  # the marker belongs to a transaction without data
     pair.round(now_ms=now_ms)
     assert pair.batches()[1].delete_horizon_ms == now_ms + RETENTION_MS
     pair.round(now_ms=now_ms + RETENTION_MS - 1)

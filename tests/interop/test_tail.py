@@ -211,7 +211,7 @@ def test_a_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> N
         try:
             traffic = written(kafka, rng, number, ours)
             torn_by_chance(rng, ours)
-            (ours / "recovery-point-offset-checkpoint").write_text("0\n0\n")  # so that Kafka recovers everything
+            (ours / "recovery-point-offset-checkpoint").write_text("0\n0\n")  # this makes Kafka recover everything
             damage_epochs(rng, ours, 0, traffic.log_end_offset)
             shutil.copytree(ours, theirs)
             loaded = kafka.load(theirs / PARTITION, **{**traffic.options, "clean": False})

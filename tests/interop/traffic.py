@@ -29,7 +29,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 HEADER_NAMES = ("", "h", "trace-id", "schlüssel")
 DAY_MS = 86_400_000
 FAR = 2**31
-FOREVER_MS = 2**63 - 1  # as a retention time, which makes the horizon overflow, so that Kafka sets none
+FOREVER_MS = 2**63 - 1  # with this retention time the horizon overflows, and Kafka sets none
 
 
 @dataclass
@@ -55,14 +55,14 @@ class Traffic:
     tombstone_share: float
     header_share: float
     follower_share: float
-    keyless_share: float  # of the records in replicated batches; a leader accepts none
+    keyless_share: float  # the share of records in replicated batches; a leader accepts none
     transactional: bool
     delete_records: bool
     far_jumps: bool
-    bumped_share: float = 0.0  # of the transactions: ended by protocol version 2
-    huge_share: float = 0.0  # of the produced batches: nearly as large as a segment may be
+    bumped_share: float = 0.0  # the share of transactions that are ended with protocol version 2
+    huge_share: float = 0.0  # the share of produced batches that are nearly as large as a segment may be
     legacy_codecs: Sequence[int] = (GZIP, SNAPPY, LZ4)
-    legacy_share: float = 0.0  # of the batches: messages of magic 0 and 1
+    legacy_share: float = 0.0  # the share of batches that are messages of magic 0 and 1
     clock_ms: int = CLOCK_MS
     leader_epoch: int = 0
     log_end_offset: int = 0

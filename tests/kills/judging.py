@@ -29,7 +29,7 @@ class Kills:
     after: int = 0
     second: int = 0  # kills of a run after a killed one
     states: set[str] = field(default_factory=set)
-    opened: int = 0  # by Kafka
+    opened: int = 0  # the number of states that Kafka opened
     losses: int = 0
     seconds: float = 0.0
 

@@ -53,7 +53,7 @@ def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytes
             text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{message}"
             raise AssertionError(text) from error
         shutil.rmtree(tmp_path / "here")
-        if kills.killed % 10 == 0:  # so that a stopped soak has reported its progress
+        if kills.killed % 10 == 0:  # a stopped soak has then reported its progress
             with capsys.disabled():
                 print(f"\nseed {SEED}, {time.monotonic() - start_s:.0f} s: {kills}", flush=True)
     kills.seconds = time.monotonic() - start_s

@@ -363,7 +363,7 @@ def test_a_downtime_is_added_to_the_ledger_of_an_older_keytail(
     newer.open()
     newer.record_downtime("one", broker="b1", **times)
     assert [getattr(runs(path)["one"], name) for name in OF_DOWNTIME] == ["b1", 1, 2, None]
-    with monkeypatch.context() as older:  # and the older version continues
+    with monkeypatch.context() as older:  # the older version continues
         older.setitem(ledger_tables.TABLES, "runs", columns)  # type: ignore[arg-type]
         Ledger(engine, path, "two").open()
         begun(engine, path, "two", tmp_path).end((), "done")  # type: ignore[arg-type]

@@ -94,5 +94,5 @@ def test_segments_that_are_being_replaced_are_refused(log: GrowingLog) -> None:
         asked(log, log_end=True)
     (log.path / f"{0:020d}.log.swap").unlink()
     (log.path / f"{0:020d}.log.deleted").rename(source)
-    (log.path / f"{7:020d}.log.deleted").touch()  # as a broker leaves it for a minute
+    (log.path / f"{7:020d}.log.deleted").touch()  # a broker retains such a file for a minute
     assert asked(log).end_offset == 22

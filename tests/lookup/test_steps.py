@@ -132,7 +132,7 @@ def test_a_log_that_is_being_written_is_read_to_its_last_batch(tmp_path: Path) -
         stem = tmp_path / "logs" / "t-0" / f"{files[-1].base_offset:020d}"
         interval = rng.choice([0, 64, 300])
         index, time_index = index_files(files[-1].log, files[-1].base_offset, interval)
-        if rng.random() < 0.8:  # without the last entry of the segment
+        if rng.random() < 0.8:  # the last entry of the segment is removed
             positions = [position for _, position in struct.iter_unpack(">ii", index)]
             last = max(positions, default=-1)
             indexed = sum(batch.size for batch in decode_log(files[-1].log) if batch.position <= last)
@@ -312,7 +312,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     write_segment(partition, Files(0, log, b"", NOW), 100)
     path = partition / f"{0:020d}.index"
     data = bytearray(path.read_bytes())
-    data[8 + 7] ^= 1  # of slot 1
+    data[8 + 7] ^= 1  # a byte of slot 1
     path.write_bytes(data)
     facts = survey(partition)
     offset, position = struct.unpack_from(">ii", data, 8)

@@ -56,7 +56,7 @@ def test_a_stale_preparation_is_listed_with_the_reason(run: Run, ready: Path) ->
 def test_discard_requires_execute_and_removes_only_preparations(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     compact(run, log_dir, "--prepare")
-    other = log_dir / "orders-0" / f"{0:020d}.log.r3f2a.a1.clean"  # of a run of another kind
+    other = log_dir / "orders-0" / f"{0:020d}.log.r3f2a.a1.clean"  # left by a run of another command
     other.touch()
     files = scratch(log_dir)
     assert set(prepared(run, log_dir, "--discard")) == {"orders-0", "orders-1"}

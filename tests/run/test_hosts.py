@@ -65,7 +65,7 @@ def test_other_segments_are_refused_with_path_and_host(log_dir: Path, change: An
     partition = log_dir / "orders-0"
     seen = seen_logs(LOCAL, str(partition))
     assert seen.segments == 4
-    (partition / f"{100:020d}.index").unlink()  # only logs are compared
+    (partition / f"{100:020d}.index").unlink()  # only `.log` files are compared
     refuse_other_logs(LOCAL, str(partition), seen)
     change(partition)
     with pytest.raises(Refused, match=rf"on host {HOST}.*{partition}"):

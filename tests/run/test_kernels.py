@@ -154,7 +154,7 @@ def test_a_signal_while_kernels_are_compiled_ends_a_run_as_at_any_other_time(
         _wait_until(lambda: [*cache.glob("*/proof_*/step.*.lock")], run)
         children = _children(run.pid)
         assert children
-        os.killpg(run.pid, number)  # as a terminal does
+        os.killpg(run.pid, number)  # a terminal signals the whole group
         out, err = run.communicate(timeout=120)
     assert run.returncode == 128 + number, err
     assert "compiling" in err

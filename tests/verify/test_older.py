@@ -66,10 +66,10 @@ INDEX = [(9, 1), (13, 3)]
     ("index", "is_sound"),
     [
         (INDEX, True),
-        ([(12, 1)], True),  # for a set of two batches
-        ([(13, 1)], True),  # for a set of three, up to the end
+        ([(12, 1)], True),  # an entry for a set of two batches
+        ([(13, 1)], True),  # an entry for a set of three batches up to the end
         ([(12, 1), (13, 3)], True),
-        ([(7, 0)], True),  # for a set whose last record is not the end of its batch
+        ([(7, 0)], True),  # an entry for a set whose last record is not the end of its batch
         ([(7, 1)], True),
         ([(5, 1)], False),  # the offset of a record, but not of the last one in its batch
         ([(6, 1)], False),  # an offset without a record

@@ -23,7 +23,7 @@ from tests.versions_of_kafka import has_zookeeper
 
 ZOOKEEPER_LIMIT_S = 60.0
 SESSION_LIMIT_S = 60.0
-CONTROLLER_ID = 100  # in a cluster of several brokers
+CONTROLLER_ID = 100  # the id in a cluster of several brokers
 
 
 def broker_of(version: str, log_dirs: Path | Sequence[Path], work_dir: Path, **options: Any) -> Broker:

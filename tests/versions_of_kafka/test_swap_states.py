@@ -133,4 +133,4 @@ def test_a_real_broker_does_what_each_row_states(version: str, tmp_path: Path) -
             (log_dir / "row-1-0-0" / "foo.swap").touch()
             with pytest.raises(RuntimeError, match="ended with status 1 at start"):
                 broker.start()
-            assert '"foo"' in broker.log_file.read_text()  # in the text of a NumberFormatException
+            assert '"foo"' in broker.log_file.read_text()  # the text of a NumberFormatException contains it

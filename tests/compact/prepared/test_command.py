@@ -136,7 +136,7 @@ def test_a_second_preparation_replaces_the_first_only_if_more_can_be_cleaned(run
     assert statuses(compact(run, prepared, "--prepare"))["orders-0"] == "prepared"
     assert scratch(prepared) == files
     partition = prepared / "orders-0"
-    for suffix in (".log", ".index", ".timeindex"):  # as if the broker had rolled the segment
+    for suffix in (".log", ".index", ".timeindex"):  # the broker could have rolled the segment
         (partition / f"{401:020d}{suffix}").write_bytes(b"")
     append(partition, 401)
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
@@ -476,7 +476,7 @@ def test_tombstones_are_retained_for_half_of_their_retention_time_after_the_comm
 
     compact_at(0, "--prepare")
     assert compact_at(day_ms // 2, "--execute")["prepared"] == "committed"
-    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # as if the broker had rolled the segment
+    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # the broker could have rolled the segment
         (partition / f"{401:020d}{suffix}").write_bytes(b"")
     append(partition, 401)
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):

@@ -30,7 +30,7 @@ from tests.chance import chance
 from tests.log_dirs import newest_by_key, random_records, records_of, write_log_dir
 
 SETTINGS = ("orders:cleanup.policy=compact",)
-SEGMENTS = 10  # of each partition; all but the active segment are replaced by one output
+SEGMENTS = 10  # per partition; all except the active one are replaced by one output
 
 
 def prepared_log_dir(path: Path, partitions: int) -> Path:

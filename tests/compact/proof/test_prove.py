@@ -729,7 +729,7 @@ def test_only_the_batch_that_ends_the_cleaned_range_must_be_retained_without_rec
     case.drop(last)
     with pytest.raises(KeytailError, match="the batch that ends the cleaned range"):
         case.prove(tmp_path)
-    emptied = rebuild(decode_log(tombstone)[0], (), None)  # no reader needs this batch beyond the range
+    emptied = rebuild(decode_log(tombstone)[0], (), None)  # beyond the range, no reader needs this batch
     case = Case({0: encode_batch([Rec(0, NOW, b"a", b"1")]) + emptied, 2: b""}, [[0]], Round(0, 1, 1, NOW))
     assert len(case.batches()) == 1
     case.prove(tmp_path)

@@ -81,7 +81,7 @@ def test_batches_are_appended_until_one_would_exceed_a_limit_of_the_segment(
     assert batches_before_roll(roll_state, _rows(batches), config, NOW_MS) == _model(roll_state, batches, config)
 
 
-WAITED = RollState(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # of 100 ms, 97 are left
+WAITED = RollState(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # 97 of 100 ms are left
 TIMELESS = RollState(50, 61, first_timestamp_ms=-1, created_ms=900, jitter_ms=3)
 
 
