@@ -1,5 +1,4 @@
-"""Reads conf/Dockerfile and .dockerignore as a container engine does, as far as the project's files use their language.
-"""
+"""Reads conf/Dockerfile and .dockerignore as a container engine does, as far as the files of the project require it."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ there, so that each module is drawn in proportion to its code. Not drawn, becaus
 - the replacement of a comparison by `is` or `is not`, and of these by any comparison but each other.
 
 A mutant is never written to a file, and its kernels are not compiled: `tests/mutated.py` describes how tests run with
-it. The tests of `--folders` that need no JVM are first run once without a mutation, to note the lines of the core that
-each of them executes; those that take too long without compilation are left out. A mutant is run with the tests that
-execute its statement until one fails: the quickest test of each function first, then the next ones, up to `--limit-s`
-seconds of tests. A time limit counts as caught and is listed separately, and so is a crash of the process.
-`results.jsonl` in KEYTAIL_MUTANTS (by default a folder in the temporary directory) has a line for each mutant; a
-stopped run continues there when it is started again, and lines of a changed test file are noted again. After a change
-of the package all results are out of date. Run it in a clone if the tree may change meanwhile.
+it. The tests of `--folders` that need no JVM are first run once without a mutation, to record the lines of the core
+that each of them executes; those that take too long without compilation are left out. A mutant is run with the tests
+that execute its statement until one fails: the quickest test of each function first, then the next ones, up to
+`--limit-s` seconds of tests. A mutant that exceeds its time limit or crashes the process counts as caught, and is
+listed separately. `results.jsonl` in KEYTAIL_MUTANTS (by default a folder in the temporary directory) has a line for
+each mutant; a stopped run continues there when it is started again, and lines of a changed test file are recorded
+again. After a change of the package all results are out of date. Run it in a clone if the tree may change meanwhile.
 """
 
 from __future__ import annotations

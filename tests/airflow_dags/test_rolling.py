@@ -198,7 +198,8 @@ def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: 
 
 
 class World:
-    """Three brokers, and what random tasks do to them. A task that is killed may or may not have done its work."""
+    """Three brokers, and the effects of random tasks on them. A task that is killed may or may not have done its work.
+    """
 
     def __init__(self, rng: random.Random, groups: list[str]) -> None:
         self.rng = rng

@@ -1,4 +1,4 @@
-"""How long a broker is down: for a plain restart, for a compaction in one go, and for the commit of a prepared one.
+"""How long a broker is down: for a plain restart, for a whole compaction, and for the commit of a prepared one.
 
     .venv/bin/python -m tests.bench.downtime
     .venv/bin/python -m tests.bench.downtime --partitions 10 --megabytes 50

@@ -186,7 +186,7 @@ def test_messages_are_copied_and_wrappers_rebuilt_with_their_own_fields(tmp_path
 
 
 def test_a_wrapper_around_another_magic_is_rebuilt_although_nothing_is_removed(tmp_path: Path) -> None:
-    """As in Kafka, what KAFKA-4298 left is repaired; a message of magic 0 inside gets the append time of its wrapper.
+    """As in Kafka, damage by KAFKA-4298 is repaired; a message of magic 0 inside gets the append time of its wrapper.
     """
     records = [Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")]
     mixed = encode_wrapper(records, GZIP, inner_magics=[0, 1], append_time=700)

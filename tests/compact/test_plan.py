@@ -501,7 +501,7 @@ def test_empty_segments_join_a_group_whatever_its_span():
     assert grouped(no_index, end=INT_MAX + 9, uncleanable=INT_MAX + 9) == ((0, 1), (1, 2))
 
 
-# --- laws ---
+# Properties
 
 SIZES = st.sampled_from([0, 0, 1, 8, 12, 24, 50, 100])
 TIMES = st.sampled_from([-1, 0, 1, 500, NOW - 100, NOW - 99, NOW - 1, NOW, NOW + 9])

@@ -259,7 +259,7 @@ def test_segments_at_or_after_the_uncleanable_offset_are_not_read():
 
 
 def test_a_tombstone_deletes_older_values_and_gets_a_horizon():
-    """Checklist 15, 16 and 22: whatever its own timestamp is."""
+    """Checklist 15, 16 and 22: the timestamp of the tombstone has no effect."""
     source = seg(0, batch(rec(0, "a")), batch(rec(1, "a", None, timestamp=0)))
     (rebuilt,) = decode_log(only(run(source)).log)
     assert [r.offset for r in rebuilt.records] == [1]
@@ -563,7 +563,7 @@ def test_aborted_transactions_that_ended_below_the_log_start_count_as_committed(
     assert kept(run(source, first_dirty=2, log_start_offset=1)) == [1, 2]
 
 
-# --- laws ---
+# Properties
 
 
 @st.composite

@@ -52,9 +52,7 @@ def records_in(logs: dict[int, bytes]) -> list[Rec]:
 
 
 def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, bytes], number: int = 0) -> bool:
-    """Return whether a broker finds the import. Raises AssertionError if it finds neither the complete import nor
-    nothing of it.
-    """
+    """Return whether a broker finds the import. Raises AssertionError if it finds only a part of it."""
     path = case.dirs(root)[number] / PARTITION
     loaded = load_alike(path)
     logs = logs_of(case, root, number)

@@ -200,7 +200,7 @@ def test_every_fault_of_a_replacement_and_of_its_recovery_loses_nothing(
     assert counts.faults > 10
 
 
-Settled = dict[str, list[bool]]  # the checked results by digest, since recoveries have few different results
+Settled = dict[str, list[bool]]  # by digest, the results of recoveries that were checked
 
 
 def recover_completely(partition: Partition, root: Path, settled: Settled) -> list[bool]:

@@ -113,8 +113,8 @@ class BrokerClient:
     def produce_file(self, topic: str, path: Path, *, codec: str, batch_bytes: int) -> float:
         """Send all records of a file with a separate producer, and return the seconds of sending and of the flush.
 
-        The file has a count and then, for each record, timestamp, key and value with lengths, big-endian. It is read
-        before the time is taken.
+        The file has a count and then, for each record, timestamp, key and value with lengths, big-endian. The file is
+        read before the time is measured.
         """
         answer: float = self._ask("produce_file", topic=topic, path=str(path), codec=codec, batch_bytes=batch_bytes)
         return answer

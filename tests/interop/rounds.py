@@ -232,8 +232,8 @@ class Case:
     def _set_mtimes(self, log_dir: Path, round_: Round) -> None:
         """Set times to the nanosecond, different for the files of a segment, because only the time of the log matters.
 
-        The times of files that a round has cleaned are not changed: results that drift apart keep the times that they
-        got.
+        The times of files that a round has cleaned are not changed: if the results of both sides drift apart, they keep
+        their times.
         """
         if round_.files_seed is None and self.mode in ("each", "damaged"):
             return
@@ -341,7 +341,7 @@ class Case:
         """If Kafka's cleaner raises an exception, check that keytail changes nothing, or that it retains the latest
         record of each key and adds nothing.
 
-        For each kind of exception it is known which of the two it does; any other result is a difference.
+        THROWN states which of the two is expected for each kind of exception; any other result is a difference.
         """
         kind = next((kind for kind in THROWN if all(part in str(error) for part in kind)), None)
         if kind is None:

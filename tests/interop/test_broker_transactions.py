@@ -279,7 +279,7 @@ def _answers_of_kafka(kafka: Kafka, scenario: Story, root: Path) -> list[tuple[i
 
 
 def _continue(scenario: Story, client: BrokerClient) -> None:
-    """Use coordinators and producers with old and new names; then abort in two ways what was left open."""
+    """Use coordinators and producers with old and new names; then abort the open transactions in two ways."""
     ledger = scenario.ledger
     ledger.traffic(60)
     ledger.begin("new")

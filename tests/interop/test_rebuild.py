@@ -105,7 +105,7 @@ def test_rebuilt_indexes_equal_those_of_kafkas_recovery(kafka: Kafka, fast_dir: 
 
 @pytest.mark.parametrize("kind", ["idempotent", "transactional"])
 def test_cleaned_logs_are_valid_and_lose_no_aborted_transaction(kafka: Kafka, fast_dir: Path, kind: str) -> None:
-    """The log no longer shows where transactions began, so what the files contain about that is kept."""
+    """The log no longer shows where transactions began, so the entries of the files about that are retained."""
     kept = 0
     for number in range(LOGS):
         traffic = traffic_of(random.Random(f"{SEED} cleaned {kind} {number}"), kind, delete_records=True)

@@ -1,4 +1,4 @@
-"""Keys hashed in small groups: the same hashes as in two steps, and the same code for every damaged batch."""
+"""Keys hashed in small groups: the same hashes as in two steps, and the same error code for every damaged batch."""
 
 import numpy as np
 import pytest

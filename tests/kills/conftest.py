@@ -1,4 +1,4 @@
-"""Prints, after the tests, what was killed. A library replaces the reference checksum, which is too slow for these
+"""Prints a table of the kills after the tests. A library replaces the reference checksum, which is too slow for these
 logs.
 """
 

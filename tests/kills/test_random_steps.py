@@ -1,8 +1,8 @@
 """A partition undergoes random steps: appends with transactions, compaction, index rebuilds, retention, and kills of
 each of these commands at random moments. After every step a broker must find what was appended.
 
-`KEYTAIL_STEPS` is the number of steps (`make soak`: 60 in each of 20 lives). `KEYTAIL_SEED` repeats the draws; how far
-a run has come when it is killed depends on the machine.
+`KEYTAIL_STEPS` is the number of steps (`make soak`: 60 for each of 20 partitions). `KEYTAIL_SEED` repeats the draws;
+how far a run has come when it is killed depends on the machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`kill -9` of real runs of `keytail compact` and of jobs/compact.py under spark-submit: of the driver, its JVM,
 workers, or the whole group.
 
-KEYTAIL_REAL_KILLS sets the number (`make soak`: 200). KEYTAIL_SEED repeats the log dirs, victims and moments that are
-drawn.
+KEYTAIL_REAL_KILLS sets the number (`make soak`: 200). KEYTAIL_SEED repeats the log dirs, the killed processes and the
+moments.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
 
 
 def kill_victim(victim: str, run: Run) -> bool:
-    """Kill the victim. Return False if the run has already ended."""
+    """Kill the selected process or the whole group. Return False if the run has already ended."""
     try:
         if victim == "group":
             os.killpg(run.process.pid, 9)

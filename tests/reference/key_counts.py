@@ -25,7 +25,7 @@ def hottest(records: Sequence[tuple[bytes, int]], most: int) -> list[tuple[int, 
     """Return (number, last place, key) for the keys that two or more of the records (key, place) have; places must
     ascend.
 
-    The largest numbers come first, and of equal numbers the one with the later last place.
+    Larger numbers come first, and among equal numbers the one with the later last place.
     """
     counts, last = Counter(key for key, _ in records), dict(records)
     found = sorted(((counts[key], last[key], key) for key in last if counts[key] > 1), reverse=True)

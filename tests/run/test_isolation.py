@@ -50,7 +50,7 @@ with contextlib.ExitStack() as run:
 
 def environment(temporary: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "PYTHONSAFEPATH"))}
-    clean["SPARK_SUBMIT_OPTS"] = submit_options()  # saves time
+    clean["SPARK_SUBMIT_OPTS"] = submit_options()  # this saves time
     return clean | {"TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGES)}
 
 

@@ -129,7 +129,7 @@ def _check_whole(cache: Path) -> None:
     """Check that each index in the cache can be read, and that its code exists."""
     for path in cache.glob("*/*/*.nbi"):
         with path.open("rb") as file:
-            pickle.load(file)  # the version of Numba
+            pickle.load(file)  # skip the version of Numba
             _, names = pickle.load(file)
         for name in names.values():
             pickle.loads((path.parent / name).read_bytes())

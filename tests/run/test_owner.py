@@ -209,7 +209,7 @@ def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
 def test_a_job_of_spark_submit_works_as_the_owner(case: Case) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment["SPARK_SUBMIT_OPTS"] = submit_options()  # saves time
+    environment["SPARK_SUBMIT_OPTS"] = submit_options()  # this saves time
     submit = Path(sys.executable).with_name("spark-submit")
     command = [submit, "--master", "local[2]", REPOSITORY / "jobs" / "compact.py", "--log-dirs", case.log_dir, *COMPACT]
     command += ["--execute", "--output", "json", "--rows-file", case.private / "rows.json"]

@@ -31,7 +31,7 @@ def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> 
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment |= {"SPARK_SUBMIT_OPTS": submit_options()}  # saves time
+    environment |= {"SPARK_SUBMIT_OPTS": submit_options()}  # this saves time
     folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(SUBMIT.parent)]
     if activated:
         folders.insert(0, str(SUBMIT.parent))

@@ -89,7 +89,7 @@ OPEN_MS = 7_000_000
 class Writers:
     """Write to all topics in a thread, with times that make segments roll; `latest` has what consumers must receive.
 
-    Producers themselves send requests again that fail while leaders change.
+    Producers retry requests that fail while leaders change.
     """
 
     def __init__(self, bootstrap: Broker) -> None:

@@ -127,7 +127,7 @@ def test_no_secret_of_a_uri_is_printed() -> None:
 
 
 class Failing:
-    """Implements what `put` and `delete` use of pyarrow's file systems; it fails a number of times."""
+    """Implements the operations of pyarrow's file systems that `put` and `delete` use; the first ones fail."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.calls = failures, 0
