@@ -529,7 +529,9 @@ def test_secrets_in_the_metadata_log_are_not_shown(run: Run, log_dir: Path, log:
     assert "hunter2" not in result.output
 
 
-def test_compact_on_a_stopped_brokers_host_without_naming_a_topic(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_compact_needs_no_topic_names_on_the_host_of_a_stopped_broker(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = [snapshot(log_dir / name) for name in ("users-0", METADATA)]
     (log_dir.parent / "server.properties").write_text(f"log.dirs={log_dir}\nnode.id=1\n")

@@ -62,7 +62,7 @@ def test_the_report_names_the_file_and_the_bytes(logs: Path, tmp_path: Path, arg
         assert [help["how"] for help in bad["helps"]] == ["re-fetch", "salvage"]  # a clean shutdown leaves no torn tail
 
 
-def test_the_report_says_that_a_torn_tail_may_be_truncated(logs: Path, tmp_path: Path) -> None:
+def test_the_report_states_that_a_torn_tail_may_be_truncated(logs: Path, tmp_path: Path) -> None:
     (logs / ".kafka_cleanshutdown").unlink()
     active = logs / "bad-0" / f"{6:020d}.log"
     active.write_bytes(encode_batch([Rec(6, T0, b"k", b"v")])[:-1])

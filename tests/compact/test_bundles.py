@@ -125,7 +125,7 @@ def test_a_partition_that_does_not_fit_waits_for_the_others_and_is_refused() -> 
     assert "40" in str(queue.refusal(task_of(0, 100)))
 
 
-def test_a_fan_out_is_a_bundle_of_its_own() -> None:
+def test_a_fan_out_is_a_separate_bundle() -> None:
     assert taken(waiting([task_of(n, 10, fan_out="always") for n in range(3)])) == [[0], [1], [2]]
 
 

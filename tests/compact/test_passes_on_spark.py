@@ -80,7 +80,7 @@ def logs(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.spark
-def test_a_partition_that_does_not_fit_is_done_in_passes_alone(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_partition_that_does_not_fit_is_compacted_alone_in_passes(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = in_passes(tmp_path / "logs", count=3)
     expected = whole(tasks[2], tmp_path)
     limit = max(scratch_bytes(tasks[0]), least_scratch_bytes(tasks[2]))

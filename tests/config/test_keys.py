@@ -127,7 +127,7 @@ def test_values_that_kafka_refuses_are_refused(name, text) -> None:
 
 
 @given(st.sampled_from([k for k in KEYS.values() if k.kind in ("int", "long")]), st.integers(-(2**64), 2**64))
-def test_whole_numbers_outside_their_range_are_refused(key, number) -> None:
+def test_integers_outside_their_range_are_refused(key, number) -> None:
     low, high = (-(2**31), 2**31 - 1) if key.kind == "int" else (-(2**63), 2**63 - 1)
     low = low if key.minimum is None else key.minimum
     high = high if key.maximum is None else key.maximum

@@ -88,7 +88,7 @@ ALIKE = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(NAMES, IN_CHECK, drawn=ALIKE))
-def test_every_stop_of_a_compaction_and_of_the_run_after_it(
+def test_every_stop_of_a_compaction_and_of_the_run_after_it_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -69,7 +69,7 @@ def test_the_entries_are_those_of_a_broker_and_none_below_the_end_is_lost(histor
     assert not again.changes and again.entries == plan.entries
 
 
-def test_epochs_seen_are_those_above_all_earlier_ones() -> None:
+def test_only_epochs_above_all_earlier_ones_are_found() -> None:
     batches = [(-1, 0), (3, 1), (3, 5), (2, 6), (7, 9), (-1, 10), (5, 11), (8, 12)]
     assert epochs_seen(table_of(batches)) == [(3, 1), (7, 9), (8, 12)]
     assert epochs_seen(table_of(batches), latest=3) == [(7, 9), (8, 12)]

@@ -104,7 +104,7 @@ def test_many_rows_are_printed_as_table_and_json(log_dirs: list[Path], run: Run)
     assert f"{PARTITIONS} partitions: {PARTITIONS} skipped." in table
 
 
-def test_rows_are_printed_alike_whether_few_or_many(
+def test_few_and_many_rows_are_printed_in_the_same_way(
     log_dirs: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("plan", "--log-dirs", str(log_dirs[0]), *policies(log_dirs), "--topic", "topic-1")

@@ -52,7 +52,7 @@ def test_the_interval_narrows_with_more_draws_and_less_variance() -> None:
     assert low == 0 and 0 < high < 0.003, "draws that are all 0 do not prove that the mean is 0"
 
 
-def test_a_total_stays_within_its_limits() -> None:
+def test_a_total_remains_within_its_limits() -> None:
     draws = np.array([0.0, 2.0, 1.0, 3.0])
     found = interval_of_total(draws, 4.0, 10.0, (0, 20))
     assert (found.estimate, found.low, found.high) == (15, 0, 20)

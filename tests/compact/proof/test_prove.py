@@ -585,7 +585,7 @@ def to_mutate(request, monkeypatch):
     return cases
 
 
-def test_without_a_mutation_it_passes(tmp_path, to_mutate):
+def test_the_proof_passes_without_a_mutation(tmp_path, to_mutate):
     for case in to_mutate:
         case.prove(tmp_path)
 

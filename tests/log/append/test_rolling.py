@@ -124,7 +124,7 @@ def test_an_index_is_full_with_one_slot_of_the_time_index_left() -> None:
     assert are_full(0, 9, 10, 10)
 
 
-def test_jitter_is_drawn_below_both_limits_and_not_at_all_without_it() -> None:
+def test_jitter_is_below_both_limits_and_not_drawn_if_it_is_0() -> None:
     short, shorter = AppendConfig(segment_jitter_ms=3), AppendConfig(segment_jitter_ms=9, segment_ms=2)
     assert {draw_jitter_ms(random.Random(i), short) for i in range(50)} == {0, 1, 2}
     assert {draw_jitter_ms(random.Random(i), shorter) for i in range(50)} == {0, 1}

@@ -195,7 +195,7 @@ def test_a_log_that_ends_below_the_snapshot(log: MetadataLog, end: int) -> None:
     assert (policies(log.path), found.as_of_offset, found.as_of_ms) == (("compact",), 119, model.T0 + 119)
 
 
-def test_a_snapshot_alone_with_an_empty_segment_at_its_end(log: MetadataLog, tmp_path: Path) -> None:
+def test_a_snapshot_with_an_empty_segment_at_its_end_is_read(log: MetadataLog, tmp_path: Path) -> None:
     fetched = MetadataLog(tmp_path / "fetched", base_offset=120)
     fetched.snapshot(120, *NEW)
     assert policies(fetched.path) == ("compact",)
