@@ -1,4 +1,4 @@
-"""Fixtures for tests of the DAGs. Airflow has a separate environment, `.venv-airflow`, in which they start processes.
+"""Fixtures for tests of the DAGs. They start processes in Airflow's separate environment, `.venv-airflow`.
 
 Without it these tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """

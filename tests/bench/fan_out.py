@@ -47,7 +47,7 @@ def generate(home: Path, records: int) -> None:
 
 
 def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
-    """Run each strategy once to warm up, and then measured. Called in the process of a session.
+    """Run each strategy once to warm up and once measured. Called in the process of a session.
 
     The process is pinned to this number of cores: otherwise the JVM, and threads that prefetch and hash keys, would use
     a second core in a session of one.

@@ -179,7 +179,7 @@ def test_if_two_threads_find_a_line_due_only_one_prints_it(monkeypatch: pytest.M
 
     def print_message(text: str, *_: object, **facts: object) -> None:
         message.append(text)
-        reporter.report_progress_if_due()  # like another thread, before this one has printed its line
+        reporter.report_progress_if_due()  # another thread may do this before the line is printed
 
     with _reporter(3, clock) as reporter:
         monkeypatch.setattr(reporter, "_print", print_message)

@@ -114,7 +114,7 @@ def check_of_one(
         assert is_there or not state.action_ended
         plan = case.run(LOCAL, state.root, "r2")
         assert judge(case, state.root, before, after)
-        assert plan.record is not None or not is_there, "an import that exists was started again"
+        assert plan.record is not None or not is_there, "an existing import was repeated"
         assert names_of(case, state.root) - {"keytail-import.tmp", "leader-epoch-checkpoint.tmp"} == names
         end = case.end + case.count
         for checkpoint in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):

@@ -1,8 +1,8 @@
 """Cleans one log with Kafka and with another cleaner for several rounds, with more traffic between them.
 
 In mode "each", both sides start every round from Kafka's previous result. In "drift" and "measured", each side
-continues from its own result. "damaged" is "each" for a side whose transaction indexes were wrong. The cases that the
-rounds covered are counted; fuzz.py draws logs and shrinks failures.
+continues from its own result. "damaged" is like "each", with wrong transaction indexes on keytail's side. The cases
+that the rounds covered are counted; fuzz.py draws logs and shrinks failures.
 """
 
 from __future__ import annotations

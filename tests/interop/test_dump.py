@@ -1,4 +1,4 @@
-"""`dump` compared with Kafka's own DumpLogSegments on the same files: the same lines, and the same complaints."""
+"""`dump` compared with Kafka's own DumpLogSegments on the same files: the same lines, and the same messages."""
 
 from __future__ import annotations
 

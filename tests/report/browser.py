@@ -92,7 +92,9 @@ pages.forEach((text, number) => widths.forEach((width) => {
 
 @dataclass(frozen=True)
 class Inspection:
-    """The results of the pages. `console` has complaints about pages, or by their security policy."""
+    """The results of the pages. `console` has messages about errors of the pages and violations of their security
+    policy.
+    """
 
     found: list[dict[str, Any]]
     console: list[str]

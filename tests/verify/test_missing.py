@@ -164,7 +164,8 @@ def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
 def test_no_cleaned_log_is_reported_as_missing_a_segment(
     gone: list[int], cleaner: int, tmp_path_factory: Any
 ) -> None:
-    """With its cleaner checkpoint, a log may lack any of its segments, wherever the checkpoint is."""
+    """With a cleaner checkpoint, segments whose records were all removed are not reported, wherever the checkpoint is.
+    """
     log = write(tmp_path_factory.mktemp("cleaned") / "orders-0")
     for number in gone:
         remove(log, number * 100)

@@ -69,8 +69,8 @@ Rule = Literal["equal", "may keep the last", "keeps longer"]
 class CaseOfVersion(Case):
     """A random log whose rounds are compared with those of an older cleaner, batch by batch.
 
-    With the rule "equal", all batches and their headers are equal. With "may keep the last", all are except for one
-    that keytail emptied, the last of the range (CLEANING.md 6.1b). With "keeps longer", all records with values are
+    With the rule "equal", all batches and their headers are equal. With "may keep the last", they are equal except for
+    one that keytail emptied, the last of the range (CLEANING.md 6.1b). With "keeps longer", all records with values are
     equal, and keytail may have more tombstones, markers and emptied batches.
     """
 

@@ -116,8 +116,8 @@ EXPIRATION_MS = 10_000
 
 
 def play(case: CaseOfVersion, steps: list[dict[str, Any]], ages_ms: dict[int, int]) -> set[int]:
-    """Run one round by file time over all closed segments, with segments of these ages by base offset, when all
-    producers have expired. Return the offsets that Kafka leaves.
+    """Run one round by file time over all closed segments, whose ages are given by base offset; all producers have
+    expired. Return the offsets that Kafka leaves.
     """
     clock_ms = CLOCK_MS + 2 * EXPIRATION_MS
 
