@@ -53,7 +53,7 @@ def test_a_changed_byte_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     changed = tmp_path / "changed.tar.xz"
     changed.write_bytes(lzma.compress(packed, preset=0))
     monkeypatch.setattr(golden, "ARCHIVE", changed)
-    with pytest.raises(ValueError, match="is not as it was committed"):
+    with pytest.raises(ValueError, match="differs from the committed file"):
         golden.unpack(tmp_path / "unpacked")
 
 

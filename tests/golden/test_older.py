@@ -57,7 +57,7 @@ def batches_of(path: Path) -> list[tuple[int, Batch]]:
 @pytest.mark.parametrize("version", older.VERSIONS)
 def test_unpacking_refuses_changed_bytes(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(older, "answers", lambda _: {"sha256": "0"})
-    with pytest.raises(ValueError, match="not as it was committed"):
+    with pytest.raises(ValueError, match="differs from the committed file"):
         older.unpack(version, tmp_path)
 
 
