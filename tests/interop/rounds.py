@@ -140,7 +140,7 @@ class Case:
         try:
             theirs = self._kafka_round(now)
         except KafkaError as error:
-            self.seen[f"Kafka threw {error.java_class}"] += 1
+            self.seen[f"Kafka raised {error.java_class}"] += 1
             self._refused_or_right(ours, now, error)
             return False
         try:
@@ -376,7 +376,7 @@ class Case:
         assert newest <= kept, f"the latest records of these keys are missing: {sorted(newest - kept)}"
 
     def _expect(self, kind: tuple[str, str], outcome: str, refusal: Exception | None) -> None:
-        self.seen[f"where Kafka threw {kind[0]}, {kind[1]}: {outcome}"] += 1
+        self.seen[f"where Kafka raised {kind[0]}, {kind[1]}: {outcome}"] += 1
         if outcome not in THROWN[kind]:
             raise Difference(f"Kafka raised {kind}: {outcome} ({refusal}), not {THROWN[kind]}")
 
